@@ -1,0 +1,202 @@
+"""The self-attention that asks its schemes, and the backends that compute it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
+
+from .relative_positions import spread
+from .scheme import AttentionScheme, PairTerm, RelativeTerm
+
+
+logger = logging.get_logger(__name__)
+
+Term = RelativeTerm | PairTerm
+
+
+def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
+    """Rows of the term's tables per pair, (batch or 1, query, key)."""
+    if term.rows.dim() == 1:
+        return spread(term.rows, query_length, key_length)[None]
+    return term.rows
+
+
+def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
+    """What the score terms add to the content score, (batch or 1, heads or 1, query, key), or None.
+
+    Args:
+        query: (batch, heads, query, head_dim).
+        key: (batch, heads, key, head_dim).
+    """
+    batch, heads, query_length, _ = query.shape
+    key_length = key.shape[2]
+    total = None
+    for term in terms:
+        if isinstance(term, PairTerm):
+            parts = [term.bias.to(query.device)]
+        else:
+            parts = _relative_parts(query, key, term, (batch, heads, query_length, key_length))
+        for part in parts:
+            total = part if total is None else total + part
+    return total
+
+
+def _relative_parts(
+    query: torch.Tensor, key: torch.Tensor, term: RelativeTerm, shape: tuple[int, int, int, int]
+) -> list[torch.Tensor]:
+    """The parts of a table term, each (batch or 1, heads or 1, query, key)."""
+    batch, heads, query_length, key_length = shape
+    parts = []
+    rows = pair_rows(term, query_length, key_length).to(query.device)
+    if term.bias is not None:
+        # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
+        parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
+    if term.query_table is not None:
+        by_row = query @ term.query_table.to(query.device).transpose(-1, -2)  # (batch, heads, query, rows)
+        parts.append(by_row.gather(-1, rows[:, None].expand(shape)))
+    if term.key_table is not None:
+        by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)
+        of_key = rows.transpose(1, 2)[:, None].expand(batch, heads, key_length, query_length)
+        parts.append(by_row.gather(-1, of_key).transpose(-1, -2))
+    return parts
+
+
+def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
+    """Σ_j weights_ij · value_table[rows_ij]: (batch, heads, query, key) -> (batch, heads, query, head_dim)."""
+    rows = pair_rows(term, *weights.shape[-2:]).to(weights.device)[:, None].expand(weights.shape)
+    table = term.value_table.to(weights.device)
+    by_row = weights.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, weights)
+    return by_row @ table
+
+
+def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
+    """The mask of any backend as a boolean or additive tensor (batch or 1, 1, query, key), None where all may attend."""
+    query_length, key_length = query.shape[2], key.shape[2]
+    if mask is None:
+        # sdpa leaves the causal mask to the kernel, except for a single query, which may see the whole cache.
+        if not module.is_causal or query_length == 1:
+            return None
+        return torch.ones(query_length, key_length, dtype=torch.bool, device=query.device).tril()[None, None]
+    if not isinstance(mask, torch.Tensor):  # flex_attention's BlockMask
+        from torch.nn.attention.flex_attention import create_mask
+
+        return create_mask(mask.mask_mod, query.shape[0], None, query_length, key_length, device=query.device)
+    return mask[..., :key_length]
+
+
+def eager_position_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask,
+    scaling: float,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    value_terms: tuple[RelativeTerm, ...] = (),
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with score and value-side terms, written out; stock's eager function knows neither.
+
+    Masked scores are overwritten after the terms are added: summed, they overflow in float16.
+
+    Returns:
+        output (batch, query, heads, head_dim), weights (batch, heads, query, key).
+    """
+    scores = query @ key.transpose(2, 3) * scaling
+    if position_bias is not None:
+        scores = scores + position_bias
+    mask = dense_mask(attention_mask, module, query, key)
+    lowest = torch.finfo(scores.dtype).min
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, lowest)
+    elif mask is not None:
+        scores = torch.where(mask <= lowest, lowest, scores + mask)
+    weights = nn.functional.softmax(scores, dim=-1)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    output = weights @ value
+    for term in value_terms:
+        output = output + value_side(weights, term)
+    return output.transpose(1, 2).contiguous(), weights
+
+
+class PositionSelfAttention:
+    """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
+
+    Attributes:
+        position_schemes: the attention-level schemes, in the order of `position_scheme`.
+    """
+
+    position_schemes: tuple[AttentionScheme, ...]
+
+    def install(self, config, schemes: tuple[AttentionScheme, ...], encoder: nn.Module, stock_eager: Callable) -> None:
+        """Register the schemes' parameters, and keep a way to what they share with other layers."""
+        self.position_schemes = schemes
+        # In a tuple, so that nn.Module does not take the encoder for a child of its own grandchild.
+        self._encoder = (encoder,)
+        self._stock_eager = stock_eager
+        for scheme in schemes:
+            scheme.add_layer_parameters(self, config)
+            self.scaling = scheme.scaling(self.scaling)
+
+    @property
+    def position_encoder(self) -> nn.Module:
+        """The encoder, which holds what the layers share."""
+        return self._encoder[0]
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        position_state: dict | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        input_shape = hidden_states.shape[:-1]
+        hidden_shape = (*input_shape, -1, self.attention_head_size)
+        # (batch, heads, length, head_dim)
+        query = self.query(hidden_states).view(*hidden_shape).transpose(1, 2)
+        key = self.key(hidden_states).view(*hidden_shape).transpose(1, 2)
+        value = self.value(hidden_states).view(*hidden_shape).transpose(1, 2)
+
+        state = position_state or {}
+        for scheme in self.position_schemes:
+            query, key = scheme.rotate(query, key, state.get(scheme.name))
+        if past_key_values is not None:
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        terms = [term for scheme in self.position_schemes for term in scheme.terms(self, state.get(scheme.name))]
+        content_query = query
+        for scheme in self.position_schemes:
+            content_query = scheme.content_query(self, content_query)
+
+        output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
+        return output.reshape(*input_shape, -1).contiguous(), weights
+
+    def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
+        """Call the backend that the config names, with the terms in the form that it takes."""
+        implementation = self.config._attn_implementation
+        settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        if not terms:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self._stock_eager)
+            return attend(self, content_query, key, value, attention_mask, **settings)
+
+        settings["position_bias"] = score_bias(query, key, terms)
+        value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
+        if value_terms and implementation != "eager":
+            logger.warning_once(
+                f"{implementation} has no value-side position term yet; this self-attention is computed by eager."
+            )
+        if value_terms or implementation == "eager":
+            attend = eager_position_attention
+            settings["value_terms"] = value_terms
+        else:
+            attend = ALL_ATTENTION_FUNCTIONS[implementation]
+            # The backends index the bias by batch and head.
+            shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+            settings["position_bias"] = settings["position_bias"].expand(shape)
+        return attend(self, content_query, key, value, attention_mask, **settings)

@@ -1,0 +1,410 @@
+"""The `position_*` flags: one validated mixin, and one small config class per family."""
+
+import copy
+import difflib
+import inspect
+import math
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from transformers import BertConfig, CamembertConfig, ElectraConfig, RobertaConfig, XLMRobertaConfig
+from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.utils import logging
+
+from .scheme import EmbeddingScheme
+from .schemes import SCHEMES, build_schemes, scheme_names
+
+
+logger = logging.get_logger(__name__)
+
+# v4 spelled its two relative schemes with this key; nearly every old config.json has it, as "absolute".
+LEGACY_KEY = "position_embedding_type"
+LEGACY_SCHEMES = ("relative_key", "relative_key_query")
+
+ATTENTION_TYPES = ("c2p", "p2c", "p2p")
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
+    if not of_type:
+        raise TypeError(f"{flag} must be {possible}, got {value!r} of type {type(value).__name__}")
+    if not in_range:
+        raise ValueError(f"{flag} must be {possible}, got {value!r}")
+
+
+def _choice(*choices: str):
+    def check(flag: str, value: Any) -> None:
+        possible = "one of " + ", ".join(repr(choice) for choice in choices)
+        if isinstance(value, str) and value not in choices:
+            nearest = difflib.get_close_matches(value, choices, n=1)
+            if nearest:
+                possible += f" (did you mean {nearest[0]!r}?)"
+        _require(flag, value, isinstance(value, str), value in choices, possible)
+
+    return check
+
+
+def _boolean(flag: str, value: Any) -> None:
+    _require(flag, value, isinstance(value, bool), True, "True or False")
+
+
+def _number_from(low: float):
+    def check(flag: str, value: Any) -> None:
+        possible = f"a finite number of at least {low:g}"
+        _require(flag, value, _number(value), _number(value) and math.isfinite(value) and value >= low, possible)
+
+    return check
+
+
+def _integer_from(low: int):
+    def check(flag: str, value: Any) -> None:
+        _require(flag, value, _integer(value), _integer(value) and value >= low, f"an integer of at least {low}")
+
+    return check
+
+
+def _dictionary(flag: str, value: Any) -> None:
+    _require(flag, value, isinstance(value, dict), True, "a dictionary such as {'rope_type': 'linear', 'factor': 2.0}")
+
+
+def _attention_types(flag: str, value: Any) -> None:
+    possible = "a list of 'c2p', 'p2c', 'p2p' without repetition and with at least one of the first two"
+    is_list = isinstance(value, (list, tuple))
+    fits = is_list and all(kind in ATTENTION_TYPES for kind in value) and len({*value}) == len(value)
+    _require(flag, value, is_list, fits and any(kind in value for kind in ("c2p", "p2c")), possible)
+
+
+# What every flag may be, by itself; how flags go together is checked by the schemes.
+FLAGS = {
+    "position_scheme": lambda flag, value: scheme_names(value),
+    "position_combine": _choice("add", "concat", "gate", "attention"),
+    "position_every_layer": _boolean,
+    "position_init": _choice("silent", "reference"),
+    "position_form": _choice("checkpoint", "paper"),
+    "position_base": _number_from(1),
+    "position_layout": _choice("interleaved", "halves"),
+    "position_scale": _number_from(0),
+    "position_rope_scaling": _dictionary,
+    "position_buckets": _integer_from(0),
+    "position_max_distance": _integer_from(1),
+    "position_per_layer": _boolean,
+    "position_clip": _integer_from(1),
+    "position_values": _boolean,
+    "position_attention_types": _attention_types,
+    "position_share_projections": _boolean,
+    "position_norm": _boolean,
+}
+
+
+def _edit_distance(first: str, second: str) -> int:
+    """Number of insertions, deletions, substitutions and swaps of neighbours that lead from one to the other."""
+    rows = [list(range(len(second) + 1))]
+    for i, a in enumerate(first, 1):
+        row = [i]
+        for j, b in enumerate(second, 1):
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (a != b))
+            if i > 1 and j > 1 and a == second[j - 2] and first[i - 2] == b:
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+def _nearest_flag(name: str) -> str | None:
+    """The flag that `name` is probably a misspelling of: within two edits, or with `position` shortened."""
+    for flag in FLAGS:
+        if abs(len(flag) - len(name)) <= 2 and _edit_distance(name, flag) <= 2:
+            return flag
+    tail = name.removeprefix("pos_")
+    return f"position_{tail}" if tail != name and f"position_{tail}" in FLAGS else None
+
+
+def check_names(names, strictly: bool = True) -> None:
+    """Raise ValueError for the first name that looks like a `position_*` flag but is none.
+
+    Args:
+        names: keywords or config entries.
+        strictly: refuse every unknown name that begins with `position_`; otherwise only probable misspellings.
+    """
+    for name in names:
+        if name in FLAGS or name == LEGACY_KEY:
+            continue
+        nearest = _nearest_flag(name)
+        if nearest is None and strictly and name.startswith("position_"):
+            nearest = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0)[0]
+        if nearest is not None:
+            raise ValueError(
+                f"unknown flag {name!r}; did you mean {nearest!r}? The position flags are {', '.join(FLAGS)}"
+            )
+
+
+def carries_flags(entries: dict[str, Any]) -> bool:
+    """Whether a config's entries or keywords ask for a variant: a flag that is given, or v4's name for a scheme."""
+    return any(entries.get(flag) is not None for flag in FLAGS) or entries.get(LEGACY_KEY) in LEGACY_SCHEMES
+
+
+def flags_in_use(position_scheme: str) -> set[str]:
+    """The flags that apply to a composite of schemes."""
+    schemes = [SCHEMES[name] for name in scheme_names(position_scheme)]
+    flags = {"position_scheme"}.union(*(scheme.defaults for scheme in schemes))
+    if any(issubclass(scheme, EmbeddingScheme) and scheme.name != "none" for scheme in schemes):
+        flags |= {"position_combine", "position_every_layer"}
+    return flags
+
+
+def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Config entries with flags overridden; where `position_scheme` changes, flags that it leaves without use become None.
+
+    What is set to None is logged, once. Raises ValueError or TypeError for a wrong `position_scheme`.
+    """
+    scheme = given.get("position_scheme")
+    useless = set()
+    if scheme is not None and scheme != entries.get("position_scheme"):
+        useless = {flag for flag in FLAGS if entries.get(flag) is not None} - flags_in_use(scheme)
+        if useless:
+            logger.warning_once(
+                f"position_scheme={scheme!r} has no use for the stored {', '.join(sorted(useless))}: dropped."
+            )
+    return {**entries, **dict.fromkeys(useless), **given}
+
+
+@dataclass(kw_only=True, repr=False)
+class PositionConfigMixin:
+    """The `position_*` flags on top of a stock config.
+
+    The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that is not given is None and means the default of its scheme. Flags are validated when the config is made,
+    and again when a model is built from it.
+
+    Args:
+        position_scheme: a scheme's name, or several joined by "+"; at most one of them embedding-level.
+        position_combine: how an embedding-level scheme joins the word embedding (default "add").
+        position_every_layer: add the embedding-level positions again before every layer but the first.
+        position_init: "silent" (default) starts as the checkpoint computes, "reference" as the paper does.
+        position_form: deberta, tupe: "checkpoint" (default) keeps the content score of a pretrained model.
+        position_base: sinusoidal, transformer_xl, rope: base of the wavelengths.
+        position_layout: sinusoidal, rope: order of sines and cosines, or of rotated pairs.
+        position_scale: sinusoidal: amplitude at the start.
+        position_rope_scaling: rope: transformers' RoPE scaling.
+        position_buckets, position_max_distance: t5, deberta: logarithmic buckets.
+        position_per_layer: t5: a table per layer instead of one for all.
+        position_clip: relative: the largest distance with an embedding of its own.
+        position_values: relative: also on the value side.
+        position_attention_types: deberta: subset of c2p, p2c, p2p.
+        position_share_projections: deberta: reuse the content projections for positions.
+        position_norm: deberta: LayerNorm on the relative table.
+
+    Raises:
+        TypeError: a flag has the wrong type.
+        ValueError: a flag is misspelt, out of range, or has no use in the chosen schemes.
+    """
+
+    position_scheme: str | None = None
+    position_combine: Literal["add", "concat", "gate", "attention"] | None = None
+    position_every_layer: bool | None = None
+    position_init: Literal["silent", "reference"] | None = None
+    position_form: Literal["checkpoint", "paper"] | None = None
+    position_base: float | int | None = None
+    position_layout: Literal["interleaved", "halves"] | None = None
+    position_scale: float | int | None = None
+    position_rope_scaling: dict[str, Any] | None = None
+    position_buckets: int | None = None
+    position_max_distance: int | None = None
+    position_per_layer: bool | None = None
+    position_clip: int | None = None
+    position_values: bool | None = None
+    position_attention_types: list[str] | tuple[str, ...] | None = None
+    position_share_projections: bool | None = None
+    position_norm: bool | None = None
+
+    # The stock model type, the file of the family's classes, and which of them serves each Auto class.
+    stock_model_type: ClassVar[str]
+    modeling_file: ClassVar[str]
+    auto_classes: ClassVar[dict[str, str]]
+    # The schemes that the weights beside a loaded config were trained with; never saved.
+    _trained_position_scheme: ClassVar[str | None] = None
+    # RoBERTa-like families count positions from padding_idx + 1.
+    positions_follow_padding: ClassVar[bool] = False
+
+    def __post_init__(self, **kwargs):
+        check_names(kwargs)
+        legacy = kwargs.pop(LEGACY_KEY, None)
+        if self.position_scheme is None:
+            self.position_scheme = legacy if legacy in LEGACY_SCHEMES else "absolute"
+        super().__post_init__(**kwargs)
+        self.check_positions()
+
+    def check_positions(self) -> None:
+        """Validate every flag by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
+        check_names(self.__dict__)
+        for flag, check in FLAGS.items():
+            value = getattr(self, flag)
+            if value is not None or flag == "position_scheme":
+                check(flag, value)
+        in_use = flags_in_use(self.position_scheme)
+        for flag in FLAGS:
+            if flag not in in_use and getattr(self, flag) is not None:
+                raise ValueError(self._explain_useless(flag))
+        build_schemes(self)
+
+    def _explain_useless(self, flag: str) -> str:
+        start = f"{flag}={getattr(self, flag)!r} has no use with position_scheme={self.position_scheme!r}"
+        if flag in ("position_combine", "position_every_layer"):
+            return f"{start}: it needs an embedding-level scheme (absolute or sinusoidal) in the composite"
+        users = [name for name, scheme in SCHEMES.items() if flag in scheme.defaults]
+        return f"{start}: it belongs to {', '.join(users)}"
+
+    @property
+    def first_position(self) -> int:
+        """Position id of a sequence's first token."""
+        return self.pad_token_id + 1 if self.positions_follow_padding else 0
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        """As in transformers; flags among the keywords override stored ones before anything is validated.
+
+        Where `position_scheme` is overridden, stored flags that the new schemes do not use are dropped, with one log line.
+        """
+        trained = config_dict.get("position_scheme")
+        given = {flag: kwargs.pop(flag) for flag in FLAGS if flag in kwargs}
+        check_names(kwargs)
+        # The stored model type, a stock one perhaps, must not end up on the instance.
+        config_dict = override_flags({k: v for k, v in config_dict.items() if k != "model_type"}, given)
+        result = super().from_dict(config_dict, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
+        config._trained_position_scheme = trained
+        return result
+
+    @classmethod
+    def adopt(cls, config, **flags):
+        """Any config of the family as this class, validated, with `flags` set.
+
+        For configs whose flags were set by hand. A config of this class is returned as it is unless a flag changes;
+        otherwise the result is a copy, and unlike a way through `to_dict()` it loses nothing.
+        """
+        check_names(flags)
+        changed = {flag: value for flag, value in flags.items() if getattr(config, flag, None) != value}
+        if isinstance(config, cls) and not changed:
+            config.check_positions()
+            return config
+        variant = cls.__new__(cls)
+        for name, field in cls.__dataclass_fields__.items():
+            variant.__dict__[name] = getattr(config, name, field.default)
+        variant.__dict__.update(copy.deepcopy(config.__dict__))
+        variant.__dict__.update(override_flags({flag: getattr(variant, flag) for flag in FLAGS}, changed))
+        variant.__dict__.pop("model_type", None)
+        legacy = variant.__dict__.pop(LEGACY_KEY, None)
+        if variant.position_scheme is None:
+            variant.position_scheme = legacy if legacy in LEGACY_SCHEMES else "absolute"
+        variant.check_positions()
+        return variant
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in transformers; flags that were not given are left out, and `auto_map` names the code to load with."""
+        output = super().to_dict()
+        output.pop("_trained_position_scheme", None)
+        for flag in FLAGS:
+            if output.get(flag) is None:
+                output.pop(flag, None)
+        module = Path(self.modeling_file).stem
+        output["auto_map"] = {"AutoConfig": f"{Path(__file__).stem}.{type(self).__name__}"}
+        if self._modeling_path().is_file():
+            output["auto_map"].update({auto: f"{module}.{name}" for auto, name in self.auto_classes.items()})
+        return output
+
+    def _modeling_path(self) -> Path:
+        return Path(inspect.getfile(type(self))).with_name(self.modeling_file)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
+        """As in transformers; the code that `auto_map` names is copied beside the config."""
+        self.check_positions()
+        modeling = self._modeling_path()
+        if not os.path.isfile(save_directory) and modeling.is_file():
+            os.makedirs(save_directory, exist_ok=True)
+            for file in {str(modeling), *get_relative_import_files(modeling)}:
+                shutil.copyfile(file, Path(save_directory) / Path(file).name)
+        super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def _auto_classes(prefix: str, **others: str) -> dict[str, str]:
+    """The Auto classes that all families serve, and the family's own."""
+    heads = {
+        "AutoModel": "Model",
+        "AutoModelForMaskedLM": "ForMaskedLM",
+        "AutoModelForCausalLM": "ForCausalLM",
+        "AutoModelForSequenceClassification": "ForSequenceClassification",
+        "AutoModelForTokenClassification": "ForTokenClassification",
+        "AutoModelForMultipleChoice": "ForMultipleChoice",
+        "AutoModelForQuestionAnswering": "ForQuestionAnswering",
+        "AutoModelForTextEncoding": "Model",
+        "AutoModelForPreTraining": "ForMaskedLM",
+    }
+    return {auto: f"Posenc{prefix}{head}" for auto, head in (heads | others).items() if head}
+
+
+class PosencBertConfig(PositionConfigMixin, BertConfig):
+    """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_bert"
+    stock_model_type = "bert"
+    modeling_file = "modeling_bert.py"
+    auto_classes = _auto_classes(
+        "Bert",
+        AutoModelForCausalLM="LMHeadModel",
+        AutoModelForPreTraining="ForPreTraining",
+        AutoModelForNextSentencePrediction="ForNextSentencePrediction",
+    )
+    _auto_class = "AutoConfig"
+
+
+class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
+    """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_roberta"
+    stock_model_type = "roberta"
+    modeling_file = "modeling_roberta.py"
+    auto_classes = _auto_classes("Roberta")
+    positions_follow_padding = True
+    _auto_class = "AutoConfig"
+
+
+class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
+    """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_xlm_roberta"
+    stock_model_type = "xlm-roberta"
+    modeling_file = "modeling_xlm_roberta.py"
+    auto_classes = _auto_classes("XLMRoberta")
+    positions_follow_padding = True
+    _auto_class = "AutoConfig"
+
+
+class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
+    """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_camembert"
+    stock_model_type = "camembert"
+    modeling_file = "modeling_camembert.py"
+    auto_classes = _auto_classes("Camembert", AutoModelForTextEncoding="")
+    positions_follow_padding = True
+    _auto_class = "AutoConfig"
+
+
+class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
+    """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_electra"
+    stock_model_type = "electra"
+    modeling_file = "modeling_electra.py"
+    auto_classes = _auto_classes("Electra", AutoModelForPreTraining="ForPreTraining")
+    _auto_class = "AutoConfig"

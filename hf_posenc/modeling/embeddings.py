@@ -1,0 +1,158 @@
+"""The embeddings of a variant: word embedding, positions joined to it, token types, LayerNorm, dropout."""
+
+import torch
+from torch import nn
+
+from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, zeros
+
+
+class Add:
+    """w + p."""
+
+    def add_parameters(self, embeddings: nn.Module, width: int, initializer_range: float) -> None:
+        pass
+
+    def combine(self, embeddings: nn.Module, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return words + positions
+
+
+class Concat(Add):
+    """W [w; p] + b, `position_projection` (width, 2·width), W = [I, I] at the start."""
+
+    def add_parameters(self, embeddings: nn.Module, width: int, initializer_range: float) -> None:
+        embeddings.position_projection = PositionLinear(2 * width, width, Identity())
+
+    def combine(self, embeddings: nn.Module, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return embeddings.position_projection(torch.cat([words, positions.expand_as(words)], dim=-1))
+
+
+class Gate(Add):
+    """w + g ⊙ p with g = 2σ(W [w; p] + b), `position_gate` (width, 2·width), W = 0 and so g = 1 at the start."""
+
+    def add_parameters(self, embeddings: nn.Module, width: int, initializer_range: float) -> None:
+        embeddings.position_gate = PositionLinear(2 * width, width, zeros)
+
+    def combine(self, embeddings: nn.Module, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        gate = embeddings.position_gate(torch.cat([words, positions.expand_as(words)], dim=-1))
+        return words + 2 * gate.sigmoid() * positions
+
+
+class Attention(Add):
+    """Σ_s a_s V(s) over s in {w, p}, a = softmax_s(Q(w)·K(s)/√width): the word asks, word and position answer.
+
+    `position_query` starts at 0 (both answers weigh one half), `position_key` normal, `position_value` at twice the
+    identity: w + p.
+    """
+
+    def add_parameters(self, embeddings: nn.Module, width: int, initializer_range: float) -> None:
+        embeddings.position_query = PositionLinear(width, width, zeros)
+        embeddings.position_key = PositionLinear(width, width, Normal(initializer_range))
+        embeddings.position_value = PositionLinear(width, width, Identity(2.0))
+
+    def combine(self, embeddings: nn.Module, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        sources = torch.stack([words, positions.expand_as(words)], dim=-2)  # (batch, length, 2, width)
+        query = embeddings.position_query(words)[..., None]
+        scores = embeddings.position_key(sources) @ query / words.shape[-1] ** 0.5  # (batch, length, 2, 1)
+        return (scores.softmax(dim=-2) * embeddings.position_value(sources)).sum(dim=-2)
+
+
+COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
+
+
+class PositionEmbeddings:
+    """Mixin over a family's stock embeddings; [`modeling_posenc.install_positions`] turns the stock module into it.
+
+    Attributes:
+        position_scheme: the embedding-level scheme, or None.
+        first_position: the family's first position id.
+    """
+
+    position_scheme: EmbeddingScheme | None
+    first_position: int
+
+    def install(self, config, scheme: EmbeddingScheme | None, keep_table: bool) -> None:
+        """Put a scheme in place of the stock table of positions, which stays if `keep_table`."""
+        self.position_scheme = scheme
+        self.first_position = config.first_position
+        if not keep_table:
+            del self.position_embeddings
+        self.position_combine = None
+        if scheme is not None:
+            scheme.add_parameters(self, config)
+            self.position_combine = COMBINE[config.position_combine or "add"]()
+            width = self.word_embeddings.embedding_dim
+            self.position_combine.add_parameters(self, width, config.initializer_range)
+
+    def family_position_ids(self, input_ids: torch.Tensor | None, past_length: int) -> torch.Tensor | None:
+        """Position ids (batch, length) as the family counts them for its table, or None where they are the slots."""
+        return None
+
+    def table_length(self) -> int:
+        """Number of positions that the table of absolute positions has for a sequence."""
+        return self.position_embeddings.num_embeddings - self.first_position
+
+    def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
+        """Raise ValueError for positions beyond the table of absolute positions."""
+        if position_ids is not None:
+            # Reading the values would stall a GPU and break a trace; there the stock lookup stays as it is.
+            if position_ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+                return
+            if position_ids.numel() == 0:
+                return
+            length, past_length = int(position_ids.max()) - self.first_position + 1, 0
+        if isinstance(past_length, int) and length + past_length > self.table_length():
+            raise ValueError(
+                f"a sequence of {length + past_length} tokens is longer than the table of absolute positions, which has "
+                f"{self.table_length()}; position_scheme sinusoidal, none, or any attention-level scheme without "
+                "'absolute' (t5, rope, alibi, relative, deberta, ...) goes further"
+            )
+
+    def table_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Rows (batch or 1, length, width) of the stock table."""
+        return self.position_embeddings(position_ids)
+
+    def position_vectors(
+        self, position_ids: torch.Tensor | None, length: int, past_length: int, device: torch.device
+    ) -> torch.Tensor:
+        """Vectors (batch or 1, length, width) of the embedding-level scheme."""
+        slots = torch.arange(length, device=device)[None, :] + past_length
+        return self.position_scheme.vectors(self, position_ids, slots)
+
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        past_key_values_length: int = 0,
+    ) -> torch.Tensor:
+        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        batch, length, _ = words.shape
+        # The stock embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(batch, length, dtype=torch.long, device=words.device)
+        types = self.token_type_embeddings(token_type_ids)
+
+        if self.position_scheme is None:
+            hidden_states = words + types
+        else:
+            if self.position_scheme.name == "absolute":
+                if position_ids is None:
+                    position_ids = self.family_position_ids(input_ids, past_key_values_length)
+                self.check_length(length, past_key_values_length, position_ids)
+            positions = self.position_vectors(position_ids, length, past_key_values_length, words.device)
+            if type(self.position_combine) is Add:
+                # Stock's order of summation, for stock's bits.
+                hidden_states = words + types + positions
+            else:
+                hidden_states = self.position_combine.combine(self, words, positions) + types
+        return self.dropout(self.LayerNorm(hidden_states))
+
+
+class PaddedPositionEmbeddings(PositionEmbeddings):
+    """The same for RoBERTa-like families: positions count from padding_idx + 1, and padding has position padding_idx."""
+
+    def family_position_ids(self, input_ids: torch.Tensor | None, past_length: int) -> torch.Tensor | None:
+        if input_ids is None:
+            return None
+        return self.create_position_ids_from_input_ids(input_ids, self.padding_idx, past_length)

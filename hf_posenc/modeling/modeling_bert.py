@@ -1,0 +1,116 @@
+"""BERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertEncoder,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLMHeadModel,
+    BertModel,
+    BertSelfAttention,
+    eager_attention_forward,
+)
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import PosencBertConfig
+from .embeddings import PositionEmbeddings
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder
+
+
+class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
+    """[`BertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+
+class PosencBertSelfAttention(PositionSelfAttention, BertSelfAttention):
+    """[`BertSelfAttention`] with attention-level schemes."""
+
+
+class PosencBertEncoder(PositionEncoder, BertEncoder):
+    """[`BertEncoder`] that works the positions out once for all layers."""
+
+
+class PosencBertModel(PosencPreTrainedModel, BertModel):
+    """[`BertModel`] with the position schemes of its [`PosencBertConfig`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModel"
+    _no_split_modules = ["PosencBertEmbeddings", "BertLayer"]
+
+
+PARTS = Parts(
+    embeddings=PosencBertEmbeddings,
+    encoder=PosencBertEncoder,
+    self_attention=PosencBertSelfAttention,
+    model=PosencBertModel,
+    eager=eager_attention_forward,
+)
+PosencBertModel.position_parts = PARTS
+
+
+class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
+    """[`BertForPreTraining`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForPreTraining"
+    position_parts = PARTS
+
+
+class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
+    """[`BertLMHeadModel`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForCausalLM"
+    position_parts = PARTS
+
+
+class PosencBertForMaskedLM(PosencPreTrainedModel, BertForMaskedLM):
+    """[`BertForMaskedLM`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForMaskedLM"
+    position_parts = PARTS
+
+
+class PosencBertForNextSentencePrediction(PosencPreTrainedModel, BertForNextSentencePrediction):
+    """[`BertForNextSentencePrediction`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForNextSentencePrediction"
+    position_parts = PARTS
+
+
+class PosencBertForSequenceClassification(PosencPreTrainedModel, BertForSequenceClassification):
+    """[`BertForSequenceClassification`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForSequenceClassification"
+    position_parts = PARTS
+
+
+class PosencBertForMultipleChoice(PosencPreTrainedModel, BertForMultipleChoice):
+    """[`BertForMultipleChoice`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForMultipleChoice"
+    position_parts = PARTS
+
+
+class PosencBertForTokenClassification(PosencPreTrainedModel, BertForTokenClassification):
+    """[`BertForTokenClassification`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForTokenClassification"
+    position_parts = PARTS
+
+
+class PosencBertForQuestionAnswering(PosencPreTrainedModel, BertForQuestionAnswering):
+    """[`BertForQuestionAnswering`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    _auto_class = "AutoModelForQuestionAnswering"
+    position_parts = PARTS

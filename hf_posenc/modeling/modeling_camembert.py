@@ -1,0 +1,98 @@
+"""CamemBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.camembert.modeling_camembert import (
+    CamembertEmbeddings,
+    CamembertEncoder,
+    CamembertForCausalLM,
+    CamembertForMaskedLM,
+    CamembertForMultipleChoice,
+    CamembertForQuestionAnswering,
+    CamembertForSequenceClassification,
+    CamembertForTokenClassification,
+    CamembertModel,
+    CamembertSelfAttention,
+    eager_attention_forward,
+)
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import PosencCamembertConfig
+from .embeddings import PaddedPositionEmbeddings
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+
+
+class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
+    """[`CamembertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+
+class PosencCamembertSelfAttention(PositionSelfAttention, CamembertSelfAttention):
+    """[`CamembertSelfAttention`] with attention-level schemes."""
+
+
+class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
+    """[`CamembertEncoder`] that works the positions out once for all layers."""
+
+
+class PosencCamembertModel(PosencPreTrainedModel, PaddingAwarePositions, CamembertModel):
+    """[`CamembertModel`] with the position schemes of its [`PosencCamembertConfig`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModel"
+    _no_split_modules = ["PosencCamembertEmbeddings", "CamembertLayer"]
+
+
+PARTS = Parts(
+    embeddings=PosencCamembertEmbeddings,
+    encoder=PosencCamembertEncoder,
+    self_attention=PosencCamembertSelfAttention,
+    model=PosencCamembertModel,
+    eager=eager_attention_forward,
+)
+PosencCamembertModel.position_parts = PARTS
+
+
+class PosencCamembertForMaskedLM(PosencPreTrainedModel, CamembertForMaskedLM):
+    """[`CamembertForMaskedLM`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForMaskedLM"
+    position_parts = PARTS
+
+
+class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
+    """[`CamembertForCausalLM`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForCausalLM"
+    position_parts = PARTS
+
+
+class PosencCamembertForSequenceClassification(PosencPreTrainedModel, CamembertForSequenceClassification):
+    """[`CamembertForSequenceClassification`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForSequenceClassification"
+    position_parts = PARTS
+
+
+class PosencCamembertForMultipleChoice(PosencPreTrainedModel, CamembertForMultipleChoice):
+    """[`CamembertForMultipleChoice`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForMultipleChoice"
+    position_parts = PARTS
+
+
+class PosencCamembertForTokenClassification(PosencPreTrainedModel, CamembertForTokenClassification):
+    """[`CamembertForTokenClassification`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForTokenClassification"
+    position_parts = PARTS
+
+
+class PosencCamembertForQuestionAnswering(PosencPreTrainedModel, CamembertForQuestionAnswering):
+    """[`CamembertForQuestionAnswering`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    _auto_class = "AutoModelForQuestionAnswering"
+    position_parts = PARTS

@@ -1,0 +1,107 @@
+"""ELECTRA with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.electra.modeling_electra import (
+    ElectraEmbeddings,
+    ElectraEncoder,
+    ElectraForCausalLM,
+    ElectraForMaskedLM,
+    ElectraForMultipleChoice,
+    ElectraForPreTraining,
+    ElectraForQuestionAnswering,
+    ElectraForSequenceClassification,
+    ElectraForTokenClassification,
+    ElectraModel,
+    ElectraSelfAttention,
+    eager_attention_forward,
+)
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import PosencElectraConfig
+from .embeddings import PositionEmbeddings
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder
+
+
+class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
+    """[`ElectraEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+
+class PosencElectraSelfAttention(PositionSelfAttention, ElectraSelfAttention):
+    """[`ElectraSelfAttention`] with attention-level schemes."""
+
+
+class PosencElectraEncoder(PositionEncoder, ElectraEncoder):
+    """[`ElectraEncoder`] that works the positions out once for all layers."""
+
+
+class PosencElectraModel(PosencPreTrainedModel, ElectraModel):
+    """[`ElectraModel`] with the position schemes of its [`PosencElectraConfig`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModel"
+    _no_split_modules = ["PosencElectraEmbeddings", "ElectraLayer"]
+
+
+PARTS = Parts(
+    embeddings=PosencElectraEmbeddings,
+    encoder=PosencElectraEncoder,
+    self_attention=PosencElectraSelfAttention,
+    model=PosencElectraModel,
+    eager=eager_attention_forward,
+)
+PosencElectraModel.position_parts = PARTS
+
+
+class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
+    """[`ElectraForPreTraining`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForPreTraining"
+    position_parts = PARTS
+
+
+class PosencElectraForMaskedLM(PosencPreTrainedModel, ElectraForMaskedLM):
+    """[`ElectraForMaskedLM`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForMaskedLM"
+    position_parts = PARTS
+
+
+class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
+    """[`ElectraForCausalLM`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForCausalLM"
+    position_parts = PARTS
+
+
+class PosencElectraForSequenceClassification(PosencPreTrainedModel, ElectraForSequenceClassification):
+    """[`ElectraForSequenceClassification`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForSequenceClassification"
+    position_parts = PARTS
+
+
+class PosencElectraForMultipleChoice(PosencPreTrainedModel, ElectraForMultipleChoice):
+    """[`ElectraForMultipleChoice`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForMultipleChoice"
+    position_parts = PARTS
+
+
+class PosencElectraForTokenClassification(PosencPreTrainedModel, ElectraForTokenClassification):
+    """[`ElectraForTokenClassification`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForTokenClassification"
+    position_parts = PARTS
+
+
+class PosencElectraForQuestionAnswering(PosencPreTrainedModel, ElectraForQuestionAnswering):
+    """[`ElectraForQuestionAnswering`] over a [`PosencElectraModel`]."""
+
+    config_class = PosencElectraConfig
+    _auto_class = "AutoModelForQuestionAnswering"
+    position_parts = PARTS

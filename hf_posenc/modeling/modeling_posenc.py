@@ -1,0 +1,293 @@
+"""What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.utils import logging
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import FLAGS
+from .embeddings import PositionEmbeddings
+from .scheme import (
+    AttentionScheme,
+    PositionEmbedding,
+    PositionLayerNorm,
+    PositionLinear,
+    Positions,
+    add_parameter,
+    zeros,
+)
+from .schemes import build_schemes
+
+
+logger = logging.get_logger(__name__)
+
+TABLE_KEY = "embeddings.position_embeddings.weight"
+
+
+class PositionEncoder:
+    """Mixin over a family's stock encoder: works the positions out once, and hands them to the layers.
+
+    Parameters that layers share live here. The layers get integers and constants as the keyword `position_state`, and
+    compute from shared parameters themselves: a differentiable tensor handed on as a keyword would break reentrant
+    gradient checkpointing.
+    """
+
+    position_schemes: tuple[AttentionScheme, ...]
+    every_layer: bool
+
+    def install(self, config, schemes, embeddings: nn.Module, projection: nn.Module | None, every_layer: bool) -> None:
+        """Register shared parameters; `projection` leads from the width of the embeddings to that of the layers."""
+        self.position_schemes = schemes
+        self.every_layer = every_layer
+        # In a tuple: neither is the encoder's child.
+        self._embeddings = (embeddings, projection)
+        for scheme in schemes:
+            scheme.add_encoder_parameters(self, config)
+        if every_layer:
+            for layer in self.layer[1:]:
+                add_parameter(layer, "position_scale", (1,), zeros)
+
+    @property
+    def position_embeddings(self) -> nn.Module:
+        """The embeddings module, which holds the table of absolute positions."""
+        return self._embeddings[0]
+
+    @property
+    def needs_table_positions(self) -> bool:
+        """Whether something inside the encoder counts positions as the table of absolute positions does."""
+        scheme = self.position_embeddings.position_scheme
+        repeats_table = self.every_layer and scheme is not None and scheme.name == "absolute"
+        return repeats_table or any(scheme.reads_table for scheme in self.position_schemes)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        position_ids: torch.Tensor | None = None,
+        table_position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        length, device, dtype = hidden_states.shape[1], hidden_states.device, hidden_states.dtype
+        past_length, key_length = _cache_lengths(past_key_values, length)
+        if self.position_schemes:
+            kwargs["position_state"] = self._position_state(
+                position_ids, table_position_ids, length, past_length, key_length, past_key_values, dtype, device
+            )
+        repeated = None
+        if self.every_layer:
+            ids = position_ids if table_position_ids is None else table_position_ids
+            repeated = self._repeated_positions(ids, length, past_length, device)
+
+        for index, layer in enumerate(self.layer):
+            if index and repeated is not None:
+                hidden_states = hidden_states + layer.position_scale * repeated.to(hidden_states.device)
+            hidden_states = layer(
+                hidden_states,
+                attention_mask,
+                encoder_hidden_states,  # positional, as gradient checkpointing needs it
+                encoder_attention_mask=encoder_attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
+        )
+
+    def _position_state(
+        self, position_ids, table_position_ids, length, past_length, key_length, cache, dtype, device
+    ) -> dict:
+        """What each scheme wants once per forward, by its name."""
+        first = self.position_embeddings.first_position
+        slots = torch.arange(length, device=device)[None] + past_length
+        key_slots = torch.arange(key_length, device=device)[None]
+        contiguous = position_ids is None or cache is not None
+        query_positions = slots + first if position_ids is None else position_ids.to(device)
+        key_positions = key_slots + first if contiguous else query_positions
+        positions = Positions(query_positions, key_positions, past_length, contiguous, first)
+
+        state = {}
+        for scheme in self.position_schemes:
+            if scheme.reads_table:
+                absolute = self._table_positions(positions, position_ids, table_position_ids, cache)
+                state[scheme.name] = scheme.prepare(absolute, dtype)
+            else:
+                state[scheme.name] = scheme.prepare(positions, dtype)
+        return state
+
+    def _table_positions(self, positions: Positions, position_ids, table_position_ids, cache) -> Positions:
+        """The same positions as the table of absolute positions counts them, also those of cached keys."""
+        query = position_ids if table_position_ids is None else table_position_ids
+        if query is None:
+            query = positions.query
+        key = query
+        if cache is not None:
+            # Of the tokens in the cache only their number is known: they precede the last query one by one.
+            back = positions.key.shape[1] - 1 - torch.arange(positions.key.shape[1], device=query.device)
+            last = positions.offset + positions.query.shape[1] - 1
+            known = positions.key.shape[1] - 1 == last
+            key = (query[:, -1:] - back).clamp(min=positions.first) if known else positions.key
+        return Positions(query, key, positions.offset, positions.contiguous, positions.first)
+
+    def _repeated_positions(self, position_ids, length, past_length, device) -> torch.Tensor:
+        """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
+        embeddings, projection = self._embeddings
+        vectors = embeddings.position_vectors(position_ids, length, past_length, device)
+        return vectors if projection is None else nn.functional.linear(vectors, projection.weight)
+
+
+def _cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
+    """Number of tokens in the cache, and number of keys once the current ones are in it."""
+    if cache is None:
+        return 0, length
+    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+    return own.get_seq_length(), own.get_mask_sizes(length, 0)[0]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes that a family's stock modules turn into, and its stock eager attention function."""
+
+    embeddings: type
+    encoder: type
+    self_attention: type
+    model: type
+    eager: object
+
+
+def install_positions(model: nn.Module, parts: Parts) -> None:
+    """Turn a stock base model into a variant, in place, as its config says.
+
+    The modules change their class and keep their parameters, as modules do under FSDP2's `fully_shard`: nothing is
+    built twice, and checkpoint keys stay what they are.
+    """
+    if hasattr(model.encoder, "position_schemes"):
+        return
+    config = model.config
+    embedding_scheme, schemes = build_schemes(config)
+    keeps_table = any(scheme.reads_table for scheme in schemes)
+    if embedding_scheme is not None and embedding_scheme.name == "absolute":
+        keeps_table = True
+
+    if not isinstance(model, parts.model):
+        model.__class__ = parts.model
+        model._no_split_modules = set(parts.model._no_split_modules)
+    model.embeddings.__class__ = parts.embeddings
+    model.embeddings.install(config, embedding_scheme, keeps_table)
+    model.encoder.__class__ = parts.encoder
+    projection = getattr(model, "embeddings_project", None)
+    model.encoder.install(config, schemes, model.embeddings, projection, bool(config.position_every_layer))
+    for layer in model.encoder.layer:
+        attention = layer.attention.self
+        attention.__class__ = parts.self_attention
+        attention.install(config, schemes, model.encoder, parts.eager)
+
+
+class PosencPreTrainedModel:
+    """Mixin over the stock classes of a family: base model and heads.
+
+    Attributes:
+        position_parts: the family's classes.
+    """
+
+    position_parts: Parts
+
+    def __init__(self, config, *args, **kwargs):
+        # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
+        flags = {flag: kwargs.pop(flag) for flag in FLAGS if flag in kwargs}
+        super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
+        # A head has built its stock base model by now (or, where the plugin has opened that door, the variant).
+        install_positions(self.base_model, self.position_parts)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm)):
+            super()._init_weights(module)
+        for name, initial in getattr(module, "position_initial", {}).items():
+            with torch.no_grad():
+                initial(getattr(module, name))
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
+        """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
+        _, schemes = build_schemes(self.config)
+        if isinstance(attn_implementation, str):
+            for scheme in schemes:
+                if not _carries(scheme, attn_implementation):
+                    raise ValueError(
+                        f"attn_implementation={attn_implementation!r} cannot carry position_scheme={scheme.name!r}; "
+                        f"these can: {', '.join(scheme.backends)}"
+                    )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
+        """Say in a sentence each what the variant takes away from the checkpoint, and what cannot start silent."""
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+        name = self.config.position_scheme
+        embedding, attention = build_schemes(self.config)
+        table = {key for key in loading_info.unexpected_keys if key.endswith(TABLE_KEY)}
+        if table:
+            loading_info.unexpected_keys = loading_info.unexpected_keys - table
+            remedy = "fine-tune before use"
+            if attention and embedding is None:
+                remedy += f", or keep them with position_scheme='absolute+{'+'.join(s.name for s in attention)}'"
+            logger.warning_once(
+                f"position_scheme={name!r} leaves out the absolute positions that this checkpoint was trained with: {remedy}."
+            )
+        trained = (self.config._trained_position_scheme or "absolute").split("+")
+        new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
+        if new:
+            logger.warning_once(
+                f"position_scheme={name!r}: {' and '.join(new)} cannot start silent; the model computes something else than "
+                "its checkpoint until it is fine-tuned."
+            )
+
+
+def _carries(scheme: AttentionScheme, implementation: str) -> bool:
+    """Whether a backend, by its name in the config, can carry a scheme."""
+    if "flash_attention_2" in scheme.backends:  # nothing but rotated queries and keys: any backend
+        return True
+    return implementation in scheme.backends
+
+
+class PaddingAwarePositions:
+    """Mixin over a RoBERTa-like base model: position ids count the tokens that are not padding, so they need the input.
+
+    The embeddings work them out themselves; here they are worked out for what reads the table inside the encoder.
+    """
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs,
+    ):
+        if self.encoder.needs_table_positions and position_ids is None and input_ids is not None:
+            past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+            kwargs["table_position_ids"] = self.embeddings.family_position_ids(input_ids, past_length)
+        return super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )

@@ -1,0 +1,98 @@
+"""RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.roberta.modeling_roberta import (
+    RobertaEmbeddings,
+    RobertaEncoder,
+    RobertaForCausalLM,
+    RobertaForMaskedLM,
+    RobertaForMultipleChoice,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaModel,
+    RobertaSelfAttention,
+    eager_attention_forward,
+)
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import PosencRobertaConfig
+from .embeddings import PaddedPositionEmbeddings
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+
+
+class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
+    """[`RobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+
+class PosencRobertaSelfAttention(PositionSelfAttention, RobertaSelfAttention):
+    """[`RobertaSelfAttention`] with attention-level schemes."""
+
+
+class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
+    """[`RobertaEncoder`] that works the positions out once for all layers."""
+
+
+class PosencRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, RobertaModel):
+    """[`RobertaModel`] with the position schemes of its [`PosencRobertaConfig`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModel"
+    _no_split_modules = ["PosencRobertaEmbeddings", "RobertaLayer"]
+
+
+PARTS = Parts(
+    embeddings=PosencRobertaEmbeddings,
+    encoder=PosencRobertaEncoder,
+    self_attention=PosencRobertaSelfAttention,
+    model=PosencRobertaModel,
+    eager=eager_attention_forward,
+)
+PosencRobertaModel.position_parts = PARTS
+
+
+class PosencRobertaForMaskedLM(PosencPreTrainedModel, RobertaForMaskedLM):
+    """[`RobertaForMaskedLM`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForMaskedLM"
+    position_parts = PARTS
+
+
+class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
+    """[`RobertaForCausalLM`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForCausalLM"
+    position_parts = PARTS
+
+
+class PosencRobertaForSequenceClassification(PosencPreTrainedModel, RobertaForSequenceClassification):
+    """[`RobertaForSequenceClassification`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForSequenceClassification"
+    position_parts = PARTS
+
+
+class PosencRobertaForMultipleChoice(PosencPreTrainedModel, RobertaForMultipleChoice):
+    """[`RobertaForMultipleChoice`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForMultipleChoice"
+    position_parts = PARTS
+
+
+class PosencRobertaForTokenClassification(PosencPreTrainedModel, RobertaForTokenClassification):
+    """[`RobertaForTokenClassification`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForTokenClassification"
+    position_parts = PARTS
+
+
+class PosencRobertaForQuestionAnswering(PosencPreTrainedModel, RobertaForQuestionAnswering):
+    """[`RobertaForQuestionAnswering`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    _auto_class = "AutoModelForQuestionAnswering"
+    position_parts = PARTS

@@ -1,0 +1,98 @@
+"""XLM-RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.xlm_roberta.modeling_xlm_roberta import (
+    XLMRobertaEmbeddings,
+    XLMRobertaEncoder,
+    XLMRobertaForCausalLM,
+    XLMRobertaForMaskedLM,
+    XLMRobertaForMultipleChoice,
+    XLMRobertaForQuestionAnswering,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaForTokenClassification,
+    XLMRobertaModel,
+    XLMRobertaSelfAttention,
+    eager_attention_forward,
+)
+
+from .attention import PositionSelfAttention
+from .configuration_posenc import PosencXLMRobertaConfig
+from .embeddings import PaddedPositionEmbeddings
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+
+
+class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
+    """[`XLMRobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+
+class PosencXLMRobertaSelfAttention(PositionSelfAttention, XLMRobertaSelfAttention):
+    """[`XLMRobertaSelfAttention`] with attention-level schemes."""
+
+
+class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
+    """[`XLMRobertaEncoder`] that works the positions out once for all layers."""
+
+
+class PosencXLMRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, XLMRobertaModel):
+    """[`XLMRobertaModel`] with the position schemes of its [`PosencXLMRobertaConfig`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModel"
+    _no_split_modules = ["PosencXLMRobertaEmbeddings", "XLMRobertaLayer"]
+
+
+PARTS = Parts(
+    embeddings=PosencXLMRobertaEmbeddings,
+    encoder=PosencXLMRobertaEncoder,
+    self_attention=PosencXLMRobertaSelfAttention,
+    model=PosencXLMRobertaModel,
+    eager=eager_attention_forward,
+)
+PosencXLMRobertaModel.position_parts = PARTS
+
+
+class PosencXLMRobertaForMaskedLM(PosencPreTrainedModel, XLMRobertaForMaskedLM):
+    """[`XLMRobertaForMaskedLM`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForMaskedLM"
+    position_parts = PARTS
+
+
+class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
+    """[`XLMRobertaForCausalLM`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForCausalLM"
+    position_parts = PARTS
+
+
+class PosencXLMRobertaForSequenceClassification(PosencPreTrainedModel, XLMRobertaForSequenceClassification):
+    """[`XLMRobertaForSequenceClassification`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForSequenceClassification"
+    position_parts = PARTS
+
+
+class PosencXLMRobertaForMultipleChoice(PosencPreTrainedModel, XLMRobertaForMultipleChoice):
+    """[`XLMRobertaForMultipleChoice`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForMultipleChoice"
+    position_parts = PARTS
+
+
+class PosencXLMRobertaForTokenClassification(PosencPreTrainedModel, XLMRobertaForTokenClassification):
+    """[`XLMRobertaForTokenClassification`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForTokenClassification"
+    position_parts = PARTS
+
+
+class PosencXLMRobertaForQuestionAnswering(PosencPreTrainedModel, XLMRobertaForQuestionAnswering):
+    """[`XLMRobertaForQuestionAnswering`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _auto_class = "AutoModelForQuestionAnswering"
+    position_parts = PARTS

@@ -1,0 +1,105 @@
+"""Rotary positions: queries and keys turned by an angle that grows with their position."""
+
+from types import SimpleNamespace
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from .scheme import AttentionScheme, Positions
+
+
+def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
+    """Turn each pair of features (x, y) to (x cos - y sin, y cos + x sin).
+
+    Args:
+        states: (batch, heads, length, head_dim).
+        cos, sin: (batch or 1, 1, length, head_dim / 2), one angle per pair.
+        layout: "halves" pairs feature k with k + head_dim/2, "interleaved" pairs 2k with 2k + 1.
+    """
+    if layout == "halves":
+        first, second = states.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    first, second = states[..., 0::2], states[..., 1::2]
+    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+
+
+class Rope(AttentionScheme):
+    """q_i and k_j rotated by their positions: pair k by the angle position · base^(-2k/d); no parameters.
+
+    `position_rope_scaling` is one of transformers' RoPE scalings ({"rope_type": "linear", "factor": 2.0}, "yarn", ...),
+    computed by its own functions for the usable number of positions. In composites, score terms see the rotated
+    queries and keys.
+
+    Source: Su et al. 2021; layout `halves` checked against `EsmModel`, `interleaved` against `RoFormerModel`.
+    """
+
+    name = "rope"
+    defaults = {"position_base": 10000.0, "position_layout": "halves", "position_rope_scaling": None}
+    formula = "(R_i q_i)·(R_j k_j)/√d, R_i rotates pair k by i·base^(−2k/d)"
+    paper = "Su et al. 2021"
+    extrapolates = "yes: any length (position_rope_scaling helps)"
+    silent = False
+    backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
+
+    def check(self, config) -> None:
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        if self.head_dim % 2:
+            raise ValueError(
+                f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
+            )
+        if self.base <= 1:
+            raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
+        self.usable_positions = config.max_position_embeddings - config.first_position
+        self.rope_type = "default"
+        if self.rope_scaling is not None:
+            self._check_scaling(config)
+
+    def _check_scaling(self, config) -> None:
+        self.rope_type = self.rope_scaling.get("rope_type", self.rope_scaling.get("type", "default"))
+        known = sorted({"default", *ROPE_INIT_FUNCTIONS})
+        if self.rope_type not in known:
+            raise ValueError(
+                f"position_rope_scaling: rope_type must be one of {', '.join(known)}, got {self.rope_type!r}"
+            )
+        if self.rope_type in ("dynamic", "longrope") and config.is_decoder:
+            raise ValueError(
+                f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
+                "length, and the keys in the cache would disagree"
+            )
+        try:
+            self._inverse_frequencies(torch.device("cpu"), self.usable_positions)
+        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise ValueError(
+                f"position_rope_scaling={self.rope_scaling!r} is not usable: {type(error).__name__}: {error}"
+            ) from error
+
+    def _inverse_frequencies(self, device: torch.device, length: int) -> tuple[torch.Tensor, float]:
+        """Angles per position, (head_dim / 2,), and the factor on cos and sin that some scalings bring."""
+        if self.rope_type == "default":
+            precise = torch.float32 if device.type == "mps" else torch.float64
+            exponents = torch.arange(0, self.head_dim, 2, dtype=precise, device=device) / self.head_dim
+            return torch.pow(self.base, -exponents), 1.0
+        parameters = {"rope_theta": float(self.base), **self.rope_scaling, "rope_type": self.rope_type}
+        parameters.setdefault("original_max_position_embeddings", self.usable_positions)
+        stand_in = SimpleNamespace(
+            rope_parameters=parameters,
+            head_dim=self.head_dim,
+            hidden_size=self.head_dim,
+            num_attention_heads=1,
+            max_position_embeddings=self.usable_positions,
+            standardize_rope_params=lambda: None,
+        )
+        return ROPE_INIT_FUNCTIONS[self.rope_type](stand_in, device=device, seq_len=length)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        # Angles only depend on differences, so RoBERTa's offset is of no matter; taking it off keeps them small.
+        places = positions.query - positions.first
+        length = positions.key.shape[1]
+        inverse_frequencies, factor = self._inverse_frequencies(places.device, length)
+        # (batch or 1, 1, query, head_dim / 2)
+        angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+    def rotate(self, query, key, prepared):
+        cos, sin = prepared
+        return rotate_pairs(query, cos, sin, self.layout), rotate_pairs(key, cos, sin, self.layout)

@@ -1,0 +1,250 @@
+"""What a position scheme is: the two base classes, and the small parts that schemes are made of.
+
+A scheme object holds its flags and nothing else. Its parameters live on the stock modules (`embeddings`, `encoder`,
+`encoder.layer.N.attention.self`) under names that are part of the checkpoint format, so a scheme registers them there
+and reads them from there. Adding a scheme is one file with a subclass and a line in schemes.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .relative_positions import relative_distances
+
+
+# Initial values. They go through transformers' own functions, which leave alone what was loaded from a checkpoint.
+Initial = Callable[[torch.Tensor], Any]
+
+
+def zeros(tensor: torch.Tensor) -> torch.Tensor:
+    return init.zeros_(tensor)
+
+
+def ones(tensor: torch.Tensor) -> torch.Tensor:
+    return init.ones_(tensor)
+
+
+def xavier(tensor: torch.Tensor) -> torch.Tensor:
+    return init.xavier_uniform_(tensor)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normal distribution of mean 0."""
+
+    std: float
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return init.normal_(tensor, mean=0.0, std=self.std)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """One value everywhere."""
+
+    value: float
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return init.constant_(tensor, self.value)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """`scale` times the identity, side by side as often as the (out, in) shape holds it."""
+
+    scale: float = 1.0
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        out_features, in_features = tensor.shape
+        eye = torch.eye(out_features, dtype=tensor.dtype, device=tensor.device)
+        return init.copy_(tensor, self.scale * eye.repeat(1, in_features // out_features))
+
+
+class PositionEmbedding(nn.Embedding):
+    """A table whose initial value belongs to its scheme."""
+
+    def __init__(self, rows: int, width: int, initial: Initial):
+        super().__init__(rows, width)
+        self.position_initial = {"weight": initial}
+
+
+class PositionLinear(nn.Linear):
+    """A linear layer whose initial values belong to its scheme; biases start at 0."""
+
+    def __init__(self, in_features: int, out_features: int, initial: Initial, bias: bool = True):
+        super().__init__(in_features, out_features, bias=bias)
+        self.position_initial = {"weight": initial, **({"bias": zeros} if bias else {})}
+
+
+class PositionLayerNorm(nn.LayerNorm):
+    """A LayerNorm whose initial weight belongs to its scheme; the bias starts at 0."""
+
+    def __init__(self, width: int, eps: float, initial: Initial):
+        super().__init__(width, eps=eps)
+        self.position_initial = {"weight": initial, "bias": zeros}
+
+
+def add_parameter(module: nn.Module, name: str, shape: tuple[int, ...], initial: Initial) -> None:
+    """Register a parameter of a scheme directly on a stock module.
+
+    Learned scalars have shape (1,): FSDP2 takes no 0-dim parameters.
+    """
+    module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    if "position_initial" not in module.__dict__:
+        module.position_initial = {}
+    module.position_initial[name] = initial
+
+
+@dataclass
+class Positions:
+    """Where the queries and the keys of one forward pass are.
+
+    Attributes:
+        query: int64 (batch or 1, query), positions of the queries; `first` is the position of a sequence's first token.
+        key: int64 (batch or 1, key).
+        offset: number of tokens in the cache.
+        contiguous: nobody gave positions (or a cache is in use, where distances are index distances): `key - query` is
+            `j - i - offset`, and a scheme may work per distance instead of per pair.
+        first: the family's first position (0, and padding_idx + 1 in RoBERTa-like families).
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+    offset: int | torch.Tensor
+    contiguous: bool
+    first: int
+
+    @property
+    def relative(self) -> torch.Tensor:
+        """`key - query`: (query + key - 1,) per distance if contiguous, else (batch or 1, query, key) per pair."""
+        if self.contiguous:
+            return relative_distances(self.query.shape[1], self.key.shape[1], self.offset, self.query.device)
+        return self.key[:, None, :] - self.query[:, :, None]
+
+
+@dataclass
+class RelativeTerm:
+    """A term of the attention score that looks a table up by distance.
+
+    With r the row of the pair (i, j), and every part optional, the score of query i and key j in head h gets
+
+        query_i · query_table[h, r]  +  key_j · key_table[h, r]  +  bias[h, r]
+
+    and the output of query i gets Σ_j weight_ij · value_table[r].
+
+    Attributes:
+        rows: int64, (query + key - 1,) per distance in the order of [`relative_distances`], or (batch or 1, query, key).
+        query_table, key_table: (heads or 1, rows, head_dim). They carry their scale themselves.
+        bias: (heads or 1, rows).
+        value_table: (rows, head_dim).
+    """
+
+    rows: torch.Tensor
+    query_table: torch.Tensor | None = None
+    key_table: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    value_table: torch.Tensor | None = None
+
+
+@dataclass
+class PairTerm:
+    """A term of the attention score that is known for every pair of positions.
+
+    Attributes:
+        bias: (batch or 1, heads or 1, query, key), added to the score as it is.
+    """
+
+    bias: torch.Tensor
+
+
+class PositionScheme:
+    """What all schemes have: a name, flags, and a word about themselves.
+
+    Attributes:
+        name: the name in `position_scheme`.
+        defaults: the flags that apply to the scheme, with the value that stands for "not given".
+        formula, paper: one line each, for the tables that people read.
+        extrapolates: whether sequences longer than those of training are accepted, and what happens.
+        silent: whether the scheme, added to what a checkpoint has, can start by changing nothing.
+    """
+
+    name: ClassVar[str]
+    defaults: ClassVar[dict[str, Any]] = {}
+    formula: ClassVar[str]
+    paper: ClassVar[str]
+    extrapolates: ClassVar[str]
+    silent: ClassVar[bool] = True
+
+    def __init__(self, config):
+        """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
+        for flag, default in self.defaults.items():
+            value = getattr(config, flag, None)
+            setattr(self, flag.removeprefix("position_"), default if value is None else value)
+        self.check(config)
+
+    def check(self, config) -> None:
+        """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
+
+    def starts_silent(self) -> bool:
+        """Whether the function of the checkpoint is kept at the start, with the flags as they are."""
+        return self.silent
+
+
+class EmbeddingScheme(PositionScheme):
+    """Positions as vectors that join the word embeddings."""
+
+    def add_parameters(self, embeddings: nn.Module, config) -> None:
+        """Register the scheme's parameters on the embeddings module."""
+
+    def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+        """Position vectors (batch or 1, length, width).
+
+        Args:
+            position_ids: int64 (batch or 1, length) as the caller gave them or as the family counts them, or None.
+            slots: int64 (1, length), indices of the tokens in the sequence, the cache counted in.
+        """
+        raise NotImplementedError
+
+
+class AttentionScheme(PositionScheme):
+    """Positions inside the self-attention: rotated queries and keys, score terms, value-side terms.
+
+    Attributes:
+        backends: attention implementations that can carry the scheme.
+        reads_table: the scheme reads the stock table of absolute positions.
+        pure_relative: outputs depend on differences of positions alone.
+    """
+
+    backends: ClassVar[tuple[str, ...]] = ("sdpa", "flex_attention", "eager")
+    reads_table: ClassVar[bool] = False
+    pure_relative: ClassVar[bool] = True
+
+    def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
+        """Register parameters that all layers share."""
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        """Register the parameters of one self-attention."""
+
+    def scaling(self, scaling: float) -> float:
+        """Factor of the content score q·k, given the model's own."""
+        return scaling
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> Any:
+        """What depends neither on the layer nor on a parameter, once per forward: a tensor or tuple of tensors."""
+        return None
+
+    def rotate(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Change query and key, (batch, heads, length, head_dim), before they are cached."""
+        return query, key
+
+    def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
+        """The query of the content score, where it is another than that of the score terms."""
+        return query
+
+    def terms(self, attention: nn.Module, prepared: Any) -> list[RelativeTerm | PairTerm]:
+        """The scheme's terms in this layer; `attention.position_encoder` leads to shared parameters."""
+        return []

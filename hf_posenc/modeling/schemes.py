@@ -1,0 +1,65 @@
+"""The table of schemes, and how a name such as "absolute+t5" becomes scheme objects."""
+
+import difflib
+
+from .absolute import Absolute, NoPositions
+from .rotary import Rope
+from .scheme import AttentionScheme, EmbeddingScheme, PositionScheme
+from .sinusoidal import Sinusoidal
+from .t5 import T5
+
+
+SCHEMES: dict[str, type[PositionScheme]] = {
+    scheme.name: scheme
+    for scheme in (
+        Absolute,
+        Sinusoidal,
+        NoPositions,
+        T5,
+        Rope,
+    )
+}
+ALIASES: dict[str, str] = {}
+
+
+def scheme_names(position_scheme: str) -> list[str]:
+    """The names joined in `position_scheme`, aliases resolved.
+
+    Raises:
+        TypeError: not a string.
+        ValueError: an unknown name (with the nearest right one), a scheme twice, two embedding-level schemes.
+    """
+    if not isinstance(position_scheme, str):
+        raise TypeError(f"position_scheme must be a string, got {type(position_scheme).__name__}")
+    names = [ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+")]
+    for name in names:
+        if name not in SCHEMES:
+            nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise ValueError(
+                f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join([*SCHEMES, *ALIASES])}, "
+                "or several of them joined by '+'"
+            )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"position_scheme={position_scheme!r} names {' and '.join(twice)} twice")
+    embedding_level = [name for name in names if issubclass(SCHEMES[name], EmbeddingScheme)]
+    if len(embedding_level) > 1:
+        raise ValueError(
+            f"position_scheme={position_scheme!r} has {len(embedding_level)} embedding-level schemes "
+            f"({', '.join(embedding_level)}); at most one can be put into the word embeddings"
+        )
+    return names
+
+
+def build_schemes(config) -> tuple[EmbeddingScheme | None, tuple[AttentionScheme, ...]]:
+    """The scheme objects of a config: the embedding-level one (None if positions do not enter there) and the others.
+
+    Raises what [`scheme_names`] and the schemes' own checks raise.
+    """
+    schemes = [SCHEMES[name](config) for name in scheme_names(config.position_scheme)]
+    embedding = [scheme for scheme in schemes if isinstance(scheme, EmbeddingScheme)]
+    attention = tuple(scheme for scheme in schemes if isinstance(scheme, AttentionScheme))
+    if not embedding or isinstance(embedding[0], NoPositions):
+        return None, attention
+    return embedding[0], attention

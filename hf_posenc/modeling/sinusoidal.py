@@ -1,0 +1,74 @@
+"""Fixed sines and cosines of the position, with a learned amplitude."""
+
+import math
+
+import torch
+from torch import nn
+
+from .scheme import Constant, EmbeddingScheme, add_parameter
+
+
+def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dtype: torch.dtype) -> torch.Tensor:
+    """Sines and cosines of positions.
+
+    `interleaved`: out[2k] = sin(pos / base^(2k/width)), out[2k+1] = cos (Vaswani et al. 2017, section 3.5).
+    `halves`: all sines, then all cosines, wavelengths spaced by log(base) / (width/2 - 1) (tensor2tensor's
+    `get_timing_signal_1d`); an odd width ends in a 0.
+
+    Args:
+        positions: integer tensor (...).
+        width: number of features.
+        layout: "interleaved" or "halves".
+        dtype: of the result. Angles are float64 and cast once: float32 angles are off by 5e-4 at position 8,192.
+
+    Returns:
+        (..., width), unscaled.
+    """
+    # MPS has no float64.
+    precise = torch.float32 if positions.device.type == "mps" else torch.float64
+    if layout == "halves":
+        half = width // 2
+        exponents = torch.arange(half, dtype=precise, device=positions.device) / max(half - 1, 1)
+    else:
+        half = (width + 1) // 2
+        exponents = torch.arange(half, dtype=precise, device=positions.device) * (2 / width)
+    angles = positions.to(precise)[..., None] * torch.exp(exponents * -math.log(base))
+    sines, cosines = angles.sin().to(dtype), angles.cos().to(dtype)
+    if layout == "halves":
+        return nn.functional.pad(torch.cat([sines, cosines], dim=-1), (0, width - 2 * half))
+    return torch.stack([sines, cosines], dim=-1).flatten(-2)[..., :width]
+
+
+class Sinusoidal(EmbeddingScheme):
+    """w + s · sin/cos(position), s a learned scalar `embeddings.position_scale` of shape (1,).
+
+    Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s starts at
+    `position_scale`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
+    the token's index in the sequence or the given `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
+
+    Source: Vaswani et al. 2017; layout `halves` as tensor2tensor's `get_timing_signal_1d`.
+    """
+
+    name = "sinusoidal"
+    defaults = {"position_base": 10000.0, "position_layout": "interleaved", "position_scale": None}
+    formula = "w + s·[sin(i/base^(2k/E)), cos(i/base^(2k/E))], s learned"
+    paper = "Vaswani et al. 2017"
+    extrapolates = "yes: any length"
+    silent = False
+
+    def check(self, config) -> None:
+        if self.base <= 1:
+            raise ValueError(f"position_base must be greater than 1 for sinusoidal, got {self.base}")
+
+    def starts_silent(self) -> bool:
+        return self.scale == 0
+
+    def add_parameters(self, embeddings: nn.Module, config) -> None:
+        amplitude = self.scale if self.scale is not None else config.initializer_range * math.sqrt(2)
+        add_parameter(embeddings, "position_scale", (1,), Constant(float(amplitude)))
+
+    def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
+        positions = slots if position_ids is None else position_ids - embeddings.first_position
+        scale = embeddings.position_scale
+        width = embeddings.word_embeddings.embedding_dim
+        return scale * sinusoids(positions, width, self.base, self.layout, scale.dtype)

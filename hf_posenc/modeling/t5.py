@@ -1,0 +1,60 @@
+"""T5's learned bias per head and logarithmic bucket of the distance."""
+
+import torch
+from torch import nn
+
+from .relative_positions import t5_bucket
+from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, zeros
+
+
+class T5(AttentionScheme):
+    """score(i, j) = q_i·k_j/√d + b[h, bucket(j - i)].
+
+    b is `encoder.relative_attention_bias.weight` (buckets, heads), one table for all layers, or with
+    `position_per_layer` one in each `encoder.layer.N.attention.self`. The bias is not scaled. Buckets are bidirectional in
+    an encoder and unidirectional in a decoder. Beside `tupe` (TUPE-R) the bias is 0 in [CLS]'s row and column.
+
+    Source: Raffel et al. 2020; buckets and bias checked against `T5Attention` of transformers.
+    """
+
+    name = "t5"
+    defaults = {
+        "position_init": "silent",
+        "position_buckets": 32,
+        "position_max_distance": 128,
+        "position_per_layer": False,
+    }
+    formula = "q_i·k_j/√d + b[h, bucket(j−i)]"
+    paper = "Raffel et al. 2020"
+    extrapolates = "yes: distances beyond max_distance share a bucket"
+
+    def check(self, config) -> None:
+        self.bidirectional = not config.is_decoder
+        if self.buckets < 4 or self.buckets % 2:
+            raise ValueError(f"position_buckets must be even and at least 4 for t5, got {self.buckets}")
+        exact = self.buckets // 4 if self.bidirectional else self.buckets // 2
+        if self.max_distance <= exact:
+            raise ValueError(
+                f"position_max_distance must be greater than {exact} (the distances that have a bucket of their own "
+                f"with position_buckets={self.buckets}) for t5, got {self.max_distance}"
+            )
+
+    def _table(self, config) -> PositionEmbedding:
+        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
+        return PositionEmbedding(self.buckets, config.num_attention_heads, initial)
+
+    def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
+        if not self.per_layer:
+            encoder.relative_attention_bias = self._table(config)
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        if self.per_layer:
+            attention.relative_attention_bias = self._table(config)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
+        return t5_bucket(positions.relative, self.buckets, self.max_distance, self.bidirectional)
+
+    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        owner = attention if self.per_layer else attention.position_encoder
+        # (buckets, heads) -> (heads, buckets)
+        return [RelativeTerm(rows=prepared, bias=owner.relative_attention_bias.weight.t())]

@@ -1,0 +1,187 @@
+"""The plugin: teaches transformers' own classes and registries the `position_*` flags.
+
+This is the only file that touches transformers. Four small hooks, each of which does nothing unless a flag is given:
+
+- `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
+- `XConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
+- `XConfig.get_config_dict` of a stock config reads a saved variant without complaint.
+- A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
+"""
+
+import functools
+
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+from transformers.utils import logging
+
+from .modeling import (
+    configuration_posenc,
+    modeling_bert,
+    modeling_camembert,
+    modeling_electra,
+    modeling_roberta,
+    modeling_xlm_roberta,
+)
+from .modeling.configuration_posenc import (
+    FLAGS,
+    LEGACY_KEY,
+    LEGACY_SCHEMES,
+    PositionConfigMixin,
+    carries_flags,
+    check_names,
+)
+from .modeling.modeling_posenc import PosencPreTrainedModel
+
+
+logger = logging.get_logger(__name__)
+
+CONFIGS: tuple[type[PositionConfigMixin], ...] = (
+    configuration_posenc.PosencBertConfig,
+    configuration_posenc.PosencRobertaConfig,
+    configuration_posenc.PosencXLMRobertaConfig,
+    configuration_posenc.PosencCamembertConfig,
+    configuration_posenc.PosencElectraConfig,
+)
+# Stock config class -> the variant's.
+VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {config.__mro__[2]: config for config in CONFIGS}
+# Stock model class -> the variant's, base models and heads.
+VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
+    next(c for c in variant.__mro__ if c.__module__.startswith("transformers.")): variant
+    for module in (modeling_bert, modeling_roberta, modeling_xlm_roberta, modeling_camembert, modeling_electra)
+    for variant in vars(module).values()
+    if isinstance(variant, type) and issubclass(variant, PosencPreTrainedModel) and variant.__module__ == module.__name__
+}
+
+
+def _families() -> str:
+    return ", ".join(config.stock_model_type for config in CONFIGS)
+
+
+def _own_flags(config) -> dict:
+    """The flags that a config object carries, whoever put them there, misspelt ones refused."""
+    if isinstance(config, PositionConfigMixin):
+        return {"position_scheme": config.position_scheme}
+    entries = {name: value for name, value in vars(config).items() if "pos" in name}
+    if type(config) in VARIANT_CONFIGS:
+        check_names(entries, strictly=False)
+        return entries if carries_flags(entries) else {}
+    return {"position_scheme": entries["position_scheme"]} if entries.get("position_scheme") is not None else {}
+
+
+def _new_model(cls, *args, **kwargs):
+    """`PreTrainedModel.__new__`: the variant of a stock class where the config, or a keyword beside it, has a flag.
+
+    Python runs the variant's `__init__` then, since it is a subclass of the stock class.
+
+    Raises:
+        ValueError: the class is of a family without variants, or derives from a stock class.
+    """
+    config = kwargs.get("config", args[0] if args else None)
+    asked = any(flag in kwargs for flag in FLAGS)
+    if issubclass(cls, PosencPreTrainedModel) or not isinstance(config, PreTrainedConfig):
+        return object.__new__(cls)
+    if not asked and not _own_flags(config):
+        return object.__new__(cls)
+    if cls in VARIANT_MODELS:
+        return object.__new__(VARIANT_MODELS[cls])
+    stock = next((c for c in cls.__mro__ if c in VARIANT_MODELS), None)
+    if stock is not None and stock is _base_class(stock) and not _is_variant(cls):
+        raise ValueError(
+            f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
+            f"{VARIANT_MODELS[stock].__name__} to build it from a config with position_scheme"
+        )
+    if stock is None and cls.__module__.startswith("transformers."):
+        raise ValueError(
+            f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {_families()}"
+        )
+    return object.__new__(cls)
+
+
+def _base_class(stock: type) -> type:
+    """The base model of a stock class; heads need no hook of their own, the base model inside them has it."""
+    return next(c for c in VARIANT_MODELS if c.__module__ == stock.__module__ and c.__name__.endswith("Model") and "LMHead" not in c.__name__)
+
+
+def _is_variant(cls: type) -> bool:
+    """Whether a class is a variant, also one that was loaded from the Hub and so is another object."""
+    return any(c.__name__ == PosencPreTrainedModel.__name__ for c in cls.__mro__)
+
+
+def _new_config(cls, *args, **kwargs):
+    """`XConfig.__new__`: the variant's config where a keyword is a flag; ValueError for a misspelt one."""
+    if cls in VARIANT_CONFIGS:
+        if carries_flags(kwargs):
+            return object.__new__(VARIANT_CONFIGS[cls])
+        check_names(kwargs, strictly=False)
+    return object.__new__(cls)
+
+
+def _teach_from_dict() -> None:
+    """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
+    stock_from_dict = PreTrainedConfig.__dict__["from_dict"].__func__
+
+    @functools.wraps(stock_from_dict)
+    def from_dict(cls, config_dict, **kwargs):
+        if issubclass(cls, PositionConfigMixin):
+            return stock_from_dict(cls, config_dict, **kwargs)
+        if cls in VARIANT_CONFIGS:
+            if carries_flags(kwargs) or carries_flags(config_dict):
+                if kwargs.get("position_scheme") is None and config_dict.get("position_scheme") is None:
+                    _report_restored(config_dict)
+                return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
+            check_names(kwargs)
+            for flag in FLAGS:  # given, but as None: not for the model
+                kwargs.pop(flag, None)
+        elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
+            raise ValueError(
+                f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
+                f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {_families()}"
+            )
+        return stock_from_dict(cls, config_dict, **kwargs)
+
+    PreTrainedConfig.from_dict = classmethod(from_dict)
+
+
+def _report_restored(config_dict: dict) -> None:
+    if config_dict.get(LEGACY_KEY) in LEGACY_SCHEMES:
+        logger.warning_once(
+            f"{LEGACY_KEY}={config_dict[LEGACY_KEY]!r}: restored as position_scheme={config_dict[LEGACY_KEY]!r}, which "
+            "transformers 5 by itself would ignore."
+        )
+
+
+def _teach_config(stock: type, variant: type[PositionConfigMixin]) -> None:
+    """Hooks of one stock config class."""
+    stock.__new__ = _new_config
+    stock_get_config_dict = stock.get_config_dict.__func__
+
+    @functools.wraps(stock_get_config_dict)
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        config_dict, kwargs = stock_get_config_dict(cls, pretrained_model_name_or_path, **kwargs)
+        if cls is stock and config_dict.get("model_type") == variant.model_type:
+            config_dict["model_type"] = stock.model_type
+        return config_dict, kwargs
+
+    stock.get_config_dict = classmethod(get_config_dict)
+
+
+def _register(stock: type, variant: type[PositionConfigMixin]) -> None:
+    """Enter a family's variants where transformers has the stock classes: every Auto class, AutoTokenizer included."""
+    AutoConfig.register(variant.model_type, variant)
+    for auto in vars(modeling_auto).values():
+        if not (isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)) or auto._model_mapping is None:
+            continue
+        if stock in auto._model_mapping:
+            auto.register(variant, VARIANT_MODELS[auto._model_mapping[stock]])
+    TOKENIZER_MAPPING.register(variant, TOKENIZER_MAPPING[stock])
+
+
+def install() -> None:
+    """Open all doors. Runs once, when hf_posenc is imported."""
+    PreTrainedModel.__new__ = _new_model
+    _teach_from_dict()
+    for stock, variant in VARIANT_CONFIGS.items():
+        _teach_config(stock, variant)
+        _register(stock, variant)
