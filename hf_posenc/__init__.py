@@ -11,8 +11,104 @@ from .modeling.configuration_posenc import (
     PosencRobertaConfig,
     PosencXLMRobertaConfig,
 )
+from .modeling.modeling_bert import (
+    PosencBertForMaskedLM,
+    PosencBertForMultipleChoice,
+    PosencBertForNextSentencePrediction,
+    PosencBertForPreTraining,
+    PosencBertForQuestionAnswering,
+    PosencBertForSequenceClassification,
+    PosencBertForTokenClassification,
+    PosencBertLMHeadModel,
+    PosencBertModel,
+)
+from .modeling.modeling_camembert import (
+    PosencCamembertForCausalLM,
+    PosencCamembertForMaskedLM,
+    PosencCamembertForMultipleChoice,
+    PosencCamembertForQuestionAnswering,
+    PosencCamembertForSequenceClassification,
+    PosencCamembertForTokenClassification,
+    PosencCamembertModel,
+)
+from .modeling.modeling_electra import (
+    PosencElectraForCausalLM,
+    PosencElectraForMaskedLM,
+    PosencElectraForMultipleChoice,
+    PosencElectraForPreTraining,
+    PosencElectraForQuestionAnswering,
+    PosencElectraForSequenceClassification,
+    PosencElectraForTokenClassification,
+    PosencElectraModel,
+)
+from .modeling.modeling_roberta import (
+    PosencRobertaForCausalLM,
+    PosencRobertaForMaskedLM,
+    PosencRobertaForMultipleChoice,
+    PosencRobertaForQuestionAnswering,
+    PosencRobertaForSequenceClassification,
+    PosencRobertaForTokenClassification,
+    PosencRobertaModel,
+)
+from .modeling.modeling_xlm_roberta import (
+    PosencXLMRobertaForCausalLM,
+    PosencXLMRobertaForMaskedLM,
+    PosencXLMRobertaForMultipleChoice,
+    PosencXLMRobertaForQuestionAnswering,
+    PosencXLMRobertaForSequenceClassification,
+    PosencXLMRobertaForTokenClassification,
+    PosencXLMRobertaModel,
+)
+from .parameters import position_parameters
 
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "PosencBertConfig",
+    "PosencBertForMaskedLM",
+    "PosencBertForMultipleChoice",
+    "PosencBertForNextSentencePrediction",
+    "PosencBertForPreTraining",
+    "PosencBertForQuestionAnswering",
+    "PosencBertForSequenceClassification",
+    "PosencBertForTokenClassification",
+    "PosencBertLMHeadModel",
+    "PosencBertModel",
+    "PosencCamembertConfig",
+    "PosencCamembertForCausalLM",
+    "PosencCamembertForMaskedLM",
+    "PosencCamembertForMultipleChoice",
+    "PosencCamembertForQuestionAnswering",
+    "PosencCamembertForSequenceClassification",
+    "PosencCamembertForTokenClassification",
+    "PosencCamembertModel",
+    "PosencElectraConfig",
+    "PosencElectraForCausalLM",
+    "PosencElectraForMaskedLM",
+    "PosencElectraForMultipleChoice",
+    "PosencElectraForPreTraining",
+    "PosencElectraForQuestionAnswering",
+    "PosencElectraForSequenceClassification",
+    "PosencElectraForTokenClassification",
+    "PosencElectraModel",
+    "PosencRobertaConfig",
+    "PosencRobertaForCausalLM",
+    "PosencRobertaForMaskedLM",
+    "PosencRobertaForMultipleChoice",
+    "PosencRobertaForQuestionAnswering",
+    "PosencRobertaForSequenceClassification",
+    "PosencRobertaForTokenClassification",
+    "PosencRobertaModel",
+    "PosencXLMRobertaConfig",
+    "PosencXLMRobertaForCausalLM",
+    "PosencXLMRobertaForMaskedLM",
+    "PosencXLMRobertaForMultipleChoice",
+    "PosencXLMRobertaForQuestionAnswering",
+    "PosencXLMRobertaForSequenceClassification",
+    "PosencXLMRobertaForTokenClassification",
+    "PosencXLMRobertaModel",
+    "position_parameters",
+]
 
 plugin.install()

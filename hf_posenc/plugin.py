@@ -51,7 +51,9 @@ VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
     next(c for c in variant.__mro__ if c.__module__.startswith("transformers.")): variant
     for module in (modeling_bert, modeling_roberta, modeling_xlm_roberta, modeling_camembert, modeling_electra)
     for variant in vars(module).values()
-    if isinstance(variant, type) and issubclass(variant, PosencPreTrainedModel) and variant.__module__ == module.__name__
+    if isinstance(variant, type)
+    and issubclass(variant, PosencPreTrainedModel)
+    and variant.__module__ == module.__name__
 }
 
 
@@ -101,7 +103,11 @@ def _new_model(cls, *args, **kwargs):
 
 def _base_class(stock: type) -> type:
     """The base model of a stock class; heads need no hook of their own, the base model inside them has it."""
-    return next(c for c in VARIANT_MODELS if c.__module__ == stock.__module__ and c.__name__.endswith("Model") and "LMHead" not in c.__name__)
+    return next(
+        c
+        for c in VARIANT_MODELS
+        if c.__module__ == stock.__module__ and c.__name__.endswith("Model") and "LMHead" not in c.__name__
+    )
 
 
 def _is_variant(cls: type) -> bool:

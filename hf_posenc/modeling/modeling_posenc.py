@@ -8,9 +8,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
-from .attention import PositionSelfAttention
 from .configuration_posenc import FLAGS
-from .embeddings import PositionEmbeddings
 from .scheme import (
     AttentionScheme,
     PositionEmbedding,

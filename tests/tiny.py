@@ -1,0 +1,95 @@
+"""Tiny models of every family, inputs for them, and position parameters that are not zero."""
+
+import torch
+from torch import nn
+
+import hf_posenc  # noqa: F401
+from hf_posenc import plugin, position_parameters
+
+
+# Stock model type -> sizes; ELECTRA's embeddings are narrower than its layers, as in its checkpoints.
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "max_position_embeddings": 64,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    # Large weights, so that positions matter and mistakes show.
+    "initializer_range": 0.2,
+}
+FAMILIES = {config.stock_model_type: config for config in plugin.CONFIGS}
+STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in plugin.VARIANT_CONFIGS.items()}
+
+
+def stock_config(family: str = "bert", **overrides):
+    """A tiny stock config of a family (no flags); flags among `overrides` make it a variant's."""
+    extra = {"embedding_size": 24} if family == "electra" else {}
+    return STOCK_CONFIGS[family](**{**SIZES, **extra, **overrides})
+
+
+def variant_config(family: str = "bert", **overrides):
+    """A tiny config of a family's variant."""
+    extra = {"embedding_size": 24} if family == "electra" else {}
+    return FAMILIES[family](**{**SIZES, **extra, **overrides})
+
+
+def variant_class(family: str, head: str = "Model"):
+    """The variant of a family with a head, by the end of the class's name: "Model", "ForMaskedLM", ..."""
+    module = {"xlm-roberta": "xlm_roberta"}.get(family, family)
+    return next(
+        variant
+        for stock, variant in plugin.VARIANT_MODELS.items()
+        if stock.__module__.endswith(f".modeling_{module}") and stock.__name__ == _stock_prefix(family) + head
+    )
+
+
+def _stock_prefix(family: str) -> str:
+    return STOCK_CONFIGS[family].__name__.removesuffix("Config")
+
+
+def heads(family: str) -> list[type]:
+    """All stock classes of a family that have a variant."""
+    module = {"xlm-roberta": "xlm_roberta"}.get(family, family)
+    return [stock for stock in plugin.VARIANT_MODELS if stock.__module__.endswith(f".modeling_{module}")]
+
+
+@torch.no_grad()
+def fill_positions(model: nn.Module, seed: int = 0, std: float = 0.5) -> nn.Module:
+    """Fill the position parameters with random values: they start at zero, where a test proves nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in position_parameters(model).values():
+        noise = torch.randn(parameter.shape, generator=generator) * std
+        parameter.copy_(noise.to(parameter))
+    return model
+
+
+def inputs(
+    batch: int = 3, length: int = 12, family: str = "bert", padding: str | None = "right", seed: int = 0
+) -> dict:
+    """Token ids and an attention mask; every row but the first is padded, on the side asked for, or not at all."""
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(5, SIZES["vocab_size"], (batch, length), generator=generator)
+    attention_mask = torch.ones_like(input_ids)
+    pad_token_id = STOCK_CONFIGS[family]().pad_token_id
+    if padding is not None:
+        for row in range(1, batch):
+            width = min(row * 2, length - 2)
+            columns = slice(length - width, length) if padding == "right" else slice(0, width)
+            attention_mask[row, columns] = 0
+            input_ids[row, columns] = pad_token_id
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def build(position_scheme: str, family: str = "bert", head: str = "Model", seed: int = 0, **overrides) -> nn.Module:
+    """A tiny variant in eval mode with its position parameters filled."""
+    torch.manual_seed(seed)
+    model = variant_class(family, head)(variant_config(family, position_scheme=position_scheme, **overrides))
+    return fill_positions(model, seed).eval()
+
+
+def difference_where_attended(first: torch.Tensor, second: torch.Tensor, attention_mask: torch.Tensor) -> float:
+    """Largest difference over the tokens that are not padding."""
+    return (first - second)[attention_mask.bool()].abs().max().item()
