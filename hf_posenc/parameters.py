@@ -6,7 +6,7 @@ from torch import nn
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that the position schemes added to a model, by their full name.
 
-    The stock table of absolute positions is not among them: it belongs to the checkpoint. Useful for learning-rate
+    The stock table of absolute positions is not among them where it belongs to the checkpoint. Useful for learning-rate
     groups, for training positions only, and for looking at what was learned.
 
     Args:

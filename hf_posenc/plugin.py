@@ -1,10 +1,11 @@
 """The plugin: teaches transformers' own classes and registries the `position_*` flags.
 
-This is the only file that touches transformers. Four small hooks, each of which does nothing unless a flag is given:
+This is the only file that touches transformers. Four small hooks on its two base classes, each of which does nothing
+unless a flag is given:
 
 - `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
-- `XConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
-- `XConfig.get_config_dict` of a stock config reads a saved variant without complaint.
+- `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
+- `BertConfig.get_config_dict` reads a saved variant without complaint.
 - A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
 """
 
@@ -27,10 +28,10 @@ from .modeling import (
 from .modeling.configuration_posenc import (
     FLAGS,
     LEGACY_KEY,
-    LEGACY_SCHEMES,
     PositionConfigMixin,
     carries_flags,
     check_names,
+    legacy_scheme,
 )
 from .modeling.modeling_posenc import PosencPreTrainedModel
 
@@ -61,15 +62,12 @@ def _families() -> str:
     return ", ".join(config.stock_model_type for config in CONFIGS)
 
 
-def _own_flags(config) -> dict:
-    """The flags that a config object carries, whoever put them there, misspelt ones refused."""
-    if isinstance(config, PositionConfigMixin):
-        return {"position_scheme": config.position_scheme}
-    entries = {name: value for name, value in vars(config).items() if "pos" in name}
+def _asks_for_variant(config: PreTrainedConfig) -> bool:
+    """Whether a config carries a flag, whoever put it there; ValueError for a misspelt one."""
     if type(config) in VARIANT_CONFIGS:
-        check_names(entries, strictly=False)
-        return entries if carries_flags(entries) else {}
-    return {"position_scheme": entries["position_scheme"]} if entries.get("position_scheme") is not None else {}
+        check_names(vars(config), strictly=False)
+        return carries_flags(vars(config))
+    return isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None
 
 
 def _new_model(cls, *args, **kwargs):
@@ -78,66 +76,58 @@ def _new_model(cls, *args, **kwargs):
     Python runs the variant's `__init__` then, since it is a subclass of the stock class.
 
     Raises:
-        ValueError: the class is of a family without variants, or derives from a stock class.
+        ValueError: the class is of a family without variants, or derives from a stock base model; a flag is misspelt.
     """
     config = kwargs.get("config", args[0] if args else None)
-    asked = any(flag in kwargs for flag in FLAGS)
-    if issubclass(cls, PosencPreTrainedModel) or not isinstance(config, PreTrainedConfig):
-        return object.__new__(cls)
-    if not asked and not _own_flags(config):
-        return object.__new__(cls)
-    if cls in VARIANT_MODELS:
-        return object.__new__(VARIANT_MODELS[cls])
+    # Copying and unpickling pass no config; what is no config at all is transformers' to refuse.
+    if isinstance(config, PreTrainedConfig):
+        if cls in VARIANT_MODELS:
+            check_names(kwargs)
+            if _asks_for_variant(config) or carries_flags(kwargs):
+                cls = VARIANT_MODELS[cls]
+        elif not hasattr(cls, "position_parts") and (
+            _asks_for_variant(config) or kwargs.get("position_scheme") is not None
+        ):
+            _check_other_class(cls)
+    return object.__new__(cls)
+
+
+def _check_other_class(cls: type) -> None:
+    """Raise ValueError for a class, neither a stock one with a variant nor a variant, that a flag would be lost in."""
     stock = next((c for c in cls.__mro__ if c in VARIANT_MODELS), None)
-    if stock is not None and stock is _base_class(stock) and not _is_variant(cls):
-        raise ValueError(
-            f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
-            f"{VARIANT_MODELS[stock].__name__} to build it from a config with position_scheme"
-        )
     if stock is None and cls.__module__.startswith("transformers."):
         raise ValueError(
             f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {_families()}"
         )
-    return object.__new__(cls)
-
-
-def _base_class(stock: type) -> type:
-    """The base model of a stock class; heads need no hook of their own, the base model inside them has it."""
-    return next(
-        c
-        for c in VARIANT_MODELS
-        if c.__module__ == stock.__module__ and c.__name__.endswith("Model") and "LMHead" not in c.__name__
-    )
-
-
-def _is_variant(cls: type) -> bool:
-    """Whether a class is a variant, also one that was loaded from the Hub and so is another object."""
-    return any(c.__name__ == PosencPreTrainedModel.__name__ for c in cls.__mro__)
+    # A head, or a class of the user's own that holds a stock model, is left as it is: the base model inside is made here.
+    if stock is not None and VARIANT_MODELS[stock].position_parts.model is VARIANT_MODELS[stock]:
+        raise ValueError(
+            f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
+            f"{VARIANT_MODELS[stock].__name__} to build it from a config with position_scheme"
+        )
 
 
 def _new_config(cls, *args, **kwargs):
-    """`XConfig.__new__`: the variant's config where a keyword is a flag; ValueError for a misspelt one."""
+    """`PreTrainedConfig.__new__`: the variant's config where a keyword is a flag; ValueError for a misspelt one."""
     if cls in VARIANT_CONFIGS:
-        if carries_flags(kwargs):
-            return object.__new__(VARIANT_CONFIGS[cls])
         check_names(kwargs, strictly=False)
+        if carries_flags(kwargs):
+            cls = VARIANT_CONFIGS[cls]
     return object.__new__(cls)
 
 
 def _teach_from_dict() -> None:
     """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
-    stock_from_dict = PreTrainedConfig.__dict__["from_dict"].__func__
+    stock_from_dict = PreTrainedConfig.from_dict.__func__
 
     @functools.wraps(stock_from_dict)
     def from_dict(cls, config_dict, **kwargs):
-        if issubclass(cls, PositionConfigMixin):
-            return stock_from_dict(cls, config_dict, **kwargs)
         if cls in VARIANT_CONFIGS:
+            check_names(kwargs)
             if carries_flags(kwargs) or carries_flags(config_dict):
                 if kwargs.get("position_scheme") is None and config_dict.get("position_scheme") is None:
-                    _report_restored(config_dict)
+                    _report_restored(legacy_scheme(config_dict))
                 return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
-            check_names(kwargs)
             for flag in FLAGS:  # given, but as None: not for the model
                 kwargs.pop(flag, None)
         elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
@@ -150,27 +140,25 @@ def _teach_from_dict() -> None:
     PreTrainedConfig.from_dict = classmethod(from_dict)
 
 
-def _report_restored(config_dict: dict) -> None:
-    if config_dict.get(LEGACY_KEY) in LEGACY_SCHEMES:
+def _report_restored(scheme: str | None) -> None:
+    if scheme is not None:
         logger.warning_once(
-            f"{LEGACY_KEY}={config_dict[LEGACY_KEY]!r}: restored as position_scheme={config_dict[LEGACY_KEY]!r}, which "
-            "transformers 5 by itself would ignore."
+            f"{LEGACY_KEY}={scheme!r}: restored as position_scheme={scheme!r}, which transformers 5 by itself would ignore."
         )
 
 
-def _teach_config(stock: type, variant: type[PositionConfigMixin]) -> None:
-    """Hooks of one stock config class."""
-    stock.__new__ = _new_config
-    stock_get_config_dict = stock.get_config_dict.__func__
+def _teach_get_config_dict() -> None:
+    """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type."""
+    stock_get_config_dict = PreTrainedConfig.get_config_dict.__func__
 
     @functools.wraps(stock_get_config_dict)
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         config_dict, kwargs = stock_get_config_dict(cls, pretrained_model_name_or_path, **kwargs)
-        if cls is stock and config_dict.get("model_type") == variant.model_type:
-            config_dict["model_type"] = stock.model_type
+        if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
+            config_dict["model_type"] = cls.model_type
         return config_dict, kwargs
 
-    stock.get_config_dict = classmethod(get_config_dict)
+    PreTrainedConfig.get_config_dict = classmethod(get_config_dict)
 
 
 def _register(stock: type, variant: type[PositionConfigMixin]) -> None:
@@ -187,7 +175,8 @@ def _register(stock: type, variant: type[PositionConfigMixin]) -> None:
 def install() -> None:
     """Open all doors. Runs once, when hf_posenc is imported."""
     PreTrainedModel.__new__ = _new_model
+    PreTrainedConfig.__new__ = _new_config
     _teach_from_dict()
+    _teach_get_config_dict()
     for stock, variant in VARIANT_CONFIGS.items():
-        _teach_config(stock, variant)
         _register(stock, variant)

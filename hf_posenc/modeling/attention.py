@@ -1,5 +1,6 @@
 """The self-attention that asks its schemes, and the backends that compute it."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -14,6 +15,9 @@ from .scheme import AttentionScheme, PairTerm, RelativeTerm
 
 logger = logging.get_logger(__name__)
 
+# torch.compiler.is_exporting is younger than the oldest torch supported.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
 Term = RelativeTerm | PairTerm
 
 
@@ -22,6 +26,25 @@ def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.T
     if term.rows.dim() == 1:
         return spread(term.rows, query_length, key_length)[None]
     return term.rows
+
+
+def by_distance(term: Term) -> Term:
+    """The term with a row per distance instead of a row per table entry, where there are fewer distances than entries.
+
+    Short sequences reach a small part of a table, and products with the rest are wasted. Left alone under torch.compile
+    and export, where lengths are symbols that must not be compared.
+    """
+    if isinstance(term, PairTerm) or term.rows.dim() != 1 or torch.compiler.is_compiling():
+        return term
+    tables = {"query_table": -2, "key_table": -2, "bias": -1, "value_table": -2}  # the dimension of their rows
+    given = {name: dim for name, dim in tables.items() if getattr(term, name) is not None}
+    if any(term.rows.shape[0] >= getattr(term, name).shape[dim] for name, dim in given.items()):
+        return term
+    reached = {
+        name: (table := getattr(term, name)).index_select(dim, term.rows.to(table.device))
+        for name, dim in given.items()
+    }
+    return RelativeTerm(rows=torch.arange(term.rows.shape[0], device=term.rows.device), **reached)
 
 
 def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
@@ -123,6 +146,65 @@ def eager_position_attention(
     return output.transpose(1, 2).contiguous(), weights
 
 
+@functools.cache
+def _compiled_flex_attention(dynamic: bool | None):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=dynamic)
+
+
+def flex_position_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask,
+    scaling: float,
+    dropout: float = 0.0,
+    position_bias: torch.Tensor | None = None,
+    kernel_options: dict | None = None,
+    **kwargs,
+) -> tuple[torch.Tensor, None]:
+    """FlexAttention with the score terms as its score modification.
+
+    Returns:
+        output (batch, query, heads, head_dim), None.
+
+    Raises:
+        ValueError: attention dropout, which FlexAttention does not have.
+    """
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if dropout > 0:
+        raise ValueError(
+            "flex_attention has no dropout: use it in eval mode, or set attention_probs_dropout_prob=0 in the config"
+        )
+    block_mask = attention_mask
+    if isinstance(attention_mask, torch.Tensor):
+        block_mask = None
+        mask = attention_mask[..., : key.shape[2]]
+        lowest = torch.finfo(query.dtype).min
+        if mask.dtype == torch.bool:
+            position_bias = torch.where(mask, position_bias, lowest)
+        else:
+            position_bias = torch.where(mask <= lowest, lowest, position_bias + mask)
+    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    bias = position_bias.expand(shape).contiguous()
+
+    def add_bias(score, batch, head, query_index, key_index):
+        return score + bias[batch, head, query_index, key_index]
+
+    if torch.compiler.is_compiling():
+        attend = flex_attention
+    else:
+        # With symbolic shapes, the code that inductor writes for CPUs does not always compile (torch 2.13).
+        attend = _compiled_flex_attention(False if query.device.type == "cpu" else None)
+    output = attend(
+        query, key, value, score_mod=add_bias, block_mask=block_mask, scale=scaling, kernel_options=kernel_options
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
 class PositionSelfAttention:
     """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
 
@@ -169,12 +251,20 @@ class PositionSelfAttention:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)
-        terms = [term for scheme in self.position_schemes for term in scheme.terms(self, state.get(scheme.name))]
+        terms = [
+            by_distance(term)
+            for scheme in self.position_schemes
+            for term in scheme.terms(self, state.get(scheme.name))
+        ]
         content_query = query
         for scheme in self.position_schemes:
             content_query = scheme.content_query(self, content_query)
 
         output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
+        if _is_exporting():
+            # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
+            # (ONNX) leaves another, and the view below would not fit it.
+            output = output.clone(memory_format=torch.contiguous_format)
         return output.reshape(*input_shape, -1).contiguous(), weights
 
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
@@ -194,9 +284,8 @@ class PositionSelfAttention:
         if value_terms or implementation == "eager":
             attend = eager_position_attention
             settings["value_terms"] = value_terms
+        elif implementation == "flex_attention":
+            attend = flex_position_attention
         else:
             attend = ALL_ATTENTION_FUNCTIONS[implementation]
-            # The backends index the bias by batch and head.
-            shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-            settings["position_bias"] = settings["position_bias"].expand(shape)
         return attend(self, content_query, key, value, attention_mask, **settings)

@@ -2,6 +2,7 @@
 
 import copy
 import difflib
+import functools
 import inspect
 import math
 import os
@@ -10,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from transformers import BertConfig, CamembertConfig, ElectraConfig, RobertaConfig, XLMRobertaConfig
+from transformers import (
+    BertConfig,
+    CamembertConfig,
+    ElectraConfig,
+    PreTrainedConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
@@ -120,6 +128,7 @@ def _edit_distance(first: str, second: str) -> int:
     return rows[-1][-1]
 
 
+@functools.cache
 def _nearest_flag(name: str) -> str | None:
     """The flag that `name` is probably a misspelling of: within two edits, or with `position` shortened."""
     for flag in FLAGS:
@@ -148,9 +157,14 @@ def check_names(names, strictly: bool = True) -> None:
             )
 
 
+def legacy_scheme(entries: dict[str, Any]) -> str | None:
+    """The scheme that v4's key asks for, if any."""
+    return entries[LEGACY_KEY] if entries.get(LEGACY_KEY) in LEGACY_SCHEMES else None
+
+
 def carries_flags(entries: dict[str, Any]) -> bool:
     """Whether a config's entries or keywords ask for a variant: a flag that is given, or v4's name for a scheme."""
-    return any(entries.get(flag) is not None for flag in FLAGS) or entries.get(LEGACY_KEY) in LEGACY_SCHEMES
+    return any(entries.get(flag) is not None for flag in FLAGS) or legacy_scheme(entries) is not None
 
 
 def flags_in_use(position_scheme: str) -> set[str]:
@@ -237,9 +251,11 @@ class PositionConfigMixin:
 
     def __post_init__(self, **kwargs):
         check_names(kwargs)
-        legacy = kwargs.pop(LEGACY_KEY, None)
+        # A stored model type, a stock one perhaps, must not end up on the instance.
+        kwargs.pop("model_type", None)
         if self.position_scheme is None:
-            self.position_scheme = legacy if legacy in LEGACY_SCHEMES else "absolute"
+            self.position_scheme = legacy_scheme(kwargs) or "absolute"
+        kwargs.pop(LEGACY_KEY, None)
         super().__post_init__(**kwargs)
         self.check_positions()
 
@@ -274,12 +290,13 @@ class PositionConfigMixin:
 
         Where `position_scheme` is overridden, stored flags that the new schemes do not use are dropped, with one log line.
         """
-        trained = config_dict.get("position_scheme")
-        given = {flag: kwargs.pop(flag) for flag in FLAGS if flag in kwargs}
+        trained = config_dict.get("position_scheme") or legacy_scheme(config_dict)
+        given = {flag: value for flag in FLAGS if (value := kwargs.pop(flag, None)) is not None}
         check_names(kwargs)
-        # The stored model type, a stock one perhaps, must not end up on the instance.
-        config_dict = override_flags({k: v for k, v in config_dict.items() if k != "model_type"}, given)
-        result = super().from_dict(config_dict, **kwargs)
+        if legacy_scheme(kwargs) is not None:
+            given.setdefault("position_scheme", legacy_scheme(kwargs))
+        kwargs.pop(LEGACY_KEY, None)
+        result = super().from_dict(override_flags(config_dict, given), **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
         config._trained_position_scheme = trained
@@ -287,27 +304,33 @@ class PositionConfigMixin:
 
     @classmethod
     def adopt(cls, config, **flags):
-        """Any config of the family as this class, validated, with `flags` set.
+        """Any config of the family as this class, validated, with `flags` set: for flags set by hand or given beside it.
 
-        For configs whose flags were set by hand. A config of this class is returned as it is unless a flag changes;
-        otherwise the result is a copy, and unlike a way through `to_dict()` it loses nothing.
+        A stock config becomes one of this class in place, so that what else holds it (a class around the model, the
+        config of an encoder-decoder) saves what the model is. It is copied first if `flags` are given, or if it is of a
+        class that has nothing to do with this one.
+
+        Raises:
+            TypeError: not a config, or as for the class.
+            ValueError: as for the class.
         """
+        if not isinstance(config, PreTrainedConfig):
+            raise TypeError(f"config must be a {cls.__name__}, got {config!r} of type {type(config).__name__}")
         check_names(flags)
-        changed = {flag: value for flag, value in flags.items() if getattr(config, flag, None) != value}
-        if isinstance(config, cls) and not changed:
-            config.check_positions()
-            return config
-        variant = cls.__new__(cls)
-        for name, field in cls.__dataclass_fields__.items():
-            variant.__dict__[name] = getattr(config, name, field.default)
-        variant.__dict__.update(copy.deepcopy(config.__dict__))
-        variant.__dict__.update(override_flags({flag: getattr(variant, flag) for flag in FLAGS}, changed))
-        variant.__dict__.pop("model_type", None)
-        legacy = variant.__dict__.pop(LEGACY_KEY, None)
-        if variant.position_scheme is None:
-            variant.position_scheme = legacy if legacy in LEGACY_SCHEMES else "absolute"
-        variant.check_positions()
-        return variant
+        given = {flag: value for flag, value in flags.items() if value is not None}
+        if given or not (isinstance(config, cls) or issubclass(cls, type(config))):
+            config = copy.deepcopy(config)
+        if not isinstance(config, cls):
+            config.__class__ = cls
+            entries = vars(config)
+            entries.pop("model_type", None)
+            entries.update({flag: entries.get(flag) for flag in FLAGS})
+            if entries["position_scheme"] is None:
+                entries["position_scheme"] = legacy_scheme(entries) or "absolute"
+            entries.pop(LEGACY_KEY, None)
+        vars(config).update(override_flags(vars(config), given))
+        config.check_positions()
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """As in transformers; flags that were not given are left out, and `auto_map` names the code to load with."""

@@ -103,8 +103,8 @@ class PositionEmbeddings:
         if isinstance(past_length, int) and length + past_length > self.table_length():
             raise ValueError(
                 f"a sequence of {length + past_length} tokens is longer than the table of absolute positions, which has "
-                f"{self.table_length()}; position_scheme sinusoidal, none, or any attention-level scheme without "
-                "'absolute' (t5, rope, alibi, relative, deberta, ...) goes further"
+                f"{self.table_length()}; without 'absolute' and 'tupe', every position_scheme goes further: "
+                "sinusoidal, t5, rope, alibi, relative, deberta, ..."
             )
 
     def table_positions(self, position_ids: torch.Tensor) -> torch.Tensor:

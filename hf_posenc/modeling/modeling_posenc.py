@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .configuration_posenc import FLAGS
@@ -18,7 +19,7 @@ from .scheme import (
     add_parameter,
     zeros,
 )
-from .schemes import build_schemes
+from .schemes import ALIASES, build_schemes
 
 
 logger = logging.get_logger(__name__)
@@ -86,7 +87,8 @@ class PositionEncoder:
 
         for index, layer in enumerate(self.layer):
             if index and repeated is not None:
-                hidden_states = hidden_states + layer.position_scale * repeated.to(hidden_states.device)
+                device = hidden_states.device  # a layer may live on another than the one before it
+                hidden_states = hidden_states + layer.position_scale.to(device) * repeated.to(device)
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
@@ -124,6 +126,7 @@ class PositionEncoder:
     def _table_positions(self, positions: Positions, position_ids, table_position_ids, cache) -> Positions:
         """The same positions as the table of absolute positions counts them, also those of cached keys."""
         query = position_ids if table_position_ids is None else table_position_ids
+        self.position_embeddings.check_length(positions.query.shape[1], positions.offset, query)
         if query is None:
             query = positions.query
         key = query
@@ -171,18 +174,29 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         return
     config = model.config
     embedding_scheme, schemes = build_schemes(config)
+    trained = _trained_schemes(config)
     keeps_table = any(scheme.reads_table for scheme in schemes)
     if embedding_scheme is not None and embedding_scheme.name == "absolute":
         keeps_table = True
 
     if not isinstance(model, parts.model):
         model.__class__ = parts.model
-        model._no_split_modules = set(parts.model._no_split_modules)
+    model._no_split_modules = set(parts.model._no_split_modules)
     model.embeddings.__class__ = parts.embeddings
     model.embeddings.install(config, embedding_scheme, keeps_table)
+    if embedding_scheme is not None and embedding_scheme.name == "absolute":
+        # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
+        # cannot: a LayerNorm has no use for zeros.)
+        without_table = bool(trained) and not {"absolute", "tupe"} & trained
+        if without_table and not any(scheme.reads_table for scheme in schemes):
+            model.embeddings.position_embeddings.position_initial = {"weight": zeros}
     model.encoder.__class__ = parts.encoder
     projection = getattr(model, "embeddings_project", None)
     model.encoder.install(config, schemes, model.embeddings, projection, bool(config.position_every_layer))
+    if config.position_every_layer or any(scheme.reads_table for scheme in schemes):
+        # The encoder reads the embeddings' parameters: they must not be a unit of their own (FSDP would shard them again
+        # once the embeddings are through).
+        model._no_split_modules.discard(parts.embeddings.__name__)
     for layer in model.encoder.layer:
         attention = layer.attention.self
         attention.__class__ = parts.self_attention
@@ -216,7 +230,8 @@ class PosencPreTrainedModel:
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
         _, schemes = build_schemes(self.config)
-        if isinstance(attn_implementation, str):
+        # A name that nobody knows is transformers' to refuse; one with a slash is a kernel on the Hub.
+        if attn_implementation in ALL_ATTENTION_FUNCTIONS.valid_keys() or "/" in str(attn_implementation):
             for scheme in schemes:
                 if not _carries(scheme, attn_implementation):
                     raise ValueError(
@@ -230,22 +245,36 @@ class PosencPreTrainedModel:
         super()._adjust_missing_and_unexpected_keys(loading_info)
         name = self.config.position_scheme
         embedding, attention = build_schemes(self.config)
+        trained = _trained_schemes(self.config) or {"absolute"}
         table = {key for key in loading_info.unexpected_keys if key.endswith(TABLE_KEY)}
-        if table:
-            loading_info.unexpected_keys = loading_info.unexpected_keys - table
+        loading_info.unexpected_keys = loading_info.unexpected_keys - table
+        # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
+        # schemes that it did not read.
+        kept = any(scheme.reads_table for scheme in attention) and embedding is None
+        if "absolute" in trained and (table or kept):
             remedy = "fine-tune before use"
             if attention and embedding is None:
                 remedy += f", or keep them with position_scheme='absolute+{'+'.join(s.name for s in attention)}'"
             logger.warning_once(
                 f"position_scheme={name!r} leaves out the absolute positions that this checkpoint was trained with: {remedy}."
             )
-        trained = (self.config._trained_position_scheme or "absolute").split("+")
         new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
+        if embedding and embedding.name == "absolute" and "absolute" not in trained:
+            # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
+            missing = any(key.endswith(TABLE_KEY) for key in loading_info.missing_keys)
+            if not missing or any(scheme.reads_table for scheme in attention):
+                new.append("absolute")
         if new:
             logger.warning_once(
                 f"position_scheme={name!r}: {' and '.join(new)} cannot start silent; the model computes something else than "
                 "its checkpoint until it is fine-tuned."
             )
+
+
+def _trained_schemes(config) -> set[str]:
+    """Names of the schemes that the weights beside a loaded config were trained with; empty if nothing says so."""
+    names = (config._trained_position_scheme or "").split("+")
+    return {ALIASES.get(name, name) for name in names if name}
 
 
 def _carries(scheme: AttentionScheme, implementation: str) -> bool:

@@ -47,12 +47,12 @@ class Rope(AttentionScheme):
             raise ValueError(
                 f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
             )
-        if self.base <= 1:
-            raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
         self.usable_positions = config.max_position_embeddings - config.first_position
         self.rope_type = "default"
         if self.rope_scaling is not None:
             self._check_scaling(config)
+        if self.base <= 1:
+            raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
 
     def _check_scaling(self, config) -> None:
         self.rope_type = self.rope_scaling.get("rope_type", self.rope_scaling.get("type", "default"))
@@ -61,14 +61,34 @@ class Rope(AttentionScheme):
             raise ValueError(
                 f"position_rope_scaling: rope_type must be one of {', '.join(known)}, got {self.rope_type!r}"
             )
+        useless = sorted({*self.rope_scaling} - {"rope_type", "type", "rope_theta"})
+        if self.rope_type == "default" and useless:
+            raise ValueError(
+                f"position_rope_scaling: {', '.join(useless)} without a rope_type that uses it; rope_type may be one of "
+                f"{', '.join(known)}"
+            )
         if self.rope_type in ("dynamic", "longrope") and config.is_decoder:
             raise ValueError(
                 f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
                 "length, and the keys in the cache would disagree"
             )
+        theta = self.rope_scaling.get("rope_theta", self.base)
+        if config.position_base not in (None, theta):
+            raise ValueError(
+                f"position_rope_scaling has rope_theta={theta!r} and position_base is {config.position_base!r}: give one"
+            )
+        self.base = theta
         try:
-            self._inverse_frequencies(torch.device("cpu"), self.usable_positions)
-        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+            # Some scalings have other numbers for long sequences.
+            original = self.rope_scaling.get("original_max_position_embeddings", 1)
+            for length in (1, 2 * max(original, self.usable_positions)):
+                with torch.device("cpu"):  # not on the meta device, where from_pretrained builds models
+                    frequencies, _ = self._inverse_frequencies(torch.device("cpu"), length)
+                if frequencies.shape != (self.head_dim // 2,):
+                    raise ValueError(f"{frequencies.numel()} frequencies for {self.head_dim // 2} pairs of features")
+                if not (frequencies.is_floating_point() and frequencies.isfinite().all()):
+                    raise ValueError(f"the frequencies are {frequencies.tolist()}")
+        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
             raise ValueError(
                 f"position_rope_scaling={self.rope_scaling!r} is not usable: {type(error).__name__}: {error}"
             ) from error
@@ -102,4 +122,6 @@ class Rope(AttentionScheme):
 
     def rotate(self, query, key, prepared):
         cos, sin = prepared
-        return rotate_pairs(query, cos, sin, self.layout), rotate_pairs(key, cos, sin, self.layout)
+        # Under autocast the hidden states, and so cos and sin, are wider than what is rotated.
+        query, key = (rotate_pairs(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))
+        return query, key

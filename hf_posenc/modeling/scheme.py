@@ -97,6 +97,8 @@ def add_parameter(module: nn.Module, name: str, shape: tuple[int, ...], initial:
     if "position_initial" not in module.__dict__:
         module.position_initial = {}
     module.position_initial[name] = initial
+    # A stock module has been initialised by the time it becomes a variant's; transformers passes over such modules.
+    module._is_hf_initialized = False
 
 
 @dataclass

@@ -3,10 +3,15 @@
 import difflib
 
 from .absolute import Absolute, NoPositions
+from .alibi import Alibi
+from .deberta import Deberta
+from .relative import Relative, RelativeKey, RelativeKeyQuery
 from .rotary import Rope
 from .scheme import AttentionScheme, EmbeddingScheme, PositionScheme
 from .sinusoidal import Sinusoidal
 from .t5 import T5
+from .transformer_xl import TransformerXL
+from .tupe import Tupe
 
 
 SCHEMES: dict[str, type[PositionScheme]] = {
@@ -15,11 +20,22 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Absolute,
         Sinusoidal,
         NoPositions,
+        Relative,
+        RelativeKey,
+        RelativeKeyQuery,
+        TransformerXL,
         T5,
+        Tupe,
+        Deberta,
         Rope,
+        Alibi,
     )
 }
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {"disentangled": "deberta"}
+# Pairs that exclude each other, and why.
+EXCLUSIVE: dict[tuple[str, str], str] = {
+    ("relative_key", "relative_key_query"): "their tables have the same checkpoint key, `distance_embedding`",
+}
 
 
 def scheme_names(position_scheme: str) -> list[str]:
@@ -27,7 +43,8 @@ def scheme_names(position_scheme: str) -> list[str]:
 
     Raises:
         TypeError: not a string.
-        ValueError: an unknown name (with the nearest right one), a scheme twice, two embedding-level schemes.
+        ValueError: an unknown name (with the nearest right one), a scheme twice, two embedding-level schemes, two that
+            exclude each other.
     """
     if not isinstance(position_scheme, str):
         raise TypeError(f"position_scheme must be a string, got {type(position_scheme).__name__}")
@@ -49,6 +66,9 @@ def scheme_names(position_scheme: str) -> list[str]:
             f"position_scheme={position_scheme!r} has {len(embedding_level)} embedding-level schemes "
             f"({', '.join(embedding_level)}); at most one can be put into the word embeddings"
         )
+    for pair, reason in EXCLUSIVE.items():
+        if {*pair} <= {*names}:
+            raise ValueError(f"position_scheme={position_scheme!r} cannot have both {' and '.join(pair)}: {reason}")
     return names
 
 

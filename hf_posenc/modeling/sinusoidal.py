@@ -8,6 +8,29 @@ from torch import nn
 from .scheme import Constant, EmbeddingScheme, add_parameter
 
 
+def _precise(device: torch.device) -> torch.dtype:
+    """The dtype of angles: float64, which MPS lacks."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def inverse_frequencies(width: int, base: float, device: torch.device) -> torch.Tensor:
+    """base^(-2k/width) for 0 <= 2k < width: angles per position, the most precise that the device has."""
+    exponents = torch.arange(0, width, 2, dtype=_precise(device), device=device) / width
+    return torch.pow(base, -exponents)
+
+
+def sines_and_cosines(
+    positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sines and cosines of position · frequency, each (..., frequencies), for integer positions (...).
+
+    Angles have the dtype of the frequencies, results are cast to `dtype` once: float32 angles are off by 5e-4 at
+    position 8,192.
+    """
+    angles = positions.to(frequencies.dtype)[..., None] * frequencies
+    return angles.sin().to(dtype), angles.cos().to(dtype)
+
+
 def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dtype: torch.dtype) -> torch.Tensor:
     """Sines and cosines of positions.
 
@@ -19,23 +42,20 @@ def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dty
         positions: integer tensor (...).
         width: number of features.
         layout: "interleaved" or "halves".
-        dtype: of the result. Angles are float64 and cast once: float32 angles are off by 5e-4 at position 8,192.
+        dtype: of the result.
 
     Returns:
         (..., width), unscaled.
     """
-    # MPS has no float64.
-    precise = torch.float32 if positions.device.type == "mps" else torch.float64
     if layout == "halves":
         half = width // 2
-        exponents = torch.arange(half, dtype=precise, device=positions.device) / max(half - 1, 1)
+        spacing = torch.arange(half, dtype=_precise(positions.device), device=positions.device) / max(half - 1, 1)
+        frequencies = torch.exp(spacing * -math.log(base))
     else:
-        half = (width + 1) // 2
-        exponents = torch.arange(half, dtype=precise, device=positions.device) * (2 / width)
-    angles = positions.to(precise)[..., None] * torch.exp(exponents * -math.log(base))
-    sines, cosines = angles.sin().to(dtype), angles.cos().to(dtype)
+        frequencies = inverse_frequencies(width, base, positions.device)
+    sines, cosines = sines_and_cosines(positions, frequencies, dtype)
     if layout == "halves":
-        return nn.functional.pad(torch.cat([sines, cosines], dim=-1), (0, width - 2 * half))
+        return nn.functional.pad(torch.cat([sines, cosines], dim=-1), (0, width % 2))
     return torch.stack([sines, cosines], dim=-1).flatten(-2)[..., :width]
 
 

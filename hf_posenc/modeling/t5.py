@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .relative_positions import t5_bucket
+from .relative_positions import spread, t5_bucket
 from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, zeros
 
 
@@ -30,6 +30,8 @@ class T5(AttentionScheme):
 
     def check(self, config) -> None:
         self.bidirectional = not config.is_decoder
+        # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
+        self.unties_cls = self.reads_table = "tupe" in config.position_scheme
         if self.buckets < 4 or self.buckets % 2:
             raise ValueError(f"position_buckets must be even and at least 4 for t5, got {self.buckets}")
         exact = self.buckets // 4 if self.bidirectional else self.buckets // 2
@@ -52,9 +54,19 @@ class T5(AttentionScheme):
             attention.relative_attention_bias = self._table(config)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
-        return t5_bucket(positions.relative, self.buckets, self.max_distance, self.bidirectional)
+        rows = t5_bucket(positions.relative, self.buckets, self.max_distance, self.bidirectional)
+        if not self.unties_cls:
+            return rows
+        if positions.contiguous:
+            rows = spread(rows, positions.query.shape[1], positions.key.shape[1])[None]
+        query_is_cls, key_is_cls = positions.query == positions.first, positions.key == positions.first
+        # The row after the last bucket stands for "no bias".
+        return rows.masked_fill(query_is_cls[:, :, None] | key_is_cls[:, None, :], self.buckets)
 
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         owner = attention if self.per_layer else attention.position_encoder
         # (buckets, heads) -> (heads, buckets)
-        return [RelativeTerm(rows=prepared, bias=owner.relative_attention_bias.weight.t())]
+        bias = owner.relative_attention_bias.weight.t()
+        if self.unties_cls:
+            bias = nn.functional.pad(bias, (0, 1))
+        return [RelativeTerm(rows=prepared, bias=bias)]

@@ -1,0 +1,50 @@
+"""ALiBi: a penalty that grows with the distance, at a slope of its own in every head."""
+
+import torch
+
+from .scheme import AttentionScheme, PairTerm, Positions, RelativeTerm
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8h/heads) for h = 1 .. heads.
+
+    Where `heads` is no power of two (BLOOM's rule): the slopes of the largest power of two below it, followed by the
+    1st, 3rd, 5th, ... slope of twice that power.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    return slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)]
+
+
+class Alibi(AttentionScheme):
+    """score(i, j) = q_i·k_j/√d - m_h |i - j|, symmetric as encoders need it; m are [`alibi_slopes`], no parameters.
+
+    Source: Press et al. 2022; slopes checked against `build_alibi_tensor` of transformers' BLOOM and
+    `build_mpt_alibi_tensor` of its MPT.
+    """
+
+    name = "alibi"
+    formula = "q_i·k_j/√d − m_h·|i−j|"
+    paper = "Press et al. 2022"
+    extrapolates = "yes: any length"
+    silent = False
+
+    def check(self, config) -> None:
+        self.slopes = alibi_slopes(config.num_attention_heads)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        relative = positions.relative
+        # A product in half precision would be off by more than one near the far end.
+        precise = torch.promote_types(dtype, torch.float32)
+        slopes = torch.tensor(self.slopes, dtype=precise, device=relative.device)
+        if positions.contiguous:
+            bias = -slopes[:, None] * relative.abs()  # (heads, query + key - 1)
+            return torch.arange(relative.shape[0], device=relative.device), bias.to(dtype)
+        bias = -slopes[:, None, None] * relative.abs()[:, None]  # (batch or 1, heads, query, key)
+        return bias.to(dtype)
+
+    def terms(self, attention, prepared) -> list[RelativeTerm | PairTerm]:
+        if isinstance(prepared, torch.Tensor):
+            return [PairTerm(bias=prepared)]
+        rows, bias = prepared
+        return [RelativeTerm(rows=rows, bias=bias)]

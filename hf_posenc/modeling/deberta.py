@@ -1,0 +1,155 @@
+"""DeBERTa's disentangled attention: content asks for positions, positions ask for content."""
+
+import math
+
+import torch
+from torch import nn
+
+from .relative_positions import deberta_bucket
+from .scheme import (
+    AttentionScheme,
+    Normal,
+    PositionEmbedding,
+    PositionLayerNorm,
+    PositionLinear,
+    Positions,
+    RelativeTerm,
+    ones,
+    zeros,
+)
+
+
+def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """module(rows) - module(0): the linear part of a projection, whatever the module is made of.
+
+    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers.
+    """
+    return module(rows) - module(torch.zeros_like(rows[:1]))
+
+
+class Deberta(AttentionScheme):
+    """score(i, j) = (q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)] + Q[δ(i,j)]·K[δ(j,i)]) / √d, by default without the last term.
+
+    The terms are c2p, p2c and p2p. K = W_k P and Q = W_q P per head, from a table P for all layers,
+    `encoder.rel_embeddings.weight` (2·span, hidden); δ(i,j) = bucket(i - j) + span, clipped to the table, so distances are
+    `query - key` here. span is `position_buckets`, or `position_max_distance` with 0 buckets (then bucket(r) = r). Beyond
+    `position_max_distance` the last bucket holds, as in Microsoft's code.
+
+    - `position_share_projections`: W_q and W_k are the layer's own query and key projections, without their biases;
+      otherwise `encoder.layer.N.attention.self.pos_query_proj` and `pos_key_proj`, with biases.
+    - `position_norm`: LayerNorm over P first, `encoder.LayerNorm`.
+    - Form `paper`: the whole sum over √(d·(1 + number of terms)), shared projections with their biases. That is what
+      DeBERTa's checkpoints compute, and no silent start.
+
+    The paper writes p2c with δ(j,i); every released checkpoint and both public codes have δ(i,j).
+
+    Source: He et al. 2021; checked against `DebertaModel` and `DebertaV2Model` of transformers. p2p is the paper's
+    formula, no public code runs it.
+    """
+
+    name = "deberta"
+    defaults = {
+        "position_init": "silent",
+        "position_form": "checkpoint",
+        "position_buckets": 256,
+        "position_max_distance": 512,
+        "position_attention_types": ("c2p", "p2c"),
+        "position_share_projections": True,
+        "position_norm": False,
+    }
+    formula = "(q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)])/√d, K = W_k P, Q = W_q P"
+    paper = "He et al. 2021"
+    extrapolates = "yes: distances beyond max_distance share a row"
+
+    def check(self, config) -> None:
+        if self.buckets == 1:
+            raise ValueError("position_buckets must be 0 (no buckets) or at least 2 for deberta, got 1")
+        if self.buckets and self.max_distance - 1 <= self.buckets / 2:
+            raise ValueError(
+                f"position_max_distance must be greater than position_buckets / 2 + 1 = {self.buckets / 2 + 1:g} for "
+                f"deberta, got {self.max_distance}"
+            )
+        if self.form == "paper" and "tupe" in config.position_scheme:
+            raise ValueError(
+                "position_form='paper' is for deberta or tupe, not for both: each scales the content score"
+            )
+        self.span = self.buckets or self.max_distance
+        self.needs_key = "c2p" in self.attention_types or "p2p" in self.attention_types
+        self.needs_query = "p2c" in self.attention_types or "p2p" in self.attention_types
+
+    def starts_silent(self) -> bool:
+        return self.form == "checkpoint"
+
+    def scaling(self, scaling: float) -> float:
+        return scaling / math.sqrt(1 + len(self.attention_types)) if self.form == "paper" else scaling
+
+    def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
+        normal = Normal(config.initializer_range)
+        silent = self.init == "silent"
+        # Exactly one factor of the product norm · table · projection starts at zero.
+        table_is_zero = silent and self.share_projections and not self.norm
+        encoder.rel_embeddings = PositionEmbedding(
+            2 * self.span, config.hidden_size, zeros if table_is_zero else normal
+        )
+        if self.norm:
+            initial = zeros if silent else ones
+            encoder.LayerNorm = PositionLayerNorm(config.hidden_size, config.layer_norm_eps, initial)
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        attention.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
+        if self.share_projections:
+            return
+        normal, width = Normal(config.initializer_range), attention.all_head_size
+        first = zeros if self.init == "silent" and not self.norm else normal
+        # A projection that only p2p reads is multiplied by the other one, which is zero already.
+        if self.needs_key:
+            initial = first if "c2p" in self.attention_types else normal
+            attention.pos_key_proj = PositionLinear(config.hidden_size, width, initial)
+        if self.needs_query:
+            initial = first if "p2c" in self.attention_types else normal
+            attention.pos_query_proj = PositionLinear(config.hidden_size, width, initial)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
+        distance = -positions.relative
+        if self.buckets:
+            distance = deberta_bucket(distance, self.buckets, self.max_distance)
+        # p2p also needs δ(j,i), which tells span - 1 from what is beyond, while δ(i,j) does not: see `_rows_of_table`.
+        last = 2 * self.span if "p2p" in self.attention_types else 2 * self.span - 1
+        return (distance + self.span).clamp(0, last)
+
+    def _rows_of_table(self, attention: nn.Module, device: torch.device) -> torch.Tensor:
+        """P with LayerNorm and dropout, (2·span, hidden); for p2p its last row stands twice.
+
+        Row r then belongs to the distance r - span, clipped to ±span, and row 2·span - r to its opposite.
+        """
+        encoder = attention.position_encoder
+        table = encoder.rel_embeddings.weight
+        if self.norm:
+            table = encoder.LayerNorm(table)
+        table = attention.pos_dropout(table.to(device))
+        return torch.cat([table, table[-1:]]) if "p2p" in self.attention_types else table
+
+    def _project(self, attention: nn.Module, shared: str, own: str, table: torch.Tensor) -> torch.Tensor:
+        """A projection of the table's rows, (heads, rows, head_dim)."""
+        if not self.share_projections:
+            projected = getattr(attention, own)(table)
+        elif self.form == "paper":
+            projected = getattr(attention, shared)(table)
+        else:
+            projected = without_bias(getattr(attention, shared), table)
+        return projected.view(-1, attention.num_attention_heads, attention.attention_head_size).transpose(0, 1)
+
+    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        table = self._rows_of_table(attention, prepared.device)
+        term = RelativeTerm(rows=prepared)
+        if self.needs_key:
+            key = self._project(attention, "key", "pos_key_proj", table)
+        if self.needs_query:
+            query = self._project(attention, "query", "pos_query_proj", table) * attention.scaling
+        if "c2p" in self.attention_types:
+            term.query_table = key * attention.scaling
+        if "p2c" in self.attention_types:
+            term.key_table = query
+        if "p2p" in self.attention_types:
+            term.bias = (query * key.flip(1)).sum(-1)
+        return [term]

@@ -1,0 +1,92 @@
+"""Learned vectors per clipped distance, shared by the heads: Shaw's, and the two kinds that transformers 4 had."""
+
+import torch
+from torch import nn
+
+from .relative_positions import clip_distance
+from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, xavier, zeros
+
+
+class Relative(AttentionScheme):
+    """score(i, j) = q_i·(k_j + a^K[c(j - i)])/√d, and the output of token i is Σ_j weight_ij (v_j + a^V[c(j - i)]).
+
+    c(r) = clip(r, -position_clip, position_clip) + position_clip. a^K and a^V are
+    `encoder.layer.N.attention.self.relative_key_embeddings.weight` and `relative_value_embeddings.weight`, both
+    (2·position_clip + 1, head_dim); without `position_values` there is no a^V.
+
+    Source: Shaw et al. 2018, equations 3 to 5.
+    """
+
+    name = "relative"
+    defaults = {"position_init": "silent", "position_clip": 64, "position_values": True}
+    formula = "q_i·(k_j + a^K[c(j−i)])/√d, output Σ_j α_ij (v_j + a^V[c(j−i)])"
+    paper = "Shaw et al. 2018"
+    extrapolates = "yes: distances beyond position_clip share a vector"
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        initial = zeros if self.init == "silent" else xavier
+        rows, width = 2 * self.clip + 1, attention.attention_head_size
+        attention.relative_key_embeddings = PositionEmbedding(rows, width, initial)
+        if self.values:
+            attention.relative_value_embeddings = PositionEmbedding(rows, width, initial)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
+        return clip_distance(positions.relative, self.clip)
+
+    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        # (rows, head_dim) -> (1, rows, head_dim): the heads share it
+        query_table = attention.relative_key_embeddings.weight[None] * attention.scaling
+        value_table = attention.relative_value_embeddings.weight if self.values else None
+        return [RelativeTerm(rows=prepared, query_table=query_table, value_table=value_table)]
+
+
+class RelativeKey(AttentionScheme):
+    """score(i, j) = (q_i·k_j + q_i·a[i - j])/√d.
+
+    a is `encoder.layer.N.attention.self.distance_embedding.weight` (2·max_position_embeddings - 1, head_dim); the
+    distance i - j is in row i - j + max_position_embeddings - 1, and distances beyond the table share its ends.
+
+    Source: Huang et al. 2020 (the key side of Shaw et al. 2018, with a vector for every distance); checked against
+    `position_embedding_type` "relative_key" of transformers 4.57 without a cache. With one, that gave every query of a
+    prompt the last position.
+    """
+
+    name = "relative_key"
+    defaults = {"position_init": "silent"}
+    formula = "(q_i·k_j + q_i·a[i−j])/√d"
+    paper = "Huang et al. 2020"
+    extrapolates = "yes: distances beyond max_position_embeddings share a vector"
+
+    def check(self, config) -> None:
+        self.max_distance = config.max_position_embeddings - 1
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
+        rows, width = 2 * self.max_distance + 1, attention.attention_head_size
+        attention.distance_embedding = PositionEmbedding(rows, width, initial)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
+        # The table counts query - key.
+        return clip_distance(-positions.relative, self.max_distance)
+
+    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        return [RelativeTerm(rows=prepared, query_table=self._table(attention))]
+
+    def _table(self, attention: nn.Module) -> torch.Tensor:
+        """(1, rows, head_dim), scaled as the content score is; the heads share it."""
+        return attention.distance_embedding.weight[None] * attention.scaling
+
+
+class RelativeKeyQuery(RelativeKey):
+    """score(i, j) = (q_i·k_j + q_i·a[i - j] + k_j·a[i - j])/√d, with the table of [`RelativeKey`].
+
+    Source: Huang et al. 2020, method 4; checked against `position_embedding_type` "relative_key_query" of transformers
+    4.57 without a cache.
+    """
+
+    name = "relative_key_query"
+    formula = "(q_i·k_j + q_i·a[i−j] + k_j·a[i−j])/√d"
+
+    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        table = self._table(attention)
+        return [RelativeTerm(rows=prepared, query_table=table, key_table=table)]

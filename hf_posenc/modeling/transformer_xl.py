@@ -1,0 +1,64 @@
+"""Transformer-XL's attention: sinusoids of the distance, projected, and two learned biases in place of the query."""
+
+import torch
+from torch import nn
+
+from .scheme import AttentionScheme, Normal, PositionLinear, Positions, RelativeTerm, add_parameter, zeros
+from .sinusoidal import inverse_frequencies, sines_and_cosines
+
+
+class TransformerXL(AttentionScheme):
+    """score(i, j) = [(q_i + u)·k_j + (q_i + v)·(W_R s[i - j])]/√d, in both directions.
+
+    s[r] are the sines, then the cosines of r·base^(-2k/hidden_size). In each `encoder.layer.N.attention.self`:
+    W_R is `linear_pos.weight` (hidden_size, hidden_size), u and v are `pos_bias_u`, `pos_bias_v` (heads, head_dim).
+
+    Source: Dai et al. 2019; checked against `XLNetRelativeAttention` of transformers.
+    """
+
+    name = "transformer_xl"
+    defaults = {"position_init": "silent", "position_base": 10000.0}
+    formula = "[(q_i + u)·k_j + (q_i + v)·(W_R s[i−j])]/√d"
+    paper = "Dai et al. 2019"
+    extrapolates = "yes: any length"
+
+    def check(self, config) -> None:
+        self.width = config.hidden_size
+        if self.width % 2:
+            raise ValueError(f"position_scheme='transformer_xl' needs an even hidden_size, got {self.width}")
+        if self.base <= 1:
+            raise ValueError(f"position_base must be greater than 1 for transformer_xl, got {self.base}")
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
+        attention.linear_pos = PositionLinear(self.width, self.width, initial, bias=False)
+        shape = (attention.num_attention_heads, attention.attention_head_size)
+        add_parameter(attention, "pos_bias_u", shape, initial)
+        add_parameter(attention, "pos_bias_v", shape, initial)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        # The formula counts query - key.
+        distances = -positions.relative
+        if positions.contiguous:
+            rows = torch.arange(distances.shape[0], device=distances.device)
+        else:
+            # Distances per pair may be any: a row for each from the smallest to the largest.
+            lowest, highest = distances.min().item(), distances.max().item()
+            rows = distances - lowest
+            distances = torch.arange(lowest, highest + 1, device=distances.device)
+        sines, cosines = sines_and_cosines(
+            distances, inverse_frequencies(self.width, self.base, distances.device), dtype
+        )
+        return rows, torch.cat([sines, cosines], dim=-1)
+
+    def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
+        return query + attention.pos_bias_u[:, None, :]
+
+    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, torch.Tensor]) -> list[RelativeTerm]:
+        rows, sinusoids = prepared
+        projected = attention.linear_pos(sinusoids) * attention.scaling
+        # (rows, hidden_size) -> (heads, rows, head_dim)
+        table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
+        # (heads, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
+        bias = (table @ attention.pos_bias_v[:, :, None]).squeeze(-1)
+        return [RelativeTerm(rows=rows, query_table=table, bias=bias)]

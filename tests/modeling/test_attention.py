@@ -1,0 +1,260 @@
+"""Promise: all attention backends agree, for every scheme, whatever the mask, the positions and the dtype."""
+
+import copy
+
+import pytest
+import tiny
+import torch
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+TOLERANCE = 1e-5
+COMPOSITES = ["absolute+t5", "sinusoidal+rope", "absolute+relative", "alibi+rope", "tupe+t5", "absolute+deberta+t5"]
+ALL = [*SCHEMES, *COMPOSITES]
+BACKENDS = ["eager", "sdpa", "flex_attention"]
+# One per kind of work in the attention: none, bias, rotation, bias per pair, query and key tables, value side.
+KINDS = ["absolute", "t5", "rope", "tupe", "deberta", "relative"]
+
+
+def run(model, implementation: str, **inputs) -> torch.Tensor:
+    model.set_attn_implementation(implementation)
+    with torch.no_grad():
+        return model(**inputs).last_hidden_state
+
+
+def without_positions(model):
+    """The same model with its position schemes silenced: parameters at zero, rotations and fixed terms taken out."""
+    model = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in position_parameters(model).values():
+            parameter.zero_()
+        if hasattr(model.embeddings, "position_embeddings"):
+            model.embeddings.position_embeddings.weight.zero_()
+    model.encoder.position_schemes = ()
+    for layer in model.encoder.layer:
+        layer.attention.self.position_schemes = ()
+    return model
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("scheme", ALL)
+def test_backends_give_the_same_outputs(scheme, padding):
+    model = tiny.build(scheme)
+    inputs = tiny.inputs(padding=padding)
+    mask = inputs["attention_mask"]
+    outputs = {backend: run(model, backend, **inputs) for backend in BACKENDS}
+    for backend in BACKENDS[1:]:
+        assert tiny.difference_where_attended(outputs["eager"], outputs[backend], mask) < TOLERANCE, backend
+    if scheme != "none":
+        silenced = run(without_positions(model), "eager", **inputs)
+        assert tiny.difference_where_attended(outputs["eager"], silenced, mask) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_eager_and_sdpa_give_the_same_gradients(scheme):
+    gradients = {}
+    for backend in ("eager", "sdpa"):
+        model = tiny.build(scheme, attn_implementation=backend).double()
+        output = model(**tiny.inputs()).last_hidden_state
+        (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum().backward()
+        gradients[backend] = {name: p.grad for name, p in model.named_parameters() if "pooler" not in name}
+    for name, expected in gradients["eager"].items():
+        torch.testing.assert_close(
+            gradients["sdpa"][name], expected, rtol=1e-8, atol=1e-8, msg=lambda m: f"{name}: {m}"
+        )
+    for name in position_parameters(model):
+        # One value for [CLS]'s whole row is nothing to a softmax: TUPE's own formula, not a lost gradient.
+        if not name.endswith("cls_to_others"):
+            assert gradients["sdpa"][name].abs().max() > 1e-6, name
+
+
+def block_mask_of(documents: torch.Tensor, implementation: str):
+    """The mask that keeps packed documents apart, in the form of a backend."""
+    same = (documents[:, None, :, None] == documents[:, None, None, :]).expand(-1, 1, -1, -1)
+    if implementation == "sdpa":
+        return same
+    if implementation == "eager":
+        return torch.zeros(same.shape).masked_fill(~same, torch.finfo(torch.float32).min)
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    length = documents.shape[1]
+
+    def same_document(batch, head, query, key):
+        return documents[batch, query] == documents[batch, key]
+
+    return create_block_mask(same_document, documents.shape[0], None, length, length, device="cpu")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scheme", ALL)
+def test_packed_documents_compute_what_they_compute_alone(scheme, backend):
+    model = tiny.build(scheme, attn_implementation=backend)
+    first, second = 5, 9
+    input_ids = tiny.inputs(batch=2, length=first + second, padding=None)["input_ids"]
+    documents = torch.tensor([[0] * first + [1] * second]).expand(2, -1)
+    position_ids = torch.cat([torch.arange(first), torch.arange(second)])[None].expand(2, -1)
+    packed = run(
+        model,
+        backend,
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention_mask=block_mask_of(documents, backend),
+    )
+    alone = [run(model, backend, input_ids=part) for part in input_ids.split([first, second], dim=1)]
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), rtol=0, atol=TOLERANCE)
+
+
+def test_positions_given_per_row_place_each_row_by_itself():
+    model = tiny.build("absolute+relative+rope")
+    inputs = tiny.inputs(batch=2, length=6, padding=None)
+    position_ids = torch.tensor([[0, 1, 2, 3, 4, 5], [7, 3, 3, 0, 9, 20]])
+    together = run(model, "sdpa", **inputs, position_ids=position_ids)
+    for row in range(2):
+        alone = run(
+            model, "eager", input_ids=inputs["input_ids"][row : row + 1], position_ids=position_ids[row : row + 1]
+        )
+        torch.testing.assert_close(together[row : row + 1], alone, rtol=0, atol=TOLERANCE)
+    straight = run(model, "eager", **inputs)
+    torch.testing.assert_close(together[0], straight[0], rtol=0, atol=TOLERANCE)
+    assert (together[1] - straight[1]).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", [name for name in ALL if name not in ("absolute", "sinusoidal", "none")])
+def test_a_bias_in_a_custom_mask_is_added(scheme):
+    model = tiny.build(scheme)
+    inputs = tiny.inputs(padding=None, length=7)
+    bias = torch.randn(3, 1, 7, 7)
+    bias[:, :, :, 5] = torch.finfo(torch.float32).min
+    eager = run(model, "eager", input_ids=inputs["input_ids"], attention_mask=bias)
+    sdpa = run(model, "sdpa", input_ids=inputs["input_ids"], attention_mask=bias)
+    torch.testing.assert_close(eager, sdpa, rtol=0, atol=TOLERANCE)
+    plain = run(model, "eager", **inputs)
+    assert (eager - plain).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+@pytest.mark.parametrize("scheme", ALL)
+def test_half_precision_follows_single_precision(scheme, dtype, backend):
+    model = tiny.build(scheme, initializer_range=0.05)
+    inputs = tiny.inputs()
+    expected = run(model, backend, **inputs)
+    half = copy.deepcopy(model).to(dtype)
+    output = run(half, backend, **inputs)
+    assert output.dtype == dtype
+    # Every token, padding too: masked scores must not overflow to a row of NaN.
+    assert output.isfinite().all()
+    bound = 0.02 if dtype == torch.float16 else 0.15
+    assert tiny.difference_where_attended(output.float(), expected, inputs["attention_mask"]) < bound
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_half_precision_masks_survive_strongly_negative_terms(backend):
+    model = tiny.build("t5")
+    with torch.no_grad():
+        model.encoder.relative_attention_bias.weight.fill_(-200.0)
+    half = model.half()
+    inputs = tiny.inputs(batch=1, length=6, padding=None)
+    inputs["attention_mask"][:] = 0  # nothing to attend to: the worst case
+    assert run(half, backend, **inputs).isfinite().all()
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
+@pytest.mark.parametrize("scheme", ALL)
+def test_gradient_checkpointing_changes_no_gradient(scheme, reentrant):
+    gradients = []
+    for checkpointing in (False, True):
+        model = tiny.build(scheme, position_every_layer=True if scheme == "absolute" else None).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model(**tiny.inputs()).last_hidden_state.square().mean().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if "pooler" not in name})
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("scheme", ["absolute", "t5", "relative_key"])
+def test_compiled_flex_attention_agrees_too(scheme):
+    model = tiny.build(scheme)
+    for length in (12, 20):
+        inputs = tiny.inputs(length=length)
+        eager, flex = run(model, "eager", **inputs), run(model, "flex_attention", **inputs)
+        assert tiny.difference_where_attended(eager, flex, inputs["attention_mask"]) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("scheme", KINDS)
+def test_compiled_equals_uncompiled(scheme):
+    model = tiny.build(scheme)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+    for length in (6, 17):
+        inputs = tiny.inputs(length=length)
+        with torch.no_grad():
+            difference = tiny.difference_where_attended(
+                compiled(**inputs).last_hidden_state, model(**inputs).last_hidden_state, inputs["attention_mask"]
+            )
+        assert difference < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("scheme", KINDS)
+def test_compiled_training_gives_the_same_gradients(scheme):
+    model = tiny.build(scheme).train()
+    inputs = tiny.inputs(padding="right")
+    model(**inputs).last_hidden_state.square().mean().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    torch.compile(model)(**inputs).last_hidden_state.square().mean().backward()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            dict(model.named_parameters())[name].grad, gradient, rtol=1e-4, atol=1e-6, msg=lambda m: f"{name}: {m}"
+        )
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_output_attentions_are_the_weights(scheme):
+    model = tiny.build(scheme, attn_implementation="eager")
+    inputs = tiny.inputs()
+    with torch.no_grad():
+        attentions = model(**inputs, output_attentions=True).attentions
+    assert len(attentions) == 2
+    for weights in attentions:
+        assert weights.shape == (3, 4, 12, 12)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(3, 4, 12))
+        assert weights[inputs["attention_mask"][:, None, None].expand_as(weights) == 0].max() == 0
+
+
+@pytest.mark.parametrize("scheme", [name for name in ALL if not {"absolute", "tupe"} & {*name.split("+")}])
+def test_sequences_go_beyond_max_position_embeddings(scheme):
+    model = tiny.build(scheme)
+    inputs = tiny.inputs(batch=2, length=100)
+    eager, sdpa = run(model, "eager", **inputs), run(model, "sdpa", **inputs)
+    assert tiny.difference_where_attended(eager, sdpa, inputs["attention_mask"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", [name for name in tiny.FAMILIES if name != "bert"])
+@pytest.mark.parametrize("scheme", KINDS)
+def test_every_family_agrees_too(scheme, family):
+    model = tiny.build(scheme, family)
+    inputs = tiny.inputs(family=family)
+    outputs = {backend: run(model, backend, **inputs) for backend in BACKENDS}
+    for backend in BACKENDS[1:]:
+        assert tiny.difference_where_attended(outputs["eager"], outputs[backend], inputs["attention_mask"]) < TOLERANCE
+
+
+def test_attention_dropout_is_applied_with_score_terms():
+    model = tiny.build("t5", attention_probs_dropout_prob=0.5)
+    inputs = tiny.inputs()
+    for backend in ("eager", "sdpa"):
+        quiet = run(model.eval(), backend, **inputs)
+        torch.manual_seed(0)
+        first, second = run(model.train(), backend, **inputs), run(model, backend, **inputs)
+        assert (first - second).abs().max() > 1e-3
+        mean = torch.stack([run(model, backend, **inputs) for _ in range(300)]).mean(0)
+        assert (mean - quiet).abs().mean() < (first - quiet).abs().mean() / 2

@@ -1,0 +1,88 @@
+"""Any combination of flags either works, all the way from loading to saving, or is refused by name."""
+
+import tempfile
+
+import tiny
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoModel
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+
+
+names = st.sampled_from([*SCHEMES, *ALIASES])
+VALUES = {
+    "position_scheme": st.lists(names, min_size=1, max_size=3).map("+".join),
+    "position_combine": st.sampled_from(["add", "concat", "gate", "attention", "multiply"]),
+    "position_every_layer": st.booleans(),
+    "position_init": st.sampled_from(["silent", "reference", "loud"]),
+    "position_form": st.sampled_from(["checkpoint", "paper"]),
+    "position_base": st.sampled_from([1, 2.5, 500, 10000.0, -3, "10"]),
+    "position_layout": st.sampled_from(["interleaved", "halves"]),
+    "position_scale": st.sampled_from([0, 0.1, 1.0, float("nan")]),
+    "position_rope_scaling": st.sampled_from(
+        [{"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "spiral"}, {}, 2]
+    ),
+    "position_buckets": st.sampled_from([0, 1, 2, 4, 7, 8, 32]),
+    "position_max_distance": st.sampled_from([1, 2, 3, 8, 9, 64, 128]),
+    "position_per_layer": st.booleans(),
+    "position_clip": st.sampled_from([0, 1, 5, 64]),
+    "position_values": st.booleans(),
+    "position_attention_types": st.sampled_from(
+        [["c2p"], ["p2c"], ["c2p", "p2c", "p2p"], ["p2p"], [], ["c2c"], "c2p"]
+    ),
+    "position_share_projections": st.booleans(),
+    "position_norm": st.booleans(),
+    "posiiton_clip": st.just(3),
+}
+
+
+def applicable(scheme: str) -> list[str]:
+    """The flags that belong to a composite, so that most examples get past the first check."""
+    parts = [ALIASES.get(name, name) for name in scheme.split("+")]
+    flags = {flag for name in parts for flag in SCHEMES[name].defaults}
+    if {"absolute", "sinusoidal"} & {*parts}:
+        flags |= {"position_combine", "position_every_layer"}
+    return sorted(flags)
+
+
+@st.composite
+def flags(draw) -> dict:
+    scheme = draw(VALUES["position_scheme"])
+    chosen = draw(st.lists(st.sampled_from(applicable(scheme) or ["position_combine"]), unique=True, max_size=5))
+    if draw(st.integers(0, 9)) == 0:
+        chosen.append(draw(st.sampled_from(sorted(VALUES.keys() - {"position_scheme"}))))
+    return {"position_scheme": scheme, **{name: draw(VALUES[name]) for name in chosen}}
+
+
+def test_every_flag_is_drawn():
+    assert FLAGS.keys() <= VALUES.keys()
+
+
+@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(flags=flags(), family=st.sampled_from(sorted(tiny.FAMILIES)), is_decoder=st.booleans())
+def test_any_combination_works_or_is_refused_by_name(flags, family, is_decoder):
+    inputs = tiny.inputs(batch=2, length=7, family=family)
+    try:
+        config = tiny.stock_config(family, num_hidden_layers=2, is_decoder=is_decoder, use_cache=False, **flags)
+    except (ValueError, TypeError) as error:
+        assert any(name in str(error) for name in flags), f"{error} names none of {list(flags)}"
+        return
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config)
+    tiny.fill_positions(model, std=0.1).train()
+    output = model(**inputs).last_hidden_state
+    output.square().mean().backward()
+    assert output.isfinite().all()
+    for name, parameter in position_parameters(model).items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    model.eval()
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        model.save_pretrained(folder)
+        again = AutoModel.from_pretrained(folder)
+        assert type(again) is type(model)
+        assert torch.equal(again(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
