@@ -15,6 +15,12 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
+def the_same_random_numbers_every_time():
+    """A test draws the same numbers alone, in company and in any order."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def compile_only_where_it_is_the_point(request):
     """Run what torch.compile would compile (FlexAttention, above all) uncompiled, except in tests marked `compiled`.
 

@@ -84,9 +84,13 @@ def inputs(
 
 
 def build(position_scheme: str, family: str = "bert", head: str = "Model", seed: int = 0, **overrides) -> nn.Module:
-    """A tiny variant in eval mode with its position parameters filled."""
+    """A tiny variant in eval mode with its position parameters filled, and biases as a trained model has them."""
     torch.manual_seed(seed)
     model = variant_class(family, head)(variant_config(family, position_scheme=position_scheme, **overrides))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("query.bias", "key.bias", "value.bias")):
+                parameter.normal_(std=0.2)
     return fill_positions(model, seed).eval()
 
 

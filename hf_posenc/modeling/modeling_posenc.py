@@ -227,6 +227,14 @@ class PosencPreTrainedModel:
             with torch.no_grad():
                 initial(getattr(module, name))
 
+    def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
+        """As in transformers, but from the family's first position: `generate` counts from 0 in every family.
+
+        `absolute` alone computes what stock computes, and keeps stock's count.
+        """
+        position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        return position_ids + (0 if self.config.position_scheme == "absolute" else self.config.first_position)
+
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
         _, schemes = build_schemes(self.config)

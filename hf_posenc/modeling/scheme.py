@@ -192,7 +192,7 @@ class PositionScheme:
         """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
 
     def starts_silent(self) -> bool:
-        """Whether the function of the checkpoint is kept at the start, with the flags as they are."""
+        """Whether `position_init="silent"` keeps the checkpoint's function at the start, with the other flags as they are."""
         return self.silent
 
 

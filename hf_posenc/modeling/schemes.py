@@ -52,7 +52,7 @@ def scheme_names(position_scheme: str) -> list[str]:
     for name in names:
         if name not in SCHEMES:
             nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(
                 f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join([*SCHEMES, *ALIASES])}, "
                 "or several of them joined by '+'"

@@ -1,0 +1,248 @@
+"""The quick start from the command line, on a tiny budget, and once as its reader runs it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import quickstart
+import torch
+from arguments import PositionArguments
+from fresh_process import ROOT
+from minilm import check_sha256
+from transformers import (
+    AutoConfig,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    TrainingArguments,
+)
+
+from hf_posenc.modeling.configuration_posenc import FLAGS
+
+
+# Whoever asks for a connection that leaves the machine is written down.
+SITECUSTOMIZE = """
+import socket
+
+connect = socket.socket.connect
+
+def watched(self, address):
+    if self.family != socket.AF_UNIX:
+        open({log!r}, "a").write(f"{{address}}\\n")
+    return connect(self, address)
+
+socket.socket.connect = watched
+lookup = socket.getaddrinfo
+
+def watched_lookup(host, *args, **kwargs):
+    open({log!r}, "a").write(f"{{host}}\\n")
+    return lookup(host, *args, **kwargs)
+
+socket.getaddrinfo = watched_lookup
+"""
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory) -> Path:
+    subjects = ["the cat", "a small dog", "my old friend", "the tall tree", "every child", "the quiet river"]
+    blocks = [
+        f"On that day, {a} saw {b}, and {c} did not. Then {b} went home."
+        for a in subjects
+        for b in subjects
+        for c in subjects
+    ]
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("\n\n".join(blocks[::5]), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, text_file) -> Path:
+    """A tiny BERT of random weights with a tokenizer that knows the words of the text."""
+    folder = tmp_path_factory.mktemp("checkpoint")
+    words = sorted(set(re.findall(r"\w+", text_file.read_text(encoding="utf-8").lower())))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments: str | Path, watch: Path | None = None) -> subprocess.CompletedProcess:
+    """The quick start in a process of its own; with `watch`, a folder in which connections are written down."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if watch is not None:
+        (watch / "sitecustomize.py").write_text(SITECUSTOMIZE.format(log=str(watch / "connections")))
+        environment["PYTHONPATH"] += os.pathsep + str(watch)
+        environment.pop("HF_HUB_OFFLINE", None)
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / "quickstart.py", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def table(output: str) -> dict[str, list[float]]:
+    """The printed table: scheme -> F1 of comma, of full stop, of both, seconds."""
+    rows = re.findall(r"^\| (\S+) +\| +([\d.]+) \| +([\d.]+) \| +([\d.]+) \| +(\d+) \|$", output, flags=re.MULTILINE)
+    return {scheme: [float(value) for value in values] for scheme, *values in rows}
+
+
+@pytest.fixture(scope="module")
+def finished(checkpoint, text_file, tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path]:
+    """A run of a few steps and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    process = run(
+        *("--model_name_or_path", checkpoint, "--text_file", text_file, "--output_dir", folder / "outputs"),
+        *("--position_scheme", "sinusoidal+t5", "--position_combine", "gate", "--position_buckets", "8"),
+        *("--max_steps", "3", "--window", "24", "--seed", "7"),
+        watch=folder,
+    )
+    assert process.returncode == 0, process.stderr
+    return process, folder
+
+
+def test_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
+    process, folder = finished
+    scores = table(process.stdout)
+    assert list(scores) == ["sinusoidal+t5", "none"]
+    assert all(0 <= value <= 1 for row in scores.values() for value in row[:3])
+    results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
+    assert [row["position_scheme"] for row in results["results"]] == ["sinusoidal+t5", "none"]
+    assert results["training"]["max_steps"] == 3 and results["training"]["seed"] == 7
+    assert process.stdout.count("loaded back, it predicts the same") == 2
+
+
+def test_what_is_saved_is_the_variant_with_its_flags_and_tokenizer(finished, text_file):
+    folder = finished[1] / "outputs" / "sinusoidal_t5"
+    config = AutoConfig.from_pretrained(folder)
+    assert config.model_type == "posenc_bert"
+    assert (config.position_scheme, config.position_combine, config.position_buckets) == ("sinusoidal+t5", "gate", 8)
+    assert config.id2label == {0: "none", 1: "comma", 2: "full stop"}
+    model = AutoModelForTokenClassification.from_pretrained(folder)
+    assert model.bert.encoder.relative_attention_bias.weight.abs().max() > 0  # trained, and so not silent any more
+    assert AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"][1:-1] != [1, 1]
+
+
+def test_nothing_is_read_from_the_hub(finished):
+    assert not (finished[1] / "connections").exists(), (finished[1] / "connections").read_text()
+
+
+def test_connections_would_be_noticed(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.format(log=str(tmp_path / "connections")))
+    code = "import socket\ntry: socket.create_connection(('127.0.0.1', 9), timeout=1)\nexcept OSError: pass"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True)
+    assert "127.0.0.1" in (tmp_path / "connections").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--text_file", "no/such/file.txt"], "no/such/file.txt"),
+        (["--text_file", os.devnull], "0 documents"),
+        (["--position_scheme", "absolut+t5"], "did you mean 'absolute'"),
+        (["--position_scheme", "t5", "--position_buckets", "7"], "position_buckets"),
+        (["--position_scheme", "rope", "--position_rope_scaling", "{linear}"], "JSON"),
+        (["--window", "3"], "window"),
+        (["--held_out_share", "1.5"], "held_out_share"),
+        (["--model_name_or_path", "./no/such/model"], "./no/such/model"),
+    ],
+)
+def test_mistakes_end_in_one_clear_message(checkpoint, text_file, arguments, message, monkeypatch, capsys):
+    defaults = ["--model_name_or_path", str(checkpoint), "--text_file", str(text_file)]
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", *defaults, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        quickstart.main()
+    assert str(stopped.value).startswith("error: ")
+    assert message in str(stopped.value)
+
+
+def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_file, tmp_path, monkeypatch):
+    seen: dict[str, list] = {}
+    heads = []
+
+    class Recorder(quickstart.DataCollatorForTokenClassification):
+        def torch_call(self, features):
+            seen[scheme].append([feature["input_ids"] for feature in features])
+            return super().torch_call(features)
+
+    class Watched(quickstart.Trainer):
+        def train(self, *args, **kwargs):
+            heads.append(self.model.classifier.weight.detach().clone())
+            return super().train(*args, **kwargs)
+
+    monkeypatch.setattr(quickstart, "DataCollatorForTokenClassification", Recorder)
+    monkeypatch.setattr(quickstart, "Trainer", Watched)
+    training = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=12, per_device_train_batch_size=8, save_strategy="no", disable_tqdm=True
+    )
+    arguments = quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24)
+    data = quickstart.load_data(arguments, str(checkpoint))
+    for scheme in ("absolute+t5", "none", "rope"):
+        seen[scheme] = []
+        config = quickstart.load_config(str(checkpoint), position_scheme=scheme)
+        quickstart.fine_tune(str(checkpoint), config, training, data)
+    assert len(data.train) < 12 * 8, "the comparison should go beyond the first epoch"
+    assert seen["absolute+t5"] == seen["none"] == seen["rope"]
+    assert seen["none"][0] != [feature["input_ids"] for feature in data.train[:8]], "nothing was shuffled"
+    assert torch.equal(heads[0], heads[1]) and torch.equal(heads[0], heads[2])
+
+
+def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_path, monkeypatch):
+    class Forgetful(quickstart.Trainer):
+        def save_model(self, *args, **kwargs):
+            super().save_model(*args, **kwargs)
+            model = AutoModelForTokenClassification.from_pretrained(self.args.output_dir)
+            model.classifier.bias.data += torch.tensor([0.0, 100.0, 0.0])
+            model.save_pretrained(self.args.output_dir)
+
+    monkeypatch.setattr(quickstart, "Trainer", Forgetful)
+    training = TrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
+    data = quickstart.load_data(
+        quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24), str(checkpoint)
+    )
+    config = quickstart.load_config(str(checkpoint), position_scheme="t5")
+    with pytest.raises(RuntimeError, match="once loaded back"):
+        quickstart.fine_tune(str(checkpoint), config, training, data)
+
+
+def test_every_flag_is_an_argument():
+    assert [argument.name for argument in fields(PositionArguments)] == list(FLAGS)
+
+
+def test_weights_that_were_changed_are_refused(tmp_path):
+    file = tmp_path / "model.safetensors"
+    with pytest.raises(ValueError, match="missing"):
+        check_sha256(file, "0" * 64)
+    file.write_bytes(b"weights")
+    check_sha256(file, "9a129038d9a00aed0cf6a7ea059ca50a813449061ab87848cf1a13eafdf33b2c")
+    with pytest.raises(ValueError, match="not the file that was published"):
+        check_sha256(file, "0" * 64)
+
+
+@pytest.mark.slow
+def test_with_its_defaults_order_is_worth_having(tmp_path):
+    process = run("--output_dir", tmp_path, "--disable_tqdm", "true")
+    assert process.returncode == 0, process.stderr
+    scores = table(process.stdout)
+    assert scores["absolute+t5"][2] >= 0.40
+    assert scores["none"][2] <= 0.20

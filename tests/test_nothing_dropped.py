@@ -1,0 +1,309 @@
+"""Promise 6: nothing is dropped in silence, and nothing is there that is not used."""
+
+import re
+
+import pytest
+import torch
+from tiny import (
+    FAMILIES,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    stock_config,
+    variant_class,
+    variant_config,
+)
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertModel
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+LEFT_OUT = "leaves out the absolute positions that this checkpoint was trained with"
+# Which flags belong to which scheme, from the documentation, not from the code.
+EMBEDDING = {"position_combine", "position_every_layer"}
+FLAGS_OF = {
+    "absolute": EMBEDDING,
+    "sinusoidal": EMBEDDING | {"position_base", "position_layout", "position_scale"},
+    "none": set(),
+    "relative": {"position_init", "position_clip", "position_values"},
+    "relative_key": {"position_init"},
+    "relative_key_query": {"position_init"},
+    "transformer_xl": {"position_init", "position_base"},
+    "t5": {"position_init", "position_buckets", "position_max_distance", "position_per_layer"},
+    "tupe": {"position_init", "position_form"},
+    "deberta": {
+        "position_init",
+        "position_form",
+        "position_buckets",
+        "position_max_distance",
+        "position_attention_types",
+        "position_share_projections",
+        "position_norm",
+    },
+    "rope": {"position_base", "position_layout", "position_rope_scaling"},
+    "alibi": set(),
+}
+VALUES = {
+    "position_combine": "gate",
+    "position_every_layer": True,
+    "position_init": "reference",
+    "position_form": "paper",
+    "position_base": 500.0,
+    "position_layout": "halves",
+    "position_scale": 0.5,
+    "position_rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "position_buckets": 8,
+    "position_max_distance": 16,
+    "position_per_layer": True,
+    "position_clip": 4,
+    "position_values": False,
+    "position_attention_types": ["p2c"],
+    "position_share_projections": False,
+    "position_norm": True,
+}
+PAIRS = [(flag, scheme) for flag in VALUES for scheme in SCHEMES]
+
+
+def test_the_tables_above_are_complete():
+    assert FLAGS_OF.keys() == SCHEMES.keys()
+    assert VALUES.keys() == FLAGS.keys() - {"position_scheme"}
+
+
+@pytest.fixture(scope="module")
+def stock_folder(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("stock")
+    torch.manual_seed(0)
+    BertModel(stock_config()).save_pretrained(folder)
+    return str(folder)
+
+
+@torch.no_grad()
+def outputs(model, family: str = "bert") -> torch.Tensor:
+    return model.eval()(**inputs(family=family)).to_tuple()[0]
+
+
+class TestAbsolutePositions:
+    @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "absolute"])
+    def test_leaving_them_out_is_said_once_in_one_sentence(self, scheme, stock_folder, said, transformers_said):
+        for _ in range(2):
+            AutoModel.from_pretrained(stock_folder, position_scheme=scheme)
+        [line] = [line for line in said if "absolute" in line]
+        assert line.startswith(f"position_scheme={scheme!r} {LEFT_OUT}: fine-tune before use")
+        assert line.count(". ") == 0 and line.endswith(".")
+        # One voice is enough: the table of missing and unexpected keys does not list them as well.
+        assert not any("position_embeddings" in entry for entry in transformers_said)
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_families_and_heads_say_it_too(self, family, tmp_path, said):
+        stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))
+        stock(stock_config(family)).save_pretrained(tmp_path)
+        for cls in (AutoModelForMaskedLM, AutoModel, stock):
+            cls.from_pretrained(tmp_path, position_scheme="t5")
+        [line] = said
+        assert LEFT_OUT in line
+
+    @pytest.mark.parametrize(
+        "scheme", ["t5", "deberta", "relative", "tupe", "transformer_xl", "relative_key", "tupe+t5"]
+    )
+    def test_what_the_sentence_says_to_do_keeps_them(self, scheme, stock_folder, said):
+        model = AutoModel.from_pretrained(stock_folder, position_scheme=scheme)
+        [line] = said
+        remedy = re.search(r"keep them with position_scheme='([^']+)'", line).group(1)
+        assert remedy == f"absolute+{scheme}"
+        remedied = AutoModel.from_pretrained(stock_folder, position_scheme=remedy)
+        assert said == [line]
+        expected = outputs(AutoModel.from_pretrained(stock_folder))
+        assert (outputs(model) - expected).abs().max() > 1e-2
+        assert (outputs(remedied) - expected).abs().max() < 1e-5
+
+    @pytest.mark.parametrize("scheme", ["none", "sinusoidal", "none+t5"])
+    def test_where_they_cannot_be_kept_no_way_to_keep_them_is_offered(self, scheme, stock_folder, said):
+        AutoModel.from_pretrained(stock_folder, position_scheme=scheme)
+        [line] = [line for line in said if LEFT_OUT in line]
+        names = re.findall(r"'([^']+)'", line)
+        assert names == ([scheme, "absolute+t5"] if "t5" in scheme else [scheme])
+
+    @pytest.mark.parametrize("scheme", [f"absolute+{name}" for name in ("t5", "tupe", "relative")])
+    def test_keeping_them_is_not_commented(self, scheme, stock_folder, said):
+        AutoModel.from_pretrained(stock_folder, position_scheme=scheme)
+        assert not said
+
+    @pytest.mark.parametrize("scheme", ["t5", "tupe", "disentangled", "none"])
+    def test_a_saved_variant_without_them_has_none_to_leave_out(self, scheme, tmp_path, said):
+        build(scheme).save_pretrained(tmp_path)
+        AutoModel.from_pretrained(tmp_path)
+        assert not said
+
+    def test_taking_them_from_a_saved_variant_is_said(self, tmp_path, said):
+        build("absolute+t5").save_pretrained(tmp_path)
+        AutoModel.from_pretrained(tmp_path, position_scheme="t5")
+        [line] = said
+        assert LEFT_OUT in line
+
+
+def test_taking_away_another_scheme_s_parameters_is_reported(tmp_path, transformers_said):
+    build("absolute+t5").save_pretrained(tmp_path)
+    AutoModel.from_pretrained(tmp_path, position_scheme="absolute")
+    [report] = [line for line in transformers_said if "LOAD REPORT" in line]
+    assert re.search(r"encoder\.relative_attention_bias\.weight.*UNEXPECTED", report)
+
+
+class TestParameters:
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_a_variant_has_those_of_stock_and_of_its_scheme_and_no_others(self, family, scheme):
+        stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))(stock_config(family))
+        model = build(scheme, family, head="ForMaskedLM")
+        theirs, ours = stock.state_dict().keys(), model.state_dict().keys()
+        assert ours - theirs == position_parameters(model).keys()
+        table = {key for key in theirs if key.endswith("embeddings.position_embeddings.weight")}
+        assert len(table) == 1
+        assert theirs - ours == (set() if scheme in ("absolute", "tupe") else table)
+        assert {name for name, _ in model.named_buffers()} <= {name for name, _ in stock.named_buffers()}
+
+    @pytest.mark.parametrize("scheme, flags, absent", [
+        ("deberta", {"position_attention_types": ["c2p"], "position_share_projections": False}, "pos_query_proj"),
+        ("deberta", {"position_attention_types": ["p2c"], "position_share_projections": False}, "pos_key_proj"),
+        ("deberta", {}, "pos_(query|key)_proj|encoder.LayerNorm"),
+        ("relative", {"position_values": False}, "relative_value_embeddings"),
+        ("t5", {"position_per_layer": True}, "^encoder.relative_attention_bias"),
+        ("t5", {}, "attention.self.relative_attention_bias"),
+        ("absolute", {}, "position_(projection|gate|query|key|value|scale)"),
+        ("sinusoidal", {}, "position_(projection|gate|query|key|value)|position_embeddings"),
+        ("absolute", {"position_every_layer": True}, "layer.0.position_scale"),
+        ("rope", {}, "rot|freq|position"),
+        ("alibi", {}, "slope|alibi|position"),
+        ("none", {}, "position"),
+    ])  # fmt: skip
+    def test_flags_leave_out_what_they_leave_unused(self, scheme, flags, absent):
+        keys = build(scheme, **flags).state_dict()
+        assert not [key for key in keys if re.search(absent, key)]
+
+    @pytest.mark.parametrize("scheme, flags", [
+        *((name, {}) for name in SCHEMES),
+        ("absolute+t5", {}),
+        ("absolute+tupe+t5", {}),
+        ("sinusoidal+deberta", {}),
+        ("absolute", {"position_combine": "concat"}),
+        ("absolute", {"position_combine": "gate", "position_every_layer": True}),
+        ("sinusoidal", {"position_combine": "attention", "position_every_layer": True}),
+        ("relative", {"position_values": False}),
+        ("t5", {"position_per_layer": True}),
+        ("deberta", {"position_share_projections": False, "position_norm": True}),
+        ("deberta", {"position_share_projections": False, "position_attention_types": ["p2c"]}),
+        ("deberta", {"position_share_projections": False, "position_attention_types": ["c2p", "p2p"]}),
+        ("tupe", {"position_form": "paper"}),
+    ], ids=str)  # fmt: skip
+    @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+    def test_all_take_part_in_a_step(self, family, scheme, flags):
+        """A parameter without a gradient stops DistributedDataParallel."""
+        batch = inputs(family=family, padding=None)
+        batch["labels"] = batch["input_ids"]
+        stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))(stock_config(family))
+        model = build(scheme, family, head="ForMaskedLM", **flags).train()
+        idle = []
+        for each in (stock, model):
+            each(**batch).loss.backward()
+            idle.append({name for name, parameter in each.named_parameters() if parameter.grad is None})
+        assert idle[1] == idle[0] == set()
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_the_silent_start_uses_them_all_as_well(self, scheme, stock_folder):
+        model = AutoModelForMaskedLM.from_pretrained(stock_folder, position_scheme=scheme).train()
+        batch = inputs(padding=None)
+        model(**batch, labels=batch["input_ids"]).loss.backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+class TestFlags:
+    @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] not in FLAGS_OF[pair[1]]])
+    def test_one_that_does_not_apply_is_an_error(self, flag, scheme):
+        flags = {"position_scheme": scheme, flag: VALUES[flag]}
+        message = re.escape(f"{flag}={VALUES[flag]!r} has no use with position_scheme={scheme!r}")
+        with pytest.raises(ValueError, match=message) as error:
+            stock_config(**flags)
+        # Where it would be of use is said too.
+        explanation = str(error.value).split(":", 1)[1] if flag != "position_rope_scaling" else str(error.value)
+        owners = [name for name, own in FLAGS_OF.items() if flag in own]
+        if flag in EMBEDDING:
+            assert "embedding-level scheme" in explanation
+        else:
+            assert all(name in explanation for name in owners)
+
+    @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] in FLAGS_OF[pair[1]]])
+    def test_one_that_applies_makes_a_difference(self, flag, scheme):
+        # Each time another value than the scheme's default.
+        value = "interleaved" if (flag, scheme) == ("position_layout", "rope") else VALUES[flag]
+        values = {"position_scheme": scheme}
+        if flag == "position_max_distance":
+            values["position_buckets"] = 8
+        batch = inputs(length=40)
+        results = []
+        for flags in (values, {**values, flag: value}):
+            torch.manual_seed(0)
+            model = BertModel(stock_config(**flags)).eval()
+            start = {name: parameter.clone() for name, parameter in position_parameters(model).items()}
+            if flag not in ("position_init", "position_scale"):  # what these set would be overwritten
+                fill_positions(model, seed=3)
+            with torch.no_grad():
+                results.append((start, model(**batch).last_hidden_state))
+        assert results[0][0].keys() != results[1][0].keys() or (results[0][1] - results[1][1]).abs().max() > 1e-4
+
+    @pytest.mark.parametrize("door", ["keyword", "attribute", "beside a config"])
+    def test_every_door_refuses_one_that_does_not_apply(self, door, stock_folder):
+        with pytest.raises(ValueError, match="position_clip=4 has no use with position_scheme='t5'.*relative"):
+            if door == "keyword":
+                AutoModel.from_pretrained(stock_folder, position_scheme="t5", position_clip=4)
+            config = AutoConfig.from_pretrained(stock_folder)
+            if door == "beside a config":
+                AutoModel.from_pretrained(stock_folder, config=config, position_scheme="t5", position_clip=4)
+            config.position_scheme, config.position_clip = "t5", 4
+            AutoModel.from_pretrained(stock_folder, config=config)
+
+    def test_stored_ones_are_dropped_with_one_line_when_the_scheme_is_overridden(self, tmp_path, said):
+        flags = {"position_per_layer": True, "position_buckets": 8, "position_max_distance": 16}
+        build("absolute+t5", position_combine="gate", **flags).save_pretrained(tmp_path)
+        for _ in range(2):
+            model = AutoModel.from_pretrained(tmp_path, position_scheme="absolute+deberta")
+        [line] = said
+        assert line == "position_scheme='absolute+deberta' has no use for the stored position_per_layer: dropped."
+        # The others are of use to the new schemes, and stay.
+        kept = {name for name in FLAGS if getattr(model.config, name) is not None} - {"position_scheme"}
+        assert kept == {"position_buckets", "position_max_distance", "position_combine"}
+        assert model.encoder.rel_embeddings.num_embeddings == 16
+        model.save_pretrained(tmp_path / "again")
+        assert AutoConfig.from_pretrained(tmp_path / "again").position_per_layer is None
+
+    def test_stored_ones_are_dropped_beside_a_config_too(self, tmp_path, said):
+        build("absolute+t5", position_buckets=8).save_pretrained(tmp_path)
+        config = AutoConfig.from_pretrained(tmp_path)
+        model = AutoModel.from_pretrained(tmp_path, config=config, position_scheme="absolute+relative")
+        assert said == ["position_scheme='absolute+relative' has no use for the stored position_buckets: dropped."]
+        assert model.config.position_buckets is None and config.position_buckets == 8
+
+    def test_one_given_with_an_overriding_scheme_is_never_dropped(self, tmp_path):
+        build("absolute+t5", position_buckets=8).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="position_per_layer=True has no use"):
+            AutoModel.from_pretrained(tmp_path, position_scheme="absolute+rope", position_per_layer=True)
+
+    def test_overriding_another_flag_of_a_saved_variant_keeps_the_scheme(self, tmp_path):
+        build("absolute+t5").save_pretrained(tmp_path)
+        model = AutoModel.from_pretrained(tmp_path, position_combine="gate")
+        assert type(model) is variant_class("bert")
+        assert (model.config.position_scheme, model.config.position_combine) == ("absolute+t5", "gate")
+
+    def test_the_same_scheme_given_again_keeps_the_flags(self, tmp_path, said):
+        build("absolute+t5", position_buckets=8).save_pretrained(tmp_path)
+        model = AutoModel.from_pretrained(tmp_path, position_scheme="absolute+t5")
+        assert model.config.position_buckets == 8 and not said
+
+    def test_an_attribute_that_takes_the_scheme_from_its_flags_is_an_error(self):
+        config = variant_config(position_scheme="t5", position_buckets=8)
+        config.position_scheme = "rope"
+        with pytest.raises(ValueError, match="position_buckets=8 has no use with position_scheme='rope'"):
+            AutoModel.from_config(config)
+        with pytest.raises(ValueError, match="position_buckets=8 has no use with position_scheme='rope'"):
+            config.save_pretrained("nowhere")
