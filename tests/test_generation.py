@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import SIZES, build, inputs, stock_config, variant_config
+from tiny import SIZES, build, inputs, stock_config
 from transformers import BertModel, DynamicCache, EncoderDecoderConfig, EncoderDecoderModel, StaticCache
 
 import hf_posenc

@@ -246,3 +246,24 @@ def test_initialising_again_keeps_what_was_loaded(tmp_path):
     assert isinstance(again.classifier, nn.Linear)
     trained = model.encoder.relative_attention_bias.weight
     assert trained.any() and torch.equal(again.bert.encoder.relative_attention_bias.weight, trained)
+
+
+def test_absolute_positions_added_to_a_variant_without_start_silent(tmp_path, said):
+    trained = build("t5")
+    trained.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = trained(**inputs()).last_hidden_state
+        model = AutoModel.from_pretrained(tmp_path, position_scheme="absolute+t5")
+        assert torch.equal(model(**inputs()).last_hidden_state, expected)
+    assert not any("cannot start silent" in line for line in said)
+    model(**inputs()).last_hidden_state.square().mean().backward()
+    assert model.embeddings.position_embeddings.weight.grad.any()
+
+
+def test_absolute_positions_that_a_checkpoint_never_read_are_said_not_to_be_silent(tmp_path, said):
+    """transformers 4 wrote a table beside its relative schemes, and did not read it."""
+    model = variant_class("bert")(stock_config(position_scheme="absolute+relative_key"))
+    model.config.position_scheme = "relative_key"
+    model.save_pretrained(tmp_path)
+    AutoModel.from_pretrained(tmp_path, position_scheme="absolute+relative_key")
+    assert any("absolute cannot start silent" in line for line in said)

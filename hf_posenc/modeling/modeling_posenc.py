@@ -131,11 +131,11 @@ class PositionEncoder:
             query = positions.query
         key = query
         if cache is not None:
-            # Of the tokens in the cache only their number is known: they precede the last query one by one.
-            back = positions.key.shape[1] - 1 - torch.arange(positions.key.shape[1], device=query.device)
+            # Of the tokens in the cache only their number is known: they precede the last query one by one. The slots
+            # after it are a static cache's empty ones.
             last = positions.offset + positions.query.shape[1] - 1
-            known = positions.key.shape[1] - 1 == last
-            key = (query[:, -1:] - back).clamp(min=positions.first) if known else positions.key
+            back = last - torch.arange(positions.key.shape[1], device=query.device)
+            key = (query[:, -1:] - back).clamp(min=positions.first)
         return Positions(query, key, positions.offset, positions.contiguous, positions.first)
 
     def _repeated_positions(self, position_ids, length, past_length, device) -> torch.Tensor:
