@@ -4,6 +4,7 @@ Importing the package is all it takes: `AutoModel.from_pretrained(..., position_
 """
 
 from . import plugin
+from .adapters import train_positions
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -59,7 +60,7 @@ from .modeling.modeling_xlm_roberta import (
     PosencXLMRobertaForTokenClassification,
     PosencXLMRobertaModel,
 )
-from .parameters import position_parameters
+from .parameters import freeze_all_but_positions, position_parameters
 
 
 __version__ = "0.1.0"
@@ -108,7 +109,9 @@ __all__ = [
     "PosencXLMRobertaForSequenceClassification",
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
+    "freeze_all_but_positions",
     "position_parameters",
+    "train_positions",
 ]
 
 plugin.install()

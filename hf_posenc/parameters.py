@@ -15,5 +15,33 @@ def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         f"{prefix}.{name}" if prefix else name: getattr(module, name)
         for prefix, module in model.named_modules()
-        for name in getattr(module, "position_initial", {})
+        # Not by getattr: wrappers, PEFT's for example, pass on what the module inside has.
+        for name in vars(module).get("position_initial", {})
     }
+
+
+def freeze_all_but_positions(model: nn.Module) -> int:
+    """Leave nothing to train but the position parameters.
+
+    A new head is frozen too: `model.classifier.requires_grad_(True)` thaws it. Parameters of stock, the table of absolute
+    positions among them, are no position parameters here.
+
+    Args:
+        model: any module that contains variants.
+
+    Returns:
+        Number of position parameters, which are all that is trained now.
+
+    Raises:
+        ValueError: there are none.
+    """
+    parameters = position_parameters(model).values()
+    if not parameters:
+        raise ValueError(
+            "the model has no position parameters to train: it was loaded without position_scheme, or with one that has "
+            "none (absolute, none, rope, alibi)"
+        )
+    model.requires_grad_(False)
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    return sum(parameter.numel() for parameter in parameters)

@@ -17,6 +17,7 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
+from . import adapters
 from .modeling import (
     configuration_posenc,
     modeling_bert,
@@ -180,3 +181,4 @@ def install() -> None:
     _teach_get_config_dict()
     for stock, variant in VARIANT_CONFIGS.items():
         _register(stock, variant)
+    adapters.install(CONFIGS)

@@ -1,5 +1,7 @@
 """Decoders: what `generate` finds with a cache is what the model says of whole sequences, without cache and padding."""
 
+import functools
+
 import pytest
 import torch
 from tiny import SIZES, build, inputs, stock_config
@@ -10,9 +12,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling.schemes import SCHEMES
 
 
-COMPOSITES = ["absolute+t5", "absolute+relative", "alibi+rope", "tupe+t5", "absolute+deberta"]
+COMPOSITES = ["absolute+relative", "alibi+rope", "tupe+t5"]
 TOLERANCE = 2e-5  # on logits of standard deviation 1
-NEW_TOKENS = 6
+NEW_TOKENS = 5
 
 every_scheme = pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
 
@@ -64,6 +66,7 @@ def read_in_pieces(model: torch.nn.Module, batch: dict, cache, lengths: list[int
     return torch.cat(logits, dim=1)
 
 
+@functools.cache
 @torch.no_grad()
 def assert_positions_are_felt(scheme: str, family: str = "bert") -> None:
     """Without positions the logits would be off by more than 100 times what the comparisons allow."""

@@ -7,7 +7,8 @@ from torch import nn
 from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.utils import logging
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, logging
 
 from .configuration_posenc import FLAGS
 from .scheme import (
@@ -309,7 +310,7 @@ class PaddingAwarePositions:
         encoder_attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        **kwargs,
+        **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
     ):
         if self.encoder.needs_table_positions and position_ids is None and input_ids is not None:
             past_length = 0 if past_key_values is None else past_key_values.get_seq_length()

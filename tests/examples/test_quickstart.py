@@ -163,6 +163,7 @@ def test_connections_would_be_noticed(tmp_path):
         (["--position_scheme", "t5", "--position_buckets", "7"], "position_buckets"),
         (["--position_scheme", "rope", "--position_rope_scaling", "{linear}"], "JSON"),
         (["--window", "3"], "window"),
+        (["--position_learning_rate", "-1"], "position_learning_rate"),
         (["--held_out_share", "1.5"], "held_out_share"),
         (["--model_name_or_path", "./no/such/model"], "./no/such/model"),
     ],
@@ -200,7 +201,7 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
     for scheme in ("absolute+t5", "none", "rope"):
         seen[scheme] = []
         config = quickstart.load_config(str(checkpoint), position_scheme=scheme)
-        quickstart.fine_tune(str(checkpoint), config, training, data)
+        quickstart.fine_tune(str(checkpoint), config, training, 0.1, data)
     assert len(data.train) < 12 * 8, "the comparison should go beyond the first epoch"
     assert seen["absolute+t5"] == seen["none"] == seen["rope"]
     assert seen["none"][0] != [feature["input_ids"] for feature in data.train[:8]], "nothing was shuffled"
@@ -222,7 +223,27 @@ def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_pa
     )
     config = quickstart.load_config(str(checkpoint), position_scheme="t5")
     with pytest.raises(RuntimeError, match="once loaded back"):
-        quickstart.fine_tune(str(checkpoint), config, training, data)
+        quickstart.fine_tune(str(checkpoint), config, training, 0.1, data)
+
+
+def test_position_parameters_learn_at_a_rate_of_their_own(checkpoint, text_file, tmp_path):
+    training = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, learning_rate=1e-3, weight_decay=0.5, save_strategy="no"
+    )
+    data = quickstart.load_data(quickstart.QuickstartArguments(str(checkpoint), str(text_file)), str(checkpoint))
+    config = quickstart.load_config(str(checkpoint), position_scheme="absolute+t5")
+    model = AutoModelForTokenClassification.from_pretrained(checkpoint, config=config)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trainer = quickstart.make_trainer(model, training, data)
+    quickstart.set_position_learning_rate(trainer, 0.1)
+    every = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    assert len(every) == len({id(parameter) for parameter in every}) == len(before)
+
+    trainer.train()
+    # Adam's first step is the learning rate, whatever the gradient; half of it is what no other rate would give.
+    moved = {name: (parameter - before[name]).abs().max().item() for name, parameter in model.named_parameters()}
+    assert moved.pop("bert.encoder.relative_attention_bias.weight") == pytest.approx(0.1, rel=0.01)
+    assert max(moved.values()) < 5e-3
 
 
 def test_every_flag_is_an_argument():

@@ -6,6 +6,7 @@ their own in this project), and a dictionary of config settings.
 """
 
 import importlib
+import re
 import subprocess
 import sys
 import tarfile
@@ -101,6 +102,13 @@ def _unpack(archive: Path, folder: Path) -> None:
             except KeyError as error:
                 raise FetchError(f"{archive.name} carries no tests/{name}") from error
             (folder / name).write_bytes(content)
+
+
+def marks(folder: Path) -> set[str]:
+    """Names of the pytest marks that the fetched modules use; with --strict-markers they have to be declared."""
+    return {
+        mark for name in FILES for mark in re.findall(r"\bmark\.(\w+)", (folder / name).read_text(encoding="utf-8"))
+    }
 
 
 def load(folder: Path) -> tuple[ModuleType, ModuleType]:

@@ -8,7 +8,7 @@ import transformers
 from tiny import FAMILIES, variant_class
 from transformers import set_seed
 from transformers.testing_utils import set_config_for_less_flaky_test
-from transformers_suite.loader import FetchError, fetch, load
+from transformers_suite.loader import FetchError, fetch, load, marks
 from transformers_suite.runner import ModelTester, Outcomes, random_positions, run
 
 from hf_posenc.modeling.schemes import SCHEMES
@@ -21,11 +21,20 @@ pytestmark = pytest.mark.slow
 def common_tests(request) -> tuple:
     """The two modules of common tests; what is downloaded for them stays in pytest's cache."""
     try:
-        return load(fetch(transformers.__version__, request.config.cache.mkdir("transformers_common_tests")))
+        folder = fetch(transformers.__version__, request.config.cache.mkdir("transformers_common_tests"))
     except FetchError as error:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(error))
+    for mark in marks(folder):
+        request.config.addinivalue_line("markers", f"{mark}: of transformers' common tests")
+    return load(folder)
+
+
+@pytest.fixture(scope="class")
+def stock(request, common_tests) -> Outcomes:
+    """What becomes of the common tests with the stock classes of a family."""
+    return run(*common_tests, request.cls.family)
 
 
 def pytest_generate_tests(metafunc):
@@ -38,10 +47,6 @@ class Family:
 
     family: str
     schemes: tuple[str, ...] = ("t5", "deberta", "absolute+relative")
-
-    @pytest.fixture(scope="class")
-    def stock(self, common_tests) -> Outcomes:
-        return run(*common_tests, self.family)
 
     def test_stock_classes_pass(self, stock):
         assert stock.by_name["test_save_load"] == {"passed": 1}

@@ -1,0 +1,40 @@
+"""What every benchmark here writes: results as JSON with the circumstances of the run, and a readable page beside it."""
+
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("hf_posenc", "torch", "transformers", "accelerate", "numpy")
+
+
+def circumstances() -> dict[str, Any]:
+    """The machine, the versions and the command of this run, without anything that names the machine."""
+    machine = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPU cores"
+    if torch.cuda.is_available():
+        machine += f", {torch.cuda.get_device_name()}"
+    return {
+        "machine": machine,
+        "torch_threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {package: version(package) for package in PACKAGES},
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+    }
+
+
+def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:
+    """Write results/<name>.json, and results/<name>.md where there is something to read."""
+    RESULTS.mkdir(exist_ok=True)
+    entries = {**circumstances(), **results}
+    (RESULTS / f"{name}.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    if markdown is not None:
+        (RESULTS / f"{name}.md").write_text(markdown, encoding="utf-8")
+    print(f"wrote {RESULTS / name}.json")

@@ -1,0 +1,533 @@
+"""PEFT: default targets in every family, and position parameters that are trained and saved with an adapter."""
+
+import copy
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fresh_process import run_fresh
+from peft import (
+    AdaLoraConfig,
+    AutoPeftModel,
+    AutoPeftModelForSequenceClassification,
+    IA3Config,
+    LoraConfig,
+    PeftModel,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from peft.utils import constants
+from safetensors.torch import load_file, save_file
+from tiny import (
+    FAMILIES,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    stock_config,
+    variant_class,
+    variant_config,
+)
+from torch import nn
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_posenc import adapters, freeze_all_but_positions, plugin, position_parameters, train_positions
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+# Every scheme, in every form that has parameters of its own.
+WITH_PARAMETERS = [
+    ("sinusoidal", {}),
+    ("sinusoidal", {"position_combine": "concat", "position_every_layer": True}),
+    ("absolute", {"position_combine": "gate", "position_every_layer": True}),
+    ("absolute", {"position_combine": "attention"}),
+    ("relative", {}),
+    ("relative_key", {}),
+    ("relative_key_query", {}),
+    ("transformer_xl", {}),
+    ("absolute+t5", {}),
+    ("absolute+t5", {"position_per_layer": True}),
+    ("tupe+t5", {}),
+    ("deberta", {}),
+    ("deberta", {"position_norm": True}),
+    ("deberta", {"position_share_projections": False}),
+    ("none+deberta", {"position_form": "paper"}),
+]
+WITHOUT_PARAMETERS = ["rope", "alibi", "absolute", "none"]
+TOLERANCE = 1e-6
+
+
+def name_of(case) -> str:
+    return ",".join(str(part) for part in case) if isinstance(case, tuple) else str(case)
+
+
+@torch.no_grad()
+def output(model: nn.Module, seed: int = 7) -> torch.Tensor:
+    return model.eval()(**inputs(seed=seed))[0]
+
+
+def error(first: torch.Tensor, second: torch.Tensor) -> float:
+    return (first - second).abs().max().item()
+
+
+def train(model: nn.Module, steps: int = 10) -> None:
+    """Some steps towards random outputs."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, lr=2e-2)
+    target = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(1))
+    model.train()
+    for step in range(steps):
+        loss = (model(**inputs(seed=step))[0] - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def saved_base(folder: Path, scheme: str, **overrides) -> str:
+    """Folder of a saved variant whose position parameters are not zero."""
+    build(scheme, **overrides).save_pretrained(folder)
+    return str(folder)
+
+
+def trained_adapter(base: str, config=None) -> PeftModel:
+    model = get_peft_model(AutoModel.from_pretrained(base), config or LoraConfig())
+    train_positions(model)
+    train(model)
+    return model
+
+
+def without_positions(folder: Path, copy_to: Path) -> str:
+    """A copy of an adapter that lost its position parameters."""
+    copy_to.mkdir()
+    (copy_to / "adapter_config.json").write_text((folder / "adapter_config.json").read_text())
+    entries = load_file(folder / "adapter_model.safetensors")
+    save_file({key: value for key, value in entries.items() if "lora_" in key}, copy_to / "adapter_model.safetensors")
+    return str(copy_to)
+
+
+def test_the_cases_are_all_schemes():
+    names = {name for scheme, _ in WITH_PARAMETERS for name in scheme.split("+")}
+    assert names | {*WITHOUT_PARAMETERS} == {*SCHEMES}
+
+
+class TestDefaultTargets:
+    def targets(self, model: nn.Module, config_class: type) -> set[str]:
+        """Modules that a PEFT method changes by default."""
+        parameters = dict(get_peft_model(model, config_class()).named_parameters())
+        added = {name for name in parameters if "lora_" in name or "ia3_" in name}
+        return {adapters.bare_name(name).split(".lora_")[0].split(".ia3_")[0] for name in added}
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize("config_class", [LoraConfig, IA3Config, AdaLoraConfig])
+    def test_are_those_of_stock(self, family, config_class):
+        if config_class is AdaLoraConfig:
+
+            def config_class():
+                return AdaLoraConfig(total_step=10)
+
+        got = self.targets(build("deberta+t5+transformer_xl", family), config_class)
+        assert {name.split(".self.")[1] for name in got if ".self." in name} >= {"value"}
+        assert not [name for name in got if "pos" in name or "rel" in name]
+        stock = next(cls for cls in heads(family) if plugin.VARIANT_MODELS[cls] is variant_class(family))
+        try:
+            expected = self.targets(stock(stock_config(family)), config_class)
+        except ValueError as no_default:
+            # PEFT does not know the stock type itself: that of the family that it is built as, then.
+            assert "target_modules" in str(no_default)
+            parent = "bert" if family == "electra" else "roberta"
+            stock = next(cls for cls in heads(parent) if plugin.VARIANT_MODELS[cls] is variant_class(parent))
+            expected = self.targets(stock(stock_config(parent)), config_class)
+        assert got == expected
+
+    def test_are_in_every_table_of_peft_and_nothing_else_changed_there(self):
+        tables = {
+            name: table
+            for name, table in vars(constants).items()
+            if name.startswith("TRANSFORMERS_MODELS_TO_") and "bert" in table
+        }
+        assert len(tables) >= 10
+        for name, table in tables.items():
+            assert {config.model_type for config in FAMILIES.values()} <= table.keys(), name
+            assert table["posenc_bert"] == table["bert"], name
+            assert table["posenc_xlm_roberta"] == table.get("xlm-roberta", table["roberta"]), name
+            assert "camembert" not in table, name
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            # Looking whether PEFT is installed, as transformers does, is not importing it.
+            "import hf_posenc, importlib.util\nassert importlib.util.find_spec('peft')\nmodel = made()\nimport peft",
+            "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
+        ],
+        ids=["plugin, model, peft", "peft, plugin, model"],
+    )
+    def test_are_there_in_every_order_of_imports(self, first, tmp_path):
+        printed = run_fresh(
+            f"""
+import sys
+
+def made():
+    from transformers import BertConfig, BertModel
+    sizes = dict(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    return BertModel(BertConfig(**sizes, position_scheme="transformer_xl"))
+
+{first}
+from peft import IA3Config, LoraConfig, get_peft_model
+from peft.utils import get_peft_model_state_dict
+
+for wrapped in (get_peft_model(made(), IA3Config()), get_peft_model(model, LoraConfig())):
+    assert any("self.value" in name for name, parameter in wrapped.named_parameters() if parameter.requires_grad)
+    hf_posenc.train_positions(wrapped)
+    for get in (get_peft_model_state_dict, peft.get_peft_model_state_dict):
+        assert any(key.endswith("pos_bias_u") for key in get(wrapped))
+print("WAITING", [finder for finder in sys.meta_path if type(finder).__module__ == "hf_posenc.adapters"])
+""",
+            tmp_path,
+            plugin=True,
+        )
+        assert "WAITING []" in printed
+
+    @pytest.mark.parametrize("code", ["", "TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING = {'bert': ['query']}"])
+    def test_a_peft_that_lacks_what_is_taught_is_left_in_peace(self, code, tmp_path, monkeypatch):
+        (tmp_path / "peft").mkdir()
+        (tmp_path / "peft" / "__init__.py").write_text(code)
+        for name in [name for name in sys.modules if name.split(".")[0] == "peft"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+        adapters.install(plugin.CONFIGS)
+        peft = importlib.import_module("peft")
+        assert peft.__file__.startswith(str(tmp_path))
+        assert not any(isinstance(finder, adapters._PeftImport) for finder in sys.meta_path)
+        if code:
+            assert peft.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["posenc_electra"] == ["query"]
+
+
+@pytest.mark.parametrize("case", WITH_PARAMETERS, ids=name_of)
+def test_positions_of_every_scheme_are_trained_saved_loaded_and_merged(case, tmp_path):
+    scheme, flags = case
+    base = saved_base(tmp_path / "base", scheme, **flags)
+    model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig())
+    count = train_positions(model)
+    positions = position_parameters(model)
+    assert count == sum(parameter.numel() for parameter in positions.values()) > 0
+    before = copy.deepcopy(positions)
+    train(model)
+    moved = {name for name, parameter in positions.items() if not torch.equal(parameter, before[name])}
+    # A whole row of scores at one value is nothing to softmax, so this one may stay.
+    assert moved >= {name for name in positions if "cls_to_others" not in name}
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+
+    lossy = PeftModel.from_pretrained(
+        AutoModel.from_pretrained(base), without_positions(tmp_path / "adapter", tmp_path / "lossy")
+    )
+    assert error(output(lossy), expected) > 1e-3
+
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    by_auto_class = AutoModel.from_pretrained(tmp_path / "adapter")
+    assert type(by_auto_class) is variant_class("bert")
+    assert error(output(by_auto_class), expected) <= TOLERANCE
+
+    merged = loaded.merge_and_unload()
+    assert error(output(merged), expected) <= 1e-5
+    merged.save_pretrained(tmp_path / "merged")
+    assert error(output(AutoModel.from_pretrained(tmp_path / "merged")), expected) <= 1e-5
+    assert merged.state_dict().keys() == AutoModel.from_pretrained(base).state_dict().keys()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("config_class", [LoraConfig, IA3Config])
+def test_every_family_and_method_carries_positions(family, config_class, tmp_path):
+    flags = {"position_every_layer": True}
+    base = saved_base(tmp_path / "base", "sinusoidal+t5+transformer_xl+deberta", family=family, **flags)
+    model = trained_adapter(base, config_class())
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    fresh = AutoModel.from_pretrained(base)
+    fill_positions(fresh, seed=3)  # so that only what the adapter brings can be right
+    loaded = PeftModel.from_pretrained(fresh, tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    assert error(output(loaded.merge_and_unload()), expected) <= 1e-5
+    assert error(output(AutoModel.from_pretrained(base)), expected) > 1e-3
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_path):
+    base = saved_base(tmp_path / "base", "deberta", position_share_projections=share)
+    model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig(target_modules=["query", "key"]))
+    attention = model.base_model.model.encoder.layer[0].attention.self
+    scheme = attention.position_schemes[0]
+
+    def tables():
+        [term] = scheme.terms(attention, torch.arange(9))
+        return term.query_table, term.key_table
+
+    before = tables()
+    train(model)  # positions frozen: what changes comes from the adapter
+    changed = [error(old, new) > 1e-3 for old, new in zip(before, tables())]
+    assert changed == [share, share]
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    assert error(output(loaded.merge_and_unload()), expected) <= 1e-5
+
+
+def test_adapters_on_every_linear_layer_reach_those_of_the_schemes(tmp_path):
+    base = saved_base(tmp_path / "base", "tupe+transformer_xl")
+    model = trained_adapter(base, LoraConfig(target_modules="all-linear"))
+    assert any("linear_pos.lora_A" in name for name, _ in model.named_parameters())
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    assert error(output(AutoModel.from_pretrained(tmp_path / "adapter")), expected) <= TOLERANCE
+    assert error(output(loaded.merge_and_unload()), expected) <= 1e-5
+    assert error(output(AutoModel.from_pretrained(base)), expected) > 1e-3
+
+
+def test_a_table_among_modules_to_save_is_left_to_peft(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
+    original = output(AutoModel.from_pretrained(base))
+    config = LoraConfig(modules_to_save=["relative_attention_bias", "linear_pos"])
+    model = trained_adapter(base, config)
+    assert {name.rpartition(".")[2] for name in config.modules_to_save} == {
+        "relative_attention_bias",
+        "linear_pos",
+        "pos_bias_u",
+        "pos_bias_v",
+    }
+    stock = [p for name, p in model.named_parameters() if "original_module" in name]
+    assert len(stock) == 3 and not any(p.requires_grad for p in stock)
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    # PEFT's own modules are put aside with the adapter, the parameters trained in place are not.
+    fresh = AutoModel.from_pretrained(base)
+    loaded.base_model.model.load_state_dict(
+        {key: value for key, value in fresh.state_dict().items() if "pos_bias" in key}, strict=False
+    )
+    with loaded.disable_adapter():
+        assert error(output(loaded), original) <= TOLERANCE
+    assert error(original, expected) > 1e-3
+
+
+def test_positions_survive_loading_and_saving_again(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
+    model = trained_adapter(base)
+    expected = output(model)
+    model.save_pretrained(tmp_path / "first")
+    again = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "first", is_trainable=True)
+    again.save_pretrained(tmp_path / "second")
+    first, second = (load_file(tmp_path / part / "adapter_model.safetensors") for part in ("first", "second"))
+    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
+    assert sum("pos_bias_u" in key for key in second) == 2
+
+    # Training goes on where it was called for again.
+    assert not any(parameter.requires_grad for parameter in position_parameters(again).values())
+    assert train_positions(again) == train_positions(model)
+    train(again, steps=3)
+    assert error(output(again), expected) > 1e-3
+    again.save_pretrained(tmp_path / "third")
+    third = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "third")
+    assert error(output(third), output(again)) <= TOLERANCE
+
+
+def test_prompts_carry_positions(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
+    prompts = PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
+    model = get_peft_model(AutoModel.from_pretrained(base), prompts)
+    train_positions(model)
+    fill_positions(model, seed=3)
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    loaded.get_base_model().load_state_dict(AutoModel.from_pretrained(base).state_dict())
+    assert error(output(loaded), expected) > 1e-3
+
+
+def test_adapters_that_transformers_itself_added_carry_positions(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
+    model = AutoModel.from_pretrained(base)
+    model.add_adapter(LoraConfig())
+    train_positions(model)
+    train(model)
+    expected = output(model)
+    model.save_pretrained(tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert error(output(AutoModel.from_pretrained(tmp_path / "adapter")), expected) <= TOLERANCE
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    assert error(output(loaded), expected) <= TOLERANCE
+    assert error(output(AutoModel.from_pretrained(base)), expected) > 1e-3
+
+
+class TestAutoClasses:
+    """Of PEFT: an adapter leads to the variant that it was trained on."""
+
+    def test_lead_to_a_saved_variant(self, tmp_path):
+        model = trained_adapter(saved_base(tmp_path / "base", "absolute+t5"))
+        model.save_pretrained(tmp_path / "adapter")
+        loaded = AutoPeftModel.from_pretrained(tmp_path / "adapter")
+        assert type(loaded.get_base_model()) is variant_class("bert")
+        assert error(output(loaded), output(model)) <= TOLERANCE
+
+    def test_lead_to_a_saved_classifier_with_the_head_that_was_trained(self, tmp_path):
+        base = saved_base(tmp_path / "base", "deberta", head="ForSequenceClassification")
+        model = get_peft_model(
+            AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(task_type="SEQ_CLS")
+        )
+        train_positions(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn_like(parameter) / 10)
+        model.save_pretrained(tmp_path / "adapter")
+        expected = output(model)
+        loaded = AutoPeftModelForSequenceClassification.from_pretrained(tmp_path / "adapter")
+        assert type(loaded.get_base_model()) is variant_class("bert", "ForSequenceClassification")
+        assert error(output(loaded), expected) <= TOLERANCE
+        assert error(output(AutoModelForSequenceClassification.from_pretrained(base)), expected) > 1e-3
+
+    def test_need_the_flag_again_where_the_base_is_stock_and_say_so(self, tmp_path):
+        BertModel(stock_config()).save_pretrained(tmp_path / "stock")
+        model = get_peft_model(
+            AutoModel.from_pretrained(tmp_path / "stock", position_scheme="absolute+t5"), LoraConfig()
+        )
+        train_positions(model)
+        train(model)
+        model.save_pretrained(tmp_path / "adapter")
+        for open_without in (
+            lambda: AutoPeftModel.from_pretrained(tmp_path / "adapter"),
+            lambda: PeftModel.from_pretrained(BertModel.from_pretrained(tmp_path / "stock"), tmp_path / "adapter"),
+        ):
+            with pytest.raises(ValueError, match="relative_attention_bias.*position_scheme"):
+                open_without()
+        for loaded in (
+            AutoPeftModel.from_pretrained(tmp_path / "adapter", position_scheme="absolute+t5"),
+            AutoModel.from_pretrained(tmp_path / "adapter", position_scheme="absolute+t5"),
+        ):
+            assert error(output(loaded), output(model)) <= TOLERANCE
+
+
+def test_trainer_trains_and_saves_positions_with_the_adapter(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl", head="ForSequenceClassification")
+    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(task_type="SEQ_CLS"))
+    train_positions(model)
+    before = copy.deepcopy(position_parameters(model))
+    rows = [
+        {name: value[0] for name, value in inputs(batch=1, seed=seed).items()} | {"labels": seed % 2}
+        for seed in range(8)
+    ]
+    arguments = {"output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 4, "learning_rate": 1e-2}
+    arguments |= {"max_steps": 10, "save_steps": 10, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+    trainer = Trainer(model=model, args=TrainingArguments(**arguments), train_dataset=rows)
+    trainer.train()
+    assert all(not torch.equal(value, before[name]) for name, value in position_parameters(model).items())
+    fresh = AutoModelForSequenceClassification.from_pretrained(base)
+    loaded = PeftModel.from_pretrained(fresh, tmp_path / "out" / "checkpoint-10")
+    assert error(output(loaded), output(model)) <= TOLERANCE
+
+    # And a later run goes on from there.
+    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(task_type="SEQ_CLS"))
+    train_positions(model)
+    trainer = Trainer(model=model, args=TrainingArguments(**arguments), train_dataset=rows)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-10"))  # nothing is left to do
+    assert error(output(model), output(loaded)) <= TOLERANCE
+
+
+def test_a_model_holds_the_positions_of_one_adapter(tmp_path):
+    base = saved_base(tmp_path / "base", "absolute+t5")
+    trained_adapter(base).save_pretrained(tmp_path / "adapter")
+    model = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "adapter")
+    with pytest.raises(ValueError, match="'default' and 'second'"):
+        model.load_adapter(tmp_path / "adapter", "second")
+    model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig())
+    model.add_adapter("second", LoraConfig())
+    with pytest.raises(ValueError, match="default, second"):
+        train_positions(model)
+
+
+@pytest.mark.parametrize("scheme", WITHOUT_PARAMETERS)
+def test_schemes_without_parameters_have_nothing_to_train(scheme):
+    config = LoraConfig()
+    model = get_peft_model(build(scheme), config)
+    assert train_positions(model) == 0
+    assert config.modules_to_save is None
+    with pytest.raises(ValueError, match="no position parameters"):
+        freeze_all_but_positions(build(scheme))
+
+
+def test_train_positions_says_what_it_cannot_do():
+    with pytest.raises(TypeError, match="get_peft_model"):
+        train_positions(build("t5"))
+    with pytest.raises(ValueError, match="no position_scheme"):
+        train_positions(get_peft_model(BertModel(stock_config()), LoraConfig()))
+
+
+@pytest.mark.parametrize("case", WITH_PARAMETERS, ids=name_of)
+def test_positions_only_trains_positions_only(case):
+    scheme, flags = case
+    model = build(scheme, head="ForSequenceClassification", **flags)
+    before = copy.deepcopy(model.state_dict())
+    count = freeze_all_but_positions(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == position_parameters(model).keys()
+    assert count == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for step in range(2):
+        model(**inputs(seed=step), labels=torch.tensor([0, 1, 1])).loss.backward()
+        optimizer.step()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed <= trained
+    assert changed >= {name for name in trained if "cls_to_others" not in name}
+
+
+def test_the_count_of_position_parameters_is_that_of_the_formulas():
+    layers, heads_, width = 2, 4, 32
+    expected = {
+        "t5": 32 * heads_,
+        "deberta": 2 * 256 * width,
+        "transformer_xl": layers * (width * width + 2 * width),
+        "relative": layers * 2 * (2 * 64 + 1) * (width // heads_),
+        "relative_key": layers * (2 * 64 - 1) * (width // heads_),
+        "tupe": 2 * width + 2 * (width * width + width) + 2 * heads_,
+        "sinusoidal": 1,
+    }
+    for scheme, count in expected.items():
+        model = variant_class("bert")(variant_config("bert", position_scheme=scheme))
+        assert train_positions(get_peft_model(model, LoraConfig())) == count, scheme
+        assert freeze_all_but_positions(model) == count, scheme
+
+
+def test_an_adapter_for_minilm_with_deberta_is_under_2_percent_of_the_model(minilm, tmp_path):
+    model: PreTrainedModel = AutoModel.from_pretrained(minilm, position_scheme="deberta")
+    model.save_pretrained(tmp_path / "base")
+    model = get_peft_model(AutoModel.from_pretrained(tmp_path / "base"), LoraConfig())
+    train_positions(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) / 5)
+    model.save_pretrained(tmp_path / "adapter")
+    sizes = [
+        os.path.getsize(tmp_path / file) for file in ("adapter/adapter_model.safetensors", "base/model.safetensors")
+    ]
+    assert sizes[0] < 0.02 * sizes[1]
+    loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert error(output(loaded), output(model)) <= TOLERANCE
+    assert error(output(AutoModel.from_pretrained(tmp_path / "base")), output(model)) > 1e-3

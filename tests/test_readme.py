@@ -1,0 +1,52 @@
+"""What the README says about schemes, flags and commands is so."""
+
+import re
+
+import pytest
+import torch
+from fresh_process import ROOT
+from transformers import BertConfig, BertModel
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+# A scheme's row begins with its name, a flag's with one or several.
+ROWS = re.findall(r"^\| `.*\|$", README, flags=re.MULTILINE)
+CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in ROWS]
+SCHEME_ROWS = {cells[0].strip("`"): cells for cells in CELLS if cells[0].strip("`") in SCHEMES}
+
+
+def test_every_scheme_and_every_flag_has_a_row():
+    assert list(SCHEME_ROWS) == list(SCHEMES)
+    flags = [flag for cells in CELLS for flag in re.findall(r"`(position_\w+)`", cells[0])]
+    assert flags == list(FLAGS)
+    assert all(f"`{alias}`" in README for alias in ALIASES)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_number_of_new_parameters_in_bert_base_is_right(scheme):
+    with torch.device("meta"):
+        model = BertModel(BertConfig(position_scheme=scheme))
+    number = sum(parameter.numel() for parameter in position_parameters(model).values())
+    cell = SCHEME_ROWS[scheme][2]
+    assert re.match(r"[\d,]+", cell).group() == f"{number:,}"
+    assert ("keeps" in cell) == ("embeddings.position_embeddings.weight" in model.state_dict())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_papers_and_the_end_of_the_table_are_the_schemes_own(scheme):
+    _, _, _, beyond, _, paper, _ = SCHEME_ROWS[scheme]
+    assert paper == SCHEMES[scheme].paper
+    assert beyond.startswith("no") == SCHEMES[scheme].extrapolates.startswith("no")
+
+
+def test_ci_runs_the_command_that_the_readme_gives():
+    commands = re.findall(r"^pip install .*$", README, flags=re.MULTILINE)
+    assert commands == [
+        'pip install -c constraints.txt -e ".[demo]" && python examples/quickstart.py',
+        'pip install -c constraints.txt -e ".[test]" && pytest',
+    ]
+    assert commands[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
