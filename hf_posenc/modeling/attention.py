@@ -277,7 +277,7 @@ class PositionSelfAttention:
 
         settings["position_bias"] = score_bias(query, key, terms)
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
-        if value_terms and implementation != "eager":
+        if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
                 f"{implementation} has no value-side position term yet; this self-attention is computed by eager."
             )

@@ -207,7 +207,8 @@ def test_compiled_training_gives_the_same_gradients(scheme):
     expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     torch.compile(model)(**inputs).last_hidden_state.square().mean().backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    # Compiled, the pooler, which is not part of this loss, may have gradients of zero.
+    gradients = {name: p.grad for name, p in model.named_parameters() if name in expected}
     torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=1e-6)
 
 
