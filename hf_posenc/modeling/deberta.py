@@ -15,16 +15,10 @@ from .scheme import (
     Positions,
     RelativeTerm,
     ones,
+    whole_table,
+    without_bias,
     zeros,
 )
-
-
-def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """module(rows) - module(0): the linear part of a projection, whatever the module is made of.
-
-    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers.
-    """
-    return module(rows) - module(torch.zeros_like(rows[:1]))
 
 
 class Deberta(AttentionScheme):
@@ -123,7 +117,7 @@ class Deberta(AttentionScheme):
         Row r then belongs to the distance r - span, clipped to ±span, and row 2·span - r to its opposite.
         """
         encoder = attention.position_encoder
-        table = encoder.rel_embeddings.weight
+        table = whole_table(encoder.rel_embeddings, 2 * self.span, device)
         if self.norm:
             table = encoder.LayerNorm(table)
         table = attention.pos_dropout(table.to(device))

@@ -10,6 +10,7 @@ from transformers.models.bert.modeling_bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertLayer,
     BertLMHeadModel,
     BertModel,
     BertSelfAttention,
@@ -19,7 +20,7 @@ from transformers.models.bert.modeling_bert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencBertConfig
 from .embeddings import PositionEmbeddings
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
 
 
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
@@ -28,6 +29,10 @@ class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
 
 class PosencBertSelfAttention(PositionSelfAttention, BertSelfAttention):
     """[`BertSelfAttention`] with attention-level schemes."""
+
+
+class PosencBertLayer(PositionLayer, BertLayer):
+    """[`BertLayer`] that adds the embedding-level positions to its input."""
 
 
 class PosencBertEncoder(PositionEncoder, BertEncoder):
@@ -39,12 +44,13 @@ class PosencBertModel(PosencPreTrainedModel, BertModel):
 
     config_class = PosencBertConfig
     _auto_class = "AutoModel"
-    _no_split_modules = ["PosencBertEmbeddings", "BertLayer"]
+    _no_split_modules = ["BertLayer"]
 
 
 PARTS = Parts(
     embeddings=PosencBertEmbeddings,
     encoder=PosencBertEncoder,
+    layer=PosencBertLayer,
     self_attention=PosencBertSelfAttention,
     model=PosencBertModel,
     eager=eager_attention_forward,

@@ -9,6 +9,7 @@ from transformers.models.camembert.modeling_camembert import (
     CamembertForQuestionAnswering,
     CamembertForSequenceClassification,
     CamembertForTokenClassification,
+    CamembertLayer,
     CamembertModel,
     CamembertSelfAttention,
     eager_attention_forward,
@@ -17,7 +18,7 @@ from transformers.models.camembert.modeling_camembert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencCamembertConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
@@ -26,6 +27,10 @@ class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
 
 class PosencCamembertSelfAttention(PositionSelfAttention, CamembertSelfAttention):
     """[`CamembertSelfAttention`] with attention-level schemes."""
+
+
+class PosencCamembertLayer(PositionLayer, CamembertLayer):
+    """[`CamembertLayer`] that adds the embedding-level positions to its input."""
 
 
 class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
@@ -37,12 +42,13 @@ class PosencCamembertModel(PosencPreTrainedModel, PaddingAwarePositions, Camembe
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModel"
-    _no_split_modules = ["PosencCamembertEmbeddings", "CamembertLayer"]
+    _no_split_modules = ["CamembertLayer"]
 
 
 PARTS = Parts(
     embeddings=PosencCamembertEmbeddings,
     encoder=PosencCamembertEncoder,
+    layer=PosencCamembertLayer,
     self_attention=PosencCamembertSelfAttention,
     model=PosencCamembertModel,
     eager=eager_attention_forward,

@@ -10,6 +10,7 @@ from transformers.models.electra.modeling_electra import (
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
     ElectraForTokenClassification,
+    ElectraLayer,
     ElectraModel,
     ElectraSelfAttention,
     eager_attention_forward,
@@ -18,7 +19,7 @@ from transformers.models.electra.modeling_electra import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencElectraConfig
 from .embeddings import PositionEmbeddings
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
 
 
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
@@ -27,6 +28,10 @@ class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
 
 class PosencElectraSelfAttention(PositionSelfAttention, ElectraSelfAttention):
     """[`ElectraSelfAttention`] with attention-level schemes."""
+
+
+class PosencElectraLayer(PositionLayer, ElectraLayer):
+    """[`ElectraLayer`] that adds the embedding-level positions to its input."""
 
 
 class PosencElectraEncoder(PositionEncoder, ElectraEncoder):
@@ -38,12 +43,13 @@ class PosencElectraModel(PosencPreTrainedModel, ElectraModel):
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModel"
-    _no_split_modules = ["PosencElectraEmbeddings", "ElectraLayer"]
+    _no_split_modules = ["ElectraLayer"]
 
 
 PARTS = Parts(
     embeddings=PosencElectraEmbeddings,
     encoder=PosencElectraEncoder,
+    layer=PosencElectraLayer,
     self_attention=PosencElectraSelfAttention,
     model=PosencElectraModel,
     eager=eager_attention_forward,

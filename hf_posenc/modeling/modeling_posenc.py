@@ -18,6 +18,7 @@ from .scheme import (
     PositionLinear,
     Positions,
     add_parameter,
+    without_bias,
     zeros,
 )
 from .schemes import ALIASES, build_schemes
@@ -26,6 +27,28 @@ from .schemes import ALIASES, build_schemes
 logger = logging.get_logger(__name__)
 
 TABLE_KEY = "embeddings.position_embeddings.weight"
+
+
+class PositionLayer:
+    """Mixin over a family's stock layer: adds the embedding-level positions to its input (`position_every_layer`).
+
+    The layer does so itself because its scale is its own: under FSDP, or offloaded, it has its parameters only while it
+    is called.
+    """
+
+    def install(self) -> None:
+        add_parameter(self, "position_scale", (1,), zeros)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        encoder_hidden_states: torch.Tensor | None,
+        positions: torch.Tensor,
+        **kwargs,
+    ) -> torch.Tensor:
+        hidden_states = hidden_states + self.position_scale * positions
+        return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
 
 
 class PositionEncoder:
@@ -47,9 +70,6 @@ class PositionEncoder:
         self._embeddings = (embeddings, projection)
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
-        if every_layer:
-            for layer in self.layer[1:]:
-                add_parameter(layer, "position_scale", (1,), zeros)
 
     @property
     def position_embeddings(self) -> nn.Module:
@@ -81,19 +101,17 @@ class PositionEncoder:
             kwargs["position_state"] = self._position_state(
                 position_ids, table_position_ids, length, past_length, key_length, past_key_values, dtype, device
             )
-        repeated = None
+        repeated = ()
         if self.every_layer:
             ids = position_ids if table_position_ids is None else table_position_ids
-            repeated = self._repeated_positions(ids, length, past_length, device)
+            repeated = (self._repeated_positions(ids, length, past_length, device),)
 
         for index, layer in enumerate(self.layer):
-            if index and repeated is not None:
-                device = hidden_states.device  # a layer may live on another than the one before it
-                hidden_states = hidden_states + layer.position_scale.to(device) * repeated.to(device)
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
                 encoder_hidden_states,  # positional, as gradient checkpointing needs it
+                *(repeated if index else ()),  # likewise
                 encoder_attention_mask=encoder_attention_mask,
                 past_key_values=past_key_values,
                 position_ids=position_ids,
@@ -143,7 +161,7 @@ class PositionEncoder:
         """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
         embeddings, projection = self._embeddings
         vectors = embeddings.position_vectors(position_ids, length, past_length, device)
-        return vectors if projection is None else nn.functional.linear(vectors, projection.weight)
+        return vectors if projection is None else without_bias(projection, vectors)
 
 
 def _cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
@@ -160,6 +178,7 @@ class Parts:
 
     embeddings: type
     encoder: type
+    layer: type
     self_attention: type
     model: type
     eager: object
@@ -182,6 +201,8 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
 
     if not isinstance(model, parts.model):
         model.__class__ = parts.model
+    # Unlike stock's these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
+    # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
     model._no_split_modules = set(parts.model._no_split_modules)
     model.embeddings.__class__ = parts.embeddings
     model.embeddings.install(config, embedding_scheme, keeps_table)
@@ -194,10 +215,11 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     model.encoder.__class__ = parts.encoder
     projection = getattr(model, "embeddings_project", None)
     model.encoder.install(config, schemes, model.embeddings, projection, bool(config.position_every_layer))
-    if config.position_every_layer or any(scheme.reads_table for scheme in schemes):
-        # The encoder reads the embeddings' parameters: they must not be a unit of their own (FSDP would shard them again
-        # once the embeddings are through).
-        model._no_split_modules.discard(parts.embeddings.__name__)
+    if config.position_every_layer:
+        for layer in model.encoder.layer[1:]:
+            layer.__class__ = parts.layer
+            layer.install()
+            model._no_split_modules.add(parts.layer.__name__)
     for layer in model.encoder.layer:
         attention = layer.attention.self
         attention.__class__ = parts.self_attention

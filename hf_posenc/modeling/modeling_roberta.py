@@ -9,6 +9,7 @@ from transformers.models.roberta.modeling_roberta import (
     RobertaForQuestionAnswering,
     RobertaForSequenceClassification,
     RobertaForTokenClassification,
+    RobertaLayer,
     RobertaModel,
     RobertaSelfAttention,
     eager_attention_forward,
@@ -17,7 +18,7 @@ from transformers.models.roberta.modeling_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
@@ -26,6 +27,10 @@ class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
 
 class PosencRobertaSelfAttention(PositionSelfAttention, RobertaSelfAttention):
     """[`RobertaSelfAttention`] with attention-level schemes."""
+
+
+class PosencRobertaLayer(PositionLayer, RobertaLayer):
+    """[`RobertaLayer`] that adds the embedding-level positions to its input."""
 
 
 class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
@@ -37,12 +42,13 @@ class PosencRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, RobertaMo
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModel"
-    _no_split_modules = ["PosencRobertaEmbeddings", "RobertaLayer"]
+    _no_split_modules = ["RobertaLayer"]
 
 
 PARTS = Parts(
     embeddings=PosencRobertaEmbeddings,
     encoder=PosencRobertaEncoder,
+    layer=PosencRobertaLayer,
     self_attention=PosencRobertaSelfAttention,
     model=PosencRobertaModel,
     eager=eager_attention_forward,

@@ -9,6 +9,7 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import (
     XLMRobertaForQuestionAnswering,
     XLMRobertaForSequenceClassification,
     XLMRobertaForTokenClassification,
+    XLMRobertaLayer,
     XLMRobertaModel,
     XLMRobertaSelfAttention,
     eager_attention_forward,
@@ -17,7 +18,7 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencXLMRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder
+from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
@@ -26,6 +27,10 @@ class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings)
 
 class PosencXLMRobertaSelfAttention(PositionSelfAttention, XLMRobertaSelfAttention):
     """[`XLMRobertaSelfAttention`] with attention-level schemes."""
+
+
+class PosencXLMRobertaLayer(PositionLayer, XLMRobertaLayer):
+    """[`XLMRobertaLayer`] that adds the embedding-level positions to its input."""
 
 
 class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
@@ -37,12 +42,13 @@ class PosencXLMRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, XLMRob
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModel"
-    _no_split_modules = ["PosencXLMRobertaEmbeddings", "XLMRobertaLayer"]
+    _no_split_modules = ["XLMRobertaLayer"]
 
 
 PARTS = Parts(
     embeddings=PosencXLMRobertaEmbeddings,
     encoder=PosencXLMRobertaEncoder,
+    layer=PosencXLMRobertaLayer,
     self_attention=PosencXLMRobertaSelfAttention,
     model=PosencXLMRobertaModel,
     eager=eager_attention_forward,

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from .relative_positions import clip_distance
-from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, xavier, zeros
+from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, whole_table, xavier, zeros
 
 
 class Relative(AttentionScheme):
@@ -35,8 +35,9 @@ class Relative(AttentionScheme):
 
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         # (rows, head_dim) -> (1, rows, head_dim): the heads share it
-        query_table = attention.relative_key_embeddings.weight[None] * attention.scaling
-        value_table = attention.relative_value_embeddings.weight if self.values else None
+        size, device = 2 * self.clip + 1, prepared.device
+        query_table = whole_table(attention.relative_key_embeddings, size, device)[None] * attention.scaling
+        value_table = whole_table(attention.relative_value_embeddings, size, device) if self.values else None
         return [RelativeTerm(rows=prepared, query_table=query_table, value_table=value_table)]
 
 
@@ -70,11 +71,12 @@ class RelativeKey(AttentionScheme):
         return clip_distance(-positions.relative, self.max_distance)
 
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        return [RelativeTerm(rows=prepared, query_table=self._table(attention))]
+        return [RelativeTerm(rows=prepared, query_table=self._table(attention, prepared.device))]
 
-    def _table(self, attention: nn.Module) -> torch.Tensor:
+    def _table(self, attention: nn.Module, device: torch.device) -> torch.Tensor:
         """(1, rows, head_dim), scaled as the content score is; the heads share it."""
-        return attention.distance_embedding.weight[None] * attention.scaling
+        table = whole_table(attention.distance_embedding, 2 * self.max_distance + 1, device)
+        return table[None] * attention.scaling
 
 
 class RelativeKeyQuery(RelativeKey):
@@ -88,5 +90,5 @@ class RelativeKeyQuery(RelativeKey):
     formula = "(q_i·k_j + q_i·a[i−j] + k_j·a[i−j])/√d"
 
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        table = self._table(attention)
+        table = self._table(attention, prepared.device)
         return [RelativeTerm(rows=prepared, query_table=table, key_table=table)]

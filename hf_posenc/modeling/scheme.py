@@ -101,6 +101,23 @@ def add_parameter(module: nn.Module, name: str, shape: tuple[int, ...], initial:
     module._is_hf_initialized = False
 
 
+def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tensor:
+    """All rows of an embedding, (rows, width), asked of the module.
+
+    Reading `table.weight` instead would miss what LoRA adds to it, and fail where the weight arrives with the call
+    (offloading).
+    """
+    return table(torch.arange(rows, device=device))
+
+
+def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """module(rows) - module(0): the linear part of a projection, whatever the module is made of.
+
+    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers.
+    """
+    return module(rows) - module(torch.zeros_like(rows[:1]))
+
+
 @dataclass
 class Positions:
     """Where the queries and the keys of one forward pass are.

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from .relative_positions import spread, t5_bucket
-from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, zeros
+from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, whole_table, zeros
 
 
 class T5(AttentionScheme):
@@ -66,7 +66,7 @@ class T5(AttentionScheme):
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         owner = attention if self.per_layer else attention.position_encoder
         # (buckets, heads) -> (heads, buckets)
-        bias = owner.relative_attention_bias.weight.t()
+        bias = whole_table(owner.relative_attention_bias, self.buckets, prepared.device).t()
         if self.unties_cls:
             bias = nn.functional.pad(bias, (0, 1))
         return [RelativeTerm(rows=prepared, bias=bias)]

@@ -78,6 +78,6 @@ class Tupe(AttentionScheme):
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
         encoder, embeddings = attention.position_encoder, attention.position_encoder.position_embeddings
         # A model spread over devices may have its table on one, and the encoder's own parameters on another.
-        rows = embeddings.table_positions(position_ids.to(embeddings.position_embeddings.weight.device))
+        rows = embeddings.table_positions(position_ids)
         projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
         return projected.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)

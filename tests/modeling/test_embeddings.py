@@ -68,7 +68,7 @@ def test_every_layer_but_the_first_gets_the_positions_again(scheme, family):
     inputs = tiny.inputs(batch=3, length=7, family=family)
     seen, given = [], []
     for layer in model.encoder.layer:
-        layer.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        layer.attention.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         layer.register_forward_hook(lambda module, args, output: given.append(output))
     with torch.no_grad():
         model(**inputs)
