@@ -1,5 +1,7 @@
 """What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -226,6 +228,29 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         attention.install(config, schemes, model.encoder, parts.eager)
 
 
+def averaged_over_all(forward: Callable) -> Callable:
+    """A head's forward that understands `num_items_in_batch`: its loss is then Σ over own labels / num_items_in_batch.
+
+    `Trainer` hands every model the number of labels in all processes and accumulated batches, and leaves it to the model
+    to divide by it. These stock heads take the mean over their own labels instead, and what Trainer sees and
+    trains on is too large by the number of processes and of accumulated batches.
+    """
+
+    @functools.wraps(forward)
+    def averaged(self, *args, num_items_in_batch: torch.Tensor | int | None = None, **kwargs):
+        output = forward(self, *args, **kwargs)
+        labels = kwargs.get("labels")
+        if num_items_in_batch is None or labels is None:
+            return output
+        share = (labels != -100).sum() / num_items_in_batch
+        if isinstance(output, tuple):
+            return output[0] * share, *output[1:]
+        output.loss = output.loss * share
+        return output
+
+    return averaged
+
+
 class PosencPreTrainedModel:
     """Mixin over the stock classes of a family: base model and heads.
 
@@ -234,6 +259,12 @@ class PosencPreTrainedModel:
     """
 
     position_parts: Parts
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # Base models have no loss, and the heads that write text know how to average it.
+        if not cls.__name__.endswith(("Model", "ForCausalLM")):
+            cls.forward = averaged_over_all(cls.forward)
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
