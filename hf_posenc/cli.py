@@ -1,0 +1,176 @@
+"""The command line: a thin door to the functions of this package.
+
+hf-posenc schemes
+hf-posenc inspect me/minilm-t5
+hf-posenc card outputs/absolute_t5 --results results.json
+hf-posenc push outputs/absolute_t5 me/minilm-t5
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers.utils import find_adapter_config_file, has_file
+
+from . import hub, inspection
+from .modeling.configuration_posenc import PositionConfigMixin
+from .modeling.schemes import ALIASES, SCHEMES
+
+
+# What is wrong with a command line; typer has had this class under several names.
+UsageError = typer.BadParameter.__base__
+
+app = typer.Typer(
+    help="Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> str:
+    """Rows as columns of text."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+@app.command()
+def schemes() -> None:
+    """List the position schemes.
+
+    With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
+    """
+    rows = [("name", "new in bert-base", "longer than in training", "starts silent", "paper", "formula")]
+    for name, scheme in SCHEMES.items():
+        shapes, _ = inspection.parameter_shapes(inspection.CONFIG_CLASSES["posenc_bert"](position_scheme=name))
+        added = sum(torch.Size(shape).numel() for shape in shapes.values())
+        silent = "yes" if scheme.silent else "no"
+        rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
+    typer.echo(_aligned(rows))
+    aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
+    typer.echo(f"\nJoin names with + to have several: absolute+t5. Another name: {aliases}.")
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A folder, or a name on the Hub: a model or an adapter.")],
+    revision: Revision = None,
+) -> None:
+    """Say what a model's positions are.
+
+    Scheme, flags and parameters, and what transformers makes of the model without hf_posenc. Reads the config alone: no
+    weights, and no code that lies beside them.
+    """
+    adapter = find_adapter_config_file(model, revision=revision)
+    if adapter is not None:
+        base = hub.adapter_base(Path(adapter))
+        typer.echo(f"{model} is an adapter of {base}:\n")
+        model, revision = base, None
+    entries = inspection.read_config(model, revision)
+    config = inspection.load_config(model, revision)
+    if not isinstance(config, PositionConfigMixin):
+        rows = [
+            ("model", f"{model} ({config.model_type})"),
+            ("position_scheme", "none: transformers' absolute positions"),
+        ]
+        typer.echo(_aligned([*rows, ("without hf_posenc", "the same: hf_posenc leaves such a model as it is")]))
+        return
+    shapes, total = inspection.parameter_shapes(config)
+    added = sum(torch.Size(shape).numel() for shape in shapes.values())
+    longest = inspection.longest_sequence(config)
+    rows = [
+        ("model", f"{model} ({entries['model_type']}, {inspection.model_class(config).__name__})"),
+        ("position_scheme", config.position_scheme),
+        *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in inspection.schemes_of(config)),
+        ("flags", ", ".join(f"{flag}={value!r}" for flag, value in inspection.flags_of(config).items()) or "defaults"),
+        (
+            "tokens",
+            "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends",
+        ),
+        ("parameters", f"{added:,} of {total:,} belong to the scheme"),
+        *(
+            ("", f"{name} {shape}" + f" × {count}" * (count > 1))
+            for name, shape, count in inspection.per_layer(shapes)
+        ),
+        *(
+            ("without hf_posenc" if not i else "", line)
+            for i, line in enumerate(_without(model, revision, entries, config))
+        ),
+    ]
+    typer.echo(_aligned(rows))
+
+
+def _without(model: str, revision: str | None, entries: dict, config: PositionConfigMixin) -> list[str]:
+    """What transformers makes of a variant by itself."""
+    stock = config.stock_model_type
+    if entries["model_type"] == stock:
+        return [
+            f"transformers 5 loads it as a plain {stock} with absolute positions, with other outputs and no warning"
+        ]
+    lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
+    missing = [
+        file.name for file in inspection.code_files(config) if not has_file(model, file.name, revision=revision)
+    ]
+    if "auto_map" not in entries or missing:
+        return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
+    return [
+        "the Auto classes refuse it; with trust_remote_code=True they run the code beside it: equal outputs",
+        *lines,
+    ]
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What save_pretrained or a Trainer wrote: a variant or an adapter.")],
+    repo: Annotated[str, typer.Argument(help="The repository, such as me/minilm-t5; it is made if there is none.")],
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Fail if the repository exists.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to push to; it is made if there is none.")] = None,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+) -> None:
+    """Push a saved variant to the Hub.
+
+    With its code, tokenizer and card, in one commit. Logs in by HF_TOKEN or by what `hf auth login` saved. Optimizers,
+    checkpoints of the run and pickled files are left behind.
+    """
+    typer.echo(hub.push(folder, repo, private=private, exist_ok=not new, revision=revision, message=message))
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="A saved variant.")],
+    results: Annotated[
+        Path | None, typer.Option(help="JSON file of what was measured (format: hf_posenc/cards.py).")
+    ] = None,
+    repo: Annotated[str | None, typer.Option(help="The model's name on the Hub. Default: the folder's name.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Name on the Hub of the checkpoint that it came from.")
+    ] = None,
+    license: Annotated[str | None, typer.Option(help="The Hub's name of its licence, such as apache-2.0.")] = None,
+    language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
+) -> None:
+    """Write the model card of a saved variant.
+
+    From its config and from what was measured; what is not known is left out.
+    """
+    from .cards import write_card  # only here: it brings the template engine along
+
+    known = {"base_model": base_model, "license": license, "language": language}
+    typer.echo(write_card(folder, results, repo, output, **known))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command, by default that of the command line; what is wrong is said in one line, with exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)
+    except (UsageError, OSError, ValueError, TypeError, ImportError) as error:
+        message = error.format_message() if isinstance(error, UsageError) else str(error)
+        typer.echo(f"hf-posenc: {' '.join(message.split())}", err=True)
+        sys.exit(2)
+    sys.exit(code or 0)

@@ -1,0 +1,135 @@
+"""What a model is, as far as its config tells: schemes, flags, parameters, limits.
+
+No weight is read, and no code that lies beside a checkpoint is run.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from .modeling.configuration_posenc import FLAGS, PositionConfigMixin
+from .modeling.scheme import PositionScheme
+from .modeling.schemes import SCHEMES, scheme_names
+from .parameters import position_parameters
+from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
+
+
+# Model type -> config class, stock and variant.
+CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
+    config.model_type: config for config in (*VARIANT_CONFIGS, *VARIANT_CONFIGS.values())
+}
+# The end of an architecture's name -> the Hub's name for its task, where the Hub has one.
+PIPELINE_TAGS = {
+    "ForMaskedLM": "fill-mask",
+    "ForCausalLM": "text-generation",
+    "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "Model": "feature-extraction",
+}
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """The entries of config.json of a folder or of a repository on the Hub, if the model is of a family with variants.
+
+    Raises:
+        OSError: there is no config, or it cannot be had.
+        ValueError: the model is of another family.
+    """
+    entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+    if not entries:
+        raise OSError(f"{model} has no config.json")
+    model_type = entries.get("model_type")
+    if model_type not in CONFIG_CLASSES:
+        families = ", ".join(stock.model_type for stock in VARIANT_CONFIGS)
+        raise ValueError(
+            f"{model} is of model type {model_type!r}; the families that have position schemes are {families}"
+        )
+    return entries
+
+
+def load_config(model: str, revision: str | None = None) -> PreTrainedConfig:
+    """The config of a folder or of a repository on the Hub: a variant's, or a stock one of a family that has variants.
+
+    Raises:
+        OSError: there is no config, or it cannot be had.
+        ValueError: the model is of another family, or its flags are wrong.
+    """
+    entries = read_config(model, revision)
+    return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
+
+
+def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
+    """The schemes of a variant, in the order of `position_scheme`."""
+    return [SCHEMES[name] for name in scheme_names(config.position_scheme)]
+
+
+def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
+    """The flags beside `position_scheme` that were given to a variant."""
+    flags = {flag: getattr(config, flag) for flag in FLAGS if flag != "position_scheme"}
+    return {flag: value for flag, value in flags.items() if value is not None}
+
+
+def flag_meanings() -> dict[str, str]:
+    """What every flag is for, in the words of [`PositionConfigMixin`]; empty where Python drops docstrings."""
+    lines = re.findall(
+        r"^ *((?:position_\w+(?:, )?)+): (.+)$", inspect.getdoc(PositionConfigMixin) or "", re.MULTILINE
+    )
+    return {flag: meaning for flags, meaning in lines for flag in flags.split(", ")}
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that a variant was saved as, the base model where its config does not say."""
+    variants = {variant.__name__: variant for variant in VARIANT_MODELS.values()}
+    for name in config.architectures or ():
+        if name in variants:
+            return variants[name]
+    return variants[config.auto_classes["AutoModel"]]
+
+
+def auto_class(config: PositionConfigMixin) -> str:
+    """The name of the Auto class that loads a variant as what it was saved as."""
+    name = model_class(config).__name__
+    return next(auto for auto, served in config.auto_classes.items() if served == name)
+
+
+def pipeline_tag(config: PositionConfigMixin) -> str | None:
+    """The Hub's name for the task of a variant, where the Hub has one."""
+    name = model_class(config).__name__
+    return next((tag for ending, tag in PIPELINE_TAGS.items() if name.endswith(ending)), None)
+
+
+def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, ...]], int]:
+    """Name and shape of each parameter that the schemes add, and the number of all parameters of the model."""
+    with torch.device("meta"):
+        model = model_class(config)(config)
+    shapes = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
+    return shapes, model.num_parameters()
+
+
+def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], int]]:
+    """The same for people: (name with N for the layer's number, shape, how often), parameters of equal layers as one."""
+    rows: dict[tuple[str, tuple[int, ...]], int] = {}
+    for name, shape in shapes.items():
+        row = (re.sub(r"\.layer\.\d+\.", ".layer.N.", name), shape)
+        rows[row] = rows.get(row, 0) + 1
+    return [(*row, count) for row, count in rows.items()]
+
+
+def longest_sequence(config: PositionConfigMixin) -> int | None:
+    """Number of tokens at which a variant's table of absolute positions ends; None where it has no such end."""
+    if any(scheme.extrapolates.startswith("no") for scheme in schemes_of(config)):
+        return config.max_position_embeddings - config.first_position
+    return None
+
+
+def code_files(config: PositionConfigMixin) -> list[Path]:
+    """The files of this package that travel with a variant: its family's and what that imports."""
+    modeling = Path(inspect.getfile(type(config))).with_name(config.modeling_file)
+    return sorted({modeling, *map(Path, get_relative_import_files(modeling))})

@@ -1,0 +1,213 @@
+"""What travels with a checkpoint imports little and does less: read off the syntax trees of the files."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hf_posenc
+from hf_posenc import plugin
+from hf_posenc.inspection import code_files
+
+
+PACKAGE = Path(hf_posenc.__file__).parent
+MODELING = PACKAGE / "modeling"
+FILES = sorted(MODELING.glob("*.py"))
+# All of the standard library that is needed; nothing here reaches a network, a process, or code in a string.
+STANDARD_LIBRARY = {
+    *(
+        "collections",
+        "copy",
+        "dataclasses",
+        "difflib",
+        "functools",
+        "inspect",
+        "math",
+        "os",
+        "pathlib",
+        "shutil",
+        "types",
+    ),
+    "typing",
+}
+# Of those that can do harm, all that is used: to put the code beside a variant that is saved.
+USED = {"os": {"PathLike", "makedirs", "path"}, "shutil": {"copyfile"}, "inspect": {"getfile"}}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "open", "input", "__import__", "breakpoint", "globals", "locals"}
+# Parts of torch and transformers that load code or pickles, or that download.
+FORBIDDEN_NAMES = {"hub", "load", "save", "cpp_extension", "load_library", "package", "cached_file", "hf_hub_download"}
+FORBIDDEN_NAMES |= {"snapshot_download", "get_class_from_dynamic_module", "custom_object_save", "http_get", "hf_api"}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(node: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Every import, wherever it stands, and whether an ImportError there is caught."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, guarded
+        elif isinstance(child, ast.Try):
+            caught = any(
+                isinstance(h.type, ast.Name) and h.type.id == "ImportError" and h.body for h in child.handlers
+            )
+            for part in child.body:
+                yield from imports(ast.Module([part], []), guarded or caught)
+            for part in (*child.handlers, *child.orelse, *child.finalbody):
+                yield from imports(part, guarded)
+        else:
+            yield from imports(child, guarded)
+
+
+def neighbours(path: Path) -> set[Path]:
+    """The files that a file imports as `from .name import ...`."""
+    nodes = [node for node, _ in imports(tree(path)) if isinstance(node, ast.ImportFrom) and node.level]
+    return {path.with_name(f"{node.module}.py") for node in nodes}
+
+
+def closure(path: Path) -> set[Path]:
+    """A file, what it imports from beside it, what that imports, and so on."""
+    found, open_ends = set(), {path}
+    while open_ends:
+        found |= open_ends
+        open_ends = set().union(*map(neighbours, open_ends)) - found
+    return found
+
+
+def wrong_imports(module: ast.Module, folder: Path) -> list[str]:
+    """The imports of a file that must not travel."""
+    wrong = []
+    for node, guarded in imports(module):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            ok = node.level == 1 and node.module and folder.joinpath(f"{node.module}.py").is_file()
+            names = []
+        else:
+            ok = True
+            names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+        for name in names:
+            top = name.split(".")[0]
+            ok = ok and (top in {"torch", "transformers", *STANDARD_LIBRARY} or (top == "triton" and guarded))
+        if not ok:
+            wrong.append(ast.unparse(node))
+    return wrong
+
+
+def wrong_doings(module: ast.Module) -> list[str]:
+    """What a file calls or reaches that could run other code, read what it should not, or talk to a network."""
+    wrong = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS:
+            wrong.append(ast.unparse(node))
+        if isinstance(node, ast.Attribute):
+            root = node.value.id if isinstance(node.value, ast.Name) else ""
+            if node.attr not in USED.get(root, {node.attr}) or node.attr in FORBIDDEN_NAMES:
+                wrong.append(ast.unparse(node))
+            elif root in {"builtins", "sys", "importlib", "subprocess", "ctypes", "pickle"}:
+                wrong.append(ast.unparse(node))
+        if isinstance(node, ast.ImportFrom) and not node.level:
+            top, names = node.module.split(".")[0], {alias.name for alias in node.names}
+            if (
+                names & FORBIDDEN_NAMES
+                or {*node.module.split(".")} & FORBIDDEN_NAMES
+                or not names <= USED.get(top, names)
+            ):
+                wrong.append(ast.unparse(node))
+    return wrong
+
+
+def test_there_are_files():
+    assert {"modeling_bert.py", "configuration_posenc.py", "attention.py", "t5.py"} <= {path.name for path in FILES}
+    assert not [path for path in MODELING.iterdir() if path.is_dir() and path.name != "__pycache__"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_travels_imports_only_torch_transformers_the_standard_library_and_neighbours(path):
+    assert wrong_imports(tree(path), MODELING) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_travels_runs_no_other_code_and_reaches_no_network(path):
+    assert wrong_doings(tree(path)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import numpy",
+        "def f():\n    import requests",
+        "import subprocess",
+        "from urllib.request import urlopen",
+        "import hf_posenc.modeling",
+        "from .. import plugin",
+        "from ..plugin import install",
+        "from . import t5",
+        "from .absent import Thing",
+        "import triton",
+        "try:\n    import triton\nexcept ValueError:\n    pass",
+        "try:\n    pass\nexcept ImportError:\n    import triton",
+    ],
+)
+def test_imports_that_must_not_travel_are_found(code):
+    assert wrong_imports(ast.parse(code), MODELING)
+
+
+def test_triton_may_be_tried():
+    code = "try:\n    import triton\nexcept ImportError:\n    triton = None"
+    assert wrong_imports(ast.parse(code), MODELING) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "eval('1')",
+        "exec(text)",
+        "open('file')",
+        "__import__('socket')",
+        "os.system('ls')",
+        "os.environ['HF_TOKEN']",
+        "from os import system",
+        "shutil.rmtree('/')",
+        "torch.load('weights.bin')",
+        "torch.hub.load('repo', 'model')",
+        "import torch\ntorch.ops.load_library('x.so')",
+        "from torch.utils.cpp_extension import load_inline",
+        "from transformers.utils import cached_file",
+        "from transformers.dynamic_module_utils import get_class_from_dynamic_module",
+    ],
+)
+def test_doings_that_must_not_travel_are_found(code):
+    assert wrong_doings(ast.parse(code))
+
+
+@pytest.mark.parametrize("config", plugin.CONFIGS, ids=lambda config: config.stock_model_type)
+def test_the_files_that_travel_are_the_import_closure_of_the_family_s_file(config):
+    expected = closure(MODELING / config.modeling_file)
+    assert {*code_files(config())} == expected
+    others = {other.modeling_file for other in plugin.CONFIGS if other is not config}
+    assert not others & {path.name for path in expected}
+
+
+def test_every_file_travels_with_some_family():
+    travelling = set().union(*(closure(MODELING / config.modeling_file) for config in plugin.CONFIGS))
+    assert travelling == {*FILES} - {MODELING / "__init__.py"}
+
+
+def test_importing_the_plugin_imports_no_command_line_no_cards_and_no_plots():
+    found, open_ends = set(), {PACKAGE / "__init__.py", PACKAGE / "plugin.py"}
+    while open_ends:
+        found |= open_ends
+        modules = set()
+        for path in open_ends:
+            for node, _ in imports(tree(path)):
+                if isinstance(node, ast.ImportFrom) and node.level:
+                    names = [node.module.replace(".", "/")] if node.module else [alias.name for alias in node.names]
+                    names += [f"{node.module}/{alias.name}".replace(".", "/") for alias in node.names if node.module]
+                    modules |= {path.parent.joinpath(f"{name}.py") for name in names}
+                else:
+                    names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                    heavy = {"typer", "jinja2", "matplotlib", "datasets", "peft", "huggingface_hub", "rich", "pandas"}
+                    assert not heavy & {name.split(".")[0] for name in names}, (path, ast.unparse(node))
+        open_ends = {path for path in modules if path.is_file()} - found
+    assert {"adapters.py", "parameters.py", "configuration_posenc.py", "t5.py"} <= {path.name for path in found}
+    assert not {"cli.py", "hub.py", "cards.py", "inspection.py"} & {path.name for path in found}

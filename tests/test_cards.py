@@ -1,0 +1,521 @@
+"""A card says what a variant is and what was measured; every figure in it equals the results it came from."""
+
+import copy
+import json
+import math
+import re
+import shlex
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from fresh_process import ROOT
+from hub_server import LoopbackHub, card_errors
+from huggingface_hub import HfApi, ModelCard, constants
+from tiny import FAMILIES, build, heads, inputs, stock_config
+from torch.utils.data import Dataset
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
+
+import hf_posenc
+from hf_posenc import plugin
+from hf_posenc.cards import ModelCardCallback, Results, make_card, write_card, written
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+# What the Hub accepts, as far as cards from here may use it.
+PIPELINE_TAGS = {
+    *("fill-mask", "text-generation", "text-classification", "token-classification", "question-answering"),
+    "feature-extraction",
+}
+LICENSES = {"apache-2.0", "mit", "bsd-3-clause", "cc-by-4.0", "cc-by-sa-4.0", "cc0-1.0", "other", "unknown"}
+REQUIRED = {
+    "base_model",
+    "datasets",
+    "language",
+    "library_name",
+    "license",
+    "metrics",
+    "pipeline_tag",
+    "tags",
+    "model-index",
+}
+SECTIONS = ["Position scheme", "How it was made", "How well it does", "Limits", "How to load it"]
+
+RESULTS = {
+    "base_model": "sentence-transformers/all-MiniLM-L6-v2",
+    "license": "apache-2.0",
+    "language": "en",
+    "datasets": ["nyu-mll/glue"],
+    "data": "MRPC, 3,668 pairs | deduplicated",
+    "command": "python train.py --position_scheme absolute+t5",
+    "training": {"max_steps": 240, "learning_rate": 0.0005},
+    "seeds": [42, 43, 44],
+    "versions": {"hf_posenc": "0.1.0", "torch": "2.13.0"},
+    "machine": "2 CPU cores",
+    "limits": ["Trained on English only."],
+    "windows": {"train": 696},  # what else a benchmark writes down
+    "results": [
+        {
+            "model": model,
+            "dataset": "MRPC",
+            "dataset_id": "nyu-mll/glue",
+            "split": "validation",
+            "length": length,
+            "metrics": {"f1": [start, start + 0.0123, start + 0.02], "accuracy": start / 3, "recall": None},
+        }
+        for model, start in (("variant", 0.6023166023166023), ("checkpoint", 0.598434004474273), ("none", 0.13186))
+        for length in (512, 128, 2048)
+    ]
+    + [{"model": "variant", "dataset": "Wiki pages", "metrics": {"perplexity": 12.25, "loss": 0.0012345}}],
+}
+
+
+def variant(scheme: str = "absolute+t5", family: str = "bert", architecture: str | None = None, **flags):
+    prefix = FAMILIES[family].__name__.removesuffix("Config")
+    architectures = [architecture or f"{prefix}ForSequenceClassification"]
+    return FAMILIES[family](position_scheme=scheme, architectures=architectures, num_hidden_layers=2, **flags)
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    return make_card(variant(), Results.from_json(RESULTS), "me/minilm-t5", "hf-posenc card . --results results.json")
+
+
+def tables(card: ModelCard) -> dict[str, list[list[str]]]:
+    """The tables of figures by their title, without header."""
+    section = card.text.split("## How well it does")[1].split("##")[0]
+    found = {}
+    for title, rows in re.findall(r"On (.+):\n\n((?:\|.*\n)+)", section):
+        lines = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.splitlines()]
+        found[title] = [dict(zip(lines[0], line)) for line in lines[2:]]
+    return found
+
+
+class TestMetadata:
+    def test_has_the_required_fields_and_values_that_the_hub_knows(self, card):
+        metadata = card.data.to_dict()
+        assert metadata.keys() == REQUIRED
+        assert metadata["pipeline_tag"] in PIPELINE_TAGS and metadata["license"] in LICENSES
+        assert {"hf_posenc", "position-encoding", "bert", "absolute", "t5"} <= {*metadata["tags"]}
+        assert metadata["library_name"] == "transformers"
+        assert card_errors(card.content) == []
+
+    def test_survives_saving_and_loading_with_every_field(self, card, tmp_path):
+        card.save(tmp_path / "README.md")
+        again = ModelCard.load(tmp_path / "README.md")
+        assert again.data.to_dict() == card.data.to_dict()
+        assert again.data.eval_results == card.data.eval_results
+        assert again.text == card.text
+        for name in ("base_model", "license", "language", "datasets"):
+            assert getattr(again.data, name) == RESULTS[name]
+        assert again.data.model_name == "minilm-t5"
+
+    def test_has_every_measurement_of_the_variant_and_of_nothing_else(self, card):
+        expected = {
+            (row["dataset"], row.get("length"), name, statistics.fmean(v) if isinstance(v, list) else v)
+            for row in RESULTS["results"]
+            if row["model"] == "variant"
+            for name, v in row["metrics"].items()
+            if v is not None
+        }
+        got = {
+            (r.dataset_name, (r.metric_args or {}).get("length"), r.metric_type, r.metric_value)
+            for r in card.data.eval_results
+        }
+        assert got == expected and len(card.data.eval_results) == len(expected) == 8
+        assert {r.task_type for r in card.data.eval_results} == {"text-classification"}
+        assert {r.dataset_type for r in card.data.eval_results} == {"nyu-mll/glue", "wiki-pages"}
+        assert {r.dataset_split for r in card.data.eval_results} == {"validation", None}
+        assert "f1 at 512 tokens, mean of 3 seeds" in {r.metric_name for r in card.data.eval_results}
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_every_head_has_a_tag_that_the_hub_knows_or_none(self, family):
+        tags = {}
+        for stock in heads(family):
+            name = plugin.VARIANT_MODELS[stock].__name__
+            card = make_card(variant("rope", family, name), repo_id="me/x")
+            tags[stock.__name__] = card.data.pipeline_tag
+            assert f"`{card.text.split('to be loaded as `')[1].split('`')[0]}`" in card.text
+            assert f"{card.text.split('to be loaded as `')[1].split('`')[0]}.from_pretrained" in card.text
+            assert card.data.tags[:3] == ["hf_posenc", "position-encoding", family]
+        assert {tag for tag in tags.values() if tag} == PIPELINE_TAGS
+        without = {name for name, tag in tags.items() if tag is None}
+        assert all(name.endswith(("MultipleChoice", "NextSentencePrediction", "ForPreTraining")) for name in without)
+
+    def test_what_is_not_known_is_left_out(self):
+        card = make_card(variant())
+        assert card.data.to_dict().keys() == {"library_name", "pipeline_tag", "tags"}
+        assert "Nothing was measured" in card.text
+        assert "How it was made" not in card.text
+        assert not tables(card)
+        assert "None" not in card.text and "nan" not in card.text
+
+
+class TestText:
+    def test_has_every_section_once_in_order(self, card):
+        assert re.findall(r"^## (.+)$", card.text, flags=re.MULTILINE) == SECTIONS
+
+    def test_figures_equal_the_results_file(self, card):
+        for title, model_rows in tables(card).items():
+            dataset, _, split = title.partition(", ")
+            rows = [r for r in RESULTS["results"] if r["dataset"] == dataset]
+            assert len(model_rows) == len(rows) > 0
+            for row in rows:
+                name = {"variant": "**this model**", "checkpoint": "the checkpoint"}.get(row["model"], row["model"])
+                length = f"{row['length']:,}" if "length" in row else ""
+                [line] = [r for r in model_rows if (r["model"], r["tokens"]) == (name, length)]
+                for metric, value in row["metrics"].items():
+                    if value is None:
+                        assert metric not in line
+                        continue
+                    shown = [float(part) for part in line[metric].split(" ± ")]
+                    values = value if isinstance(value, list) else [value]
+                    assert math.isclose(shown[0], statistics.fmean(values), abs_tol=5e-5, rel_tol=5e-3)
+                    assert len(shown) == 1 + isinstance(value, list)
+                    if len(shown) == 2:
+                        assert math.isclose(shown[1], statistics.stdev(values), abs_tol=5e-5, rel_tol=5e-3)
+        assert {*tables(card)} == {"MRPC, validation", "Wiki pages"}
+
+    def test_lengths_ascend(self, card):
+        lengths = [int(row["tokens"].replace(",", "")) for row in tables(card)["MRPC, validation"]]
+        assert lengths == sorted(lengths) and len({*lengths}) == 3
+
+    def test_no_other_figure_is_in_the_section_of_results(self, card):
+        section = card.text.split("## How well it does")[1].split("##")[0]
+        cells = [cell for rows in tables(card).values() for row in rows for cell in row.values()]
+        rest = section
+        for cell in sorted(cells, key=len, reverse=True):
+            rest = rest.replace(cell, "") if cell else rest
+        assert re.findall(r"\d[\d.]*", rest.replace("f1", "")) == ["3"]  # the number of seeds
+
+    @pytest.mark.parametrize("scheme", SCHEMES)
+    def test_says_what_every_scheme_is(self, scheme):
+        text = make_card(variant(scheme)).text
+        assert f"`{SCHEMES[scheme].formula}`" in text and SCHEMES[scheme].extrapolates[1:] in text
+        assert SCHEMES[scheme].paper in text or scheme == "none"
+        number = sum(
+            p.numel() for p in hf_posenc.position_parameters(build(scheme, head="ForSequenceClassification")).values()
+        )
+        assert ("no parameters of its own" in text) == (number == 0)
+
+    def test_counts_the_parameters(self):
+        model = build("t5+transformer_xl", head="ForSequenceClassification")
+        model.config.architectures = [type(model).__name__]
+        text = make_card(model.config).text
+        added = sum(parameter.numel() for parameter in hf_posenc.position_parameters(model).values())
+        total = sum(parameter.numel() for parameter in model.parameters())
+        assert f"{added:,} of the {total:,} parameters" in text
+        assert "| `bert.encoder.layer.N.attention.self.linear_pos.weight` | 32 × 32 | 2 |" in text
+        assert "| `bert.encoder.relative_attention_bias.weight` | 32 × 4 | shared |" in text
+
+    def test_has_the_flags_with_their_meaning(self):
+        text = make_card(variant("deberta", position_attention_types=["c2p"], position_norm=True)).text
+        assert "| `position_attention_types` | `['c2p']` | deberta: subset of c2p, p2c, p2p. |" in text
+        assert "| `position_norm` | `True` | deberta: LayerNorm on the relative table. |" in text
+        assert "position_buckets" not in text
+        assert "| flag |" not in make_card(variant("deberta")).text
+
+    def test_says_how_it_was_made(self, card):
+        made = card.text.split("## How it was made")[1].split("\n## ")[0]
+        for value in (
+            RESULTS["data"],
+            RESULTS["command"],
+            RESULTS["machine"],
+            "nyu-mll/glue",
+            "42, 43, 44",
+            "torch 2.13.0",
+        ):
+            assert value in made
+        assert "max_steps 240, learning_rate 0.0005" in made
+
+    @pytest.mark.parametrize(
+        "scheme, family, limit", [("absolute+t5", "bert", "512"), ("tupe", "roberta", "510"), ("t5", "bert", None)]
+    )
+    def test_says_how_far_it_reads(self, scheme, family, limit):
+        limits = make_card(variant(scheme, family)).text.split("## Limits")[1]
+        assert ("any length" in limits) == (limit is None)
+        if limit:
+            assert f"at most {limit} tokens" in limits
+
+    def test_says_what_was_not_measured_and_the_limits_that_were_given(self, card):
+        limits = card.text.split("## Limits")[1]
+        assert "longer than 2,048 tokens were not measured" in limits and RESULTS["limits"][0] in limits
+
+    def test_its_code_loads_the_model_with_the_package_and_without(self, tmp_path, monkeypatch):
+        model = build("absolute+t5", head="ForSequenceClassification")
+        model.save_pretrained(tmp_path / "variant")
+        (tmp_path / "variant/vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+        card = make_card(model.config, repo_id="variant")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+        blocks = re.findall(r"```python\n(.+?)```", card.text, flags=re.DOTALL)
+        assert ["import hf_posenc" in block for block in blocks] == [True, False]
+        assert "trust_remote_code=True" in blocks[1] and "revision=" in blocks[1]
+        for block in blocks:
+            names: dict = {}
+            exec(block, names)
+            with torch.no_grad():
+                got = names["model"].eval()(**inputs()).logits
+                assert (got - model(**inputs()).logits).abs().max() < 1e-6
+
+    def test_tells_no_paths_of_this_machine(self, card):
+        assert str(Path.home()) not in card.content and str(Path(hf_posenc.__file__).parent) not in card.content
+
+
+class TestResultsFile:
+    @pytest.mark.parametrize(
+        "change, said",
+        [
+            ({"licence": "mit"}, "did you mean 'license'"),
+            ({"base_model": "/home/me/minilm"}, "name on the Hub"),
+            ({"seeds": 3}, "'seeds' must be a list"),
+            ({"training": []}, "'training' must be an object"),
+            ({"results": [{"metrics": {"f1": 1.0}}]}, r"results\[0\] lacks 'model'"),
+            ({"results": [{"model": "variant"}]}, r"results\[0\] lacks 'metrics'"),
+            ({"results": [{"model": "variant", "metric": {}, "metrics": {}}]}, "did you mean 'metrics'"),
+            ({"results": [{"model": "variant", "metrics": {"f1": "0.9"}}]}, "'f1' must be a finite number"),
+            ({"results": [{"model": "variant", "metrics": {"f1": math.nan}}]}, "'f1' must be a finite number"),
+            ({"results": [{"model": "variant", "metrics": {"f1": True}}]}, "'f1' must be a finite number"),
+            ({"results": [{"model": "variant", "metrics": {"f1": [0.9, 0.8]}}]}, "2 values for 3 seeds"),
+            ({"results": [{"model": "variant", "length": "512", "metrics": {}}]}, "'length' must be an integer"),
+            ({"results": ["variant"]}, r"results\[0\] must be a JSON object"),
+        ],
+    )
+    def test_that_is_wrong_is_refused(self, change, said, tmp_path):
+        (tmp_path / "results.json").write_text(json.dumps({**RESULTS, **change}))
+        with pytest.raises(ValueError, match=f"results.json.*{said}"):
+            Results.read(tmp_path / "results.json")
+
+    def test_that_is_no_json_is_refused(self, tmp_path):
+        (tmp_path / "results.json").write_text("{")
+        with pytest.raises(ValueError, match="results.json is not JSON"):
+            Results.read(tmp_path / "results.json")
+
+    def test_that_calls_two_data_sets_the_same_is_refused(self):
+        rows = [
+            {"model": "variant", "dataset": name, "dataset_id": "a/b", "metrics": {"f1": 1.0}} for name in ("A", "B")
+        ]
+        with pytest.raises(ValueError, match="'a/b' is both 'A' and 'B'"):
+            make_card(variant(), Results.from_json({"results": rows}))
+
+    def test_a_missing_figure_stays_missing(self):
+        rows = [
+            {"model": "variant", "dataset": "D", "metrics": {"f1": None, "accuracy": 0.5}},
+            {"model": "checkpoint", "dataset": "D", "metrics": {"f1": [], "accuracy": 0.25}},
+        ]
+        card = make_card(variant(), Results.from_json({"results": rows}))
+        assert [r.metric_type for r in card.data.eval_results] == ["accuracy"]
+        assert "f1" not in card.text.split("## How well it does")[1].split("##")[0]
+
+    def test_the_example_of_the_module_makes_a_card(self):
+        example = re.search(
+            r"^    (\{.+?^    \})", sys.modules["hf_posenc.cards"].__doc__, flags=re.MULTILINE | re.DOTALL
+        )[1]
+        card = make_card(variant(), Results.from_json(json.loads(example)))
+        assert {r.metric_type for r in card.data.eval_results} == {"f1", "accuracy"}
+
+    @pytest.mark.parametrize(
+        "value, text",
+        [
+            (0.60231, "0.6023"),
+            (12.25, "12.2500"),
+            (3, "3"),
+            (0.0012345, "0.00123"),
+            (-0.5, "-0.5000"),
+            ([0.5], "0.5000"),
+        ],
+    )
+    def test_figures_are_written_for_people(self, value, text):
+        assert written(value) == text
+
+
+class TestWriteCard:
+    def test_the_command_in_a_card_writes_it_again(self, tmp_path, monkeypatch):
+        from hf_posenc.cli import main
+
+        monkeypatch.chdir(tmp_path)
+        model = build("absolute+t5", head="ForSequenceClassification")
+        model.save_pretrained("variant")
+        Path("my results.json").write_text(json.dumps(RESULTS))
+        path = write_card("variant", "my results.json", "me/minilm-t5", license="mit")
+        assert path == Path("variant/README.md")
+        first = path.read_text()
+        assert "license: mit" in first
+        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", first)[1]
+        path.unlink()
+        with pytest.raises(SystemExit) as exit:
+            main(shlex.split(command))
+        assert exit.value.code == 0 and path.read_text() == first
+
+    def test_stock_models_and_wrong_arguments_are_refused(self, tmp_path):
+        BertForSequenceClassification(stock_config()).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="stock bert model"):
+            write_card(tmp_path)
+        build("t5").save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="did you mean 'license'"):
+            write_card(tmp_path, licence="mit")
+        with pytest.raises(FileNotFoundError, match="no folder"):
+            write_card(tmp_path / "absent")
+
+
+class _Sentences(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        batch = inputs(batch=1, seed=index, padding=None)
+        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
+
+
+class TestCallback:
+    def trainer(self, folder: Path, scheme: str = "absolute+t5", **arguments) -> Trainer:
+        model = build(scheme, head="ForSequenceClassification")
+        settings = {"report_to": "none", "use_cpu": True, "max_steps": 4, "save_strategy": "no", "disable_tqdm": True}
+        return Trainer(
+            model,
+            TrainingArguments(str(folder), **{**settings, **arguments}),
+            train_dataset=_Sentences(),
+            eval_dataset=_Sentences(),
+            compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
+        )
+
+    def test_writes_what_the_run_was_and_what_it_measured(self, tmp_path):
+        trainer = self.trainer(tmp_path / "mine", learning_rate=0.01, seed=7)
+        trainer.model.config.name_or_path = "a/b"
+        known = {"license": "mit", "training": {"position_learning_rate": 0.1}}
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences", split="held out", length=12, **known))
+        trainer.train()
+        card = ModelCard.load(tmp_path / "mine/README.md")
+        assert card.data.eval_results is None  # nothing was evaluated yet
+        metrics = trainer.evaluate()
+        card = ModelCard.load(tmp_path / "mine/README.md")
+        got = {r.metric_type: r.metric_value for r in card.data.eval_results}
+        assert got == {"loss": metrics["eval_loss"], "accuracy": metrics["eval_accuracy"]}
+        assert {r.dataset_name for r in card.data.eval_results} == {"Sentences"}
+        assert (
+            card.data.base_model == "a/b" and card.data.license == "mit" and "generated_from_trainer" in card.data.tags
+        )
+        assert "steps 4, " in card.text and "learning_rate 0.01" in card.text and "Seed: 7" in card.text
+        assert "position_learning_rate 0.1" in card.text
+        assert f"hf_posenc {hf_posenc.__version__}" in card.text and f"torch {torch.__version__}" in card.text
+
+    def test_evaluations_of_other_weights_are_not_the_model_s(self, tmp_path):
+        trainer = self.trainer(tmp_path)
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
+        assert "eval_loss" in trainer.evaluate()  # of the weights before training
+        trainer.train()
+        assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
+
+    def test_figures_that_are_no_numbers_and_folders_of_this_machine_are_left_out(self, tmp_path):
+        build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "here")
+        trainer = self.trainer(tmp_path / "mine")
+        trainer.model.config.name_or_path = str(tmp_path / "here")
+        trainer.compute_metrics = lambda prediction: {"accuracy": math.nan}
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
+        trainer.train()
+        trainer.evaluate()
+        card = ModelCard.load(tmp_path / "mine/README.md")
+        assert [result.metric_type for result in card.data.eval_results] == ["loss"]
+        assert card.data.base_model is None and str(tmp_path) not in card.content
+
+    def test_the_best_weights_have_their_own_evaluation(self, tmp_path):
+        strategy = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": True}
+        trainer = self.trainer(tmp_path, learning_rate=0.02, **strategy, **best)
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
+        trainer.train()
+        losses = {entry["step"]: entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry}
+        [loss] = [
+            r.metric_value for r in ModelCard.load(tmp_path / "README.md").data.eval_results if r.metric_type == "loss"
+        ]
+        assert loss == max(losses.values()) != losses[4]
+
+    def test_results_of_a_file_stand_beside_those_of_the_run(self, tmp_path):
+        (tmp_path / "results.json").write_text(json.dumps(RESULTS))
+        trainer = self.trainer(tmp_path / "mine", seed=7)
+        trainer.add_callback(ModelCardCallback(trainer, tmp_path / "results.json", dataset="Sentences"))
+        trainer.train()
+        metrics = trainer.evaluate()
+        card = ModelCard.load(tmp_path / "mine/README.md")
+        assert len(card.data.eval_results) == 2 + 8
+        assert metrics["eval_loss"] in [r.metric_value for r in card.data.eval_results]
+        assert card.data.base_model == RESULTS["base_model"]
+        # What the run did is the run's to say.
+        assert f"learning_rate {trainer.args.learning_rate}" in card.text and RESULTS["command"] not in card.text
+        assert "Seeds (the weights here are the first's): 7, 42, 43, 44" in card.text
+
+    def test_what_a_trainer_pushes_has_the_card_and_can_be_loaded_at_every_commit(self, tmp_path, monkeypatch):
+        with LoopbackHub() as hub:
+            for name, value in {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
+                monkeypatch.setattr(constants, name, value)
+            monkeypatch.setattr("transformers.utils.hub._hf_api", None)
+            monkeypatch.setenv("HF_TOKEN", hub.token)
+            hub_arguments = {"push_to_hub": True, "hub_model_id": "me/run", "hub_always_push": True}
+            saving = {"save_strategy": "steps", "save_steps": 2}
+            trainer = self.trainer(tmp_path / "run", **hub_arguments, **saving)
+            trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences", license="mit"))
+            trainer.train()
+            metrics = trainer.evaluate()
+            trainer.push_to_hub(tags=["mine"], language="en")
+            repository = hub.repositories["me/run"]
+            commits = [files for files in repository.commits.values() if "model.safetensors" in files]
+            assert len(commits) >= 2
+            for number, files in enumerate(commits):
+                folder = tmp_path / f"commit{number}"
+                folder.mkdir()
+                for path, file in files.items():
+                    folder.joinpath(path).write_bytes(file.content)
+                assert {"modeling_bert.py", "configuration_posenc.py"} <= files.keys()
+                AutoModelForSequenceClassification.from_pretrained(folder)
+            card = ModelCard(repository.files()["README.md"].decode())
+            assert metrics["eval_loss"] in [r.metric_value for r in card.data.eval_results]
+            assert {"hf_posenc", "mine"} <= {*card.data.tags} and card.data.language == "en"
+            assert '"me/run"' in card.text and card.data.license == "mit"
+            HfApi(endpoint=hub.url)._validate_yaml(card.content)
+
+    def test_a_stock_model_and_wrong_entries_are_refused(self, tmp_path):
+        trainer = self.trainer(tmp_path)
+        with pytest.raises(ValueError, match="did you mean 'license'"):
+            ModelCardCallback(trainer, licence="mit")
+        stock = copy.copy(trainer)
+        stock.model = BertForSequenceClassification(stock_config())
+        with pytest.raises(TypeError, match="BertForSequenceClassification is none"):
+            ModelCardCallback(stock)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "model_cards").glob("*/README.md")), ids=lambda path: path.parent.name)
+class TestPublishedCards:
+    def test_is_what_its_command_writes(self, path, monkeypatch):
+        from hf_posenc.cli import main
+
+        monkeypatch.chdir(ROOT)
+        before = path.read_text(encoding="utf-8")
+        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", before)[1]
+        try:
+            with pytest.raises(SystemExit, match="0"):
+                main(shlex.split(command))
+            assert path.read_text(encoding="utf-8") == before
+        finally:
+            path.write_text(before, encoding="utf-8")
+
+    def test_has_every_field_and_section(self, path):
+        card = ModelCard.load(path)
+        assert REQUIRED - {"datasets"} <= card.data.to_dict().keys()
+        assert card.data.pipeline_tag in PIPELINE_TAGS and card.data.license in LICENSES
+        assert card.data.eval_results and tables(card)
+        assert re.findall(r"^## (.+)$", card.text, flags=re.MULTILINE) == SECTIONS
+        assert card_errors(card.content) == []
+
+
+def test_the_metadata_is_plain_yaml(card):
+    block = card.content.split("---")[1]
+    assert yaml.safe_load(block)["model-index"][0]["name"] == "minilm-t5"
+
+
+def test_the_template_travels_with_the_package():
+    from hf_posenc.cards import TEMPLATE
+
+    assert TEMPLATE.is_file() and TEMPLATE.parent == Path(hf_posenc.__file__).parent

@@ -1,0 +1,196 @@
+"""The command line says what the functions know, and says what is wrong in one line."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from fresh_process import ROOT
+from hub_server import LoopbackHub
+from huggingface_hub import ModelCard, constants
+from peft import LoraConfig, get_peft_model
+from tiny import build, stock_config
+from transformers import AutoModel, BertConfig, BertModel, GPT2Config
+
+from hf_posenc import position_parameters
+from hf_posenc.cli import app, main
+from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+
+
+V4 = Path(__file__).parent / "reference" / "v4"
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line; returns exit code, output and error output."""
+
+    def run(line: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main(shlex.split(line))
+        printed = capsys.readouterr()
+        return exit.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def variant(tmp_path) -> Path:
+    build("absolute+t5", head="ForSequenceClassification", position_buckets=8).save_pretrained(tmp_path / "variant")
+    return tmp_path / "variant"
+
+
+def commands() -> dict:
+    return typer.main.get_command(app).commands
+
+
+class TestHelp:
+    def test_lists_every_command_with_a_sentence(self, run):
+        code, out, _ = run("--help")
+        assert code == 0 and [*commands()] == ["schemes", "inspect", "push", "card"]
+        for name, command in commands().items():
+            assert f"{name}  {' ' * (7 - len(name))}{command.get_short_help_str(200)}" in out
+        assert "..." not in out.replace("[ARGS]...", "")
+        assert run("") == (code, out, "")
+
+    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card"])
+    def test_explains_every_argument_and_option(self, command, run):
+        code, out, _ = run(f"{command} --help")
+        assert code == 0
+        parameters = [p for p in commands()[command].params if p.name != "help"]
+        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 7}[command]
+        for parameter in parameters:
+            assert parameter.help, parameter.name
+            assert parameter.help in " ".join(out.split())
+
+    def test_the_command_is_installed_with_the_package(self):
+        project = (ROOT / "pyproject.toml").read_text()
+        assert 'hf-posenc = "hf_posenc.cli:main"' in project
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "line, said",
+        [
+            ("nonsense", "nonsense"),
+            ("push", "folder"),
+            ("inspect --bogus x", "bogus"),
+            ("inspect {tmp}/absent", "absent"),
+            ("inspect {tmp}", "no config.json"),
+            ("inspect {tmp}/gpt2", "'gpt2'; the families that have position schemes are bert, roberta"),
+            ("inspect {tmp}/misspelt", "did you mean 'position_scheme'"),
+            ("push {tmp}/absent me/x", "no folder"),
+            ("push {tmp}/stock me/x", "push it as usual"),
+            ("push {tmp}/variant me/x", "failed"),  # nobody answers there
+            ("card {tmp}/absent", "no folder"),
+            ("card {tmp}/stock", "stock bert model"),
+            ("card {tmp}/variant --results {tmp}/absent.json", "absent.json"),
+            ("card {tmp}/variant --results {tmp}/wrong.json", "wrong.json: results[0] lacks 'model'"),
+            ("card {tmp}/variant --base-model /a/folder", "name on the Hub"),
+        ],
+    )
+    def test_are_one_line_and_exit_code_2(self, line, said, run, variant, tmp_path, monkeypatch):
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        GPT2Config().save_pretrained(tmp_path / "gpt2")
+        BertModel(stock_config()).save_pretrained(tmp_path / "stock")
+        entries = {**BertConfig().to_dict(), "postion_scheme": "t5", "model_type": "posenc_bert"}
+        (tmp_path / "misspelt").mkdir()
+        (tmp_path / "misspelt/config.json").write_text(json.dumps(entries))
+        (tmp_path / "wrong.json").write_text('{"results": [{"metrics": {}}]}')
+        code, out, err = run(line.format(tmp=tmp_path))
+        lines = [text for text in err.splitlines() if text.startswith("hf-posenc: ")]
+        assert code == 2 and out == "" and len(lines) == 1 and lines[0] == err.splitlines()[-1]
+        assert said.lower() in lines[0].lower()
+        assert "Traceback" not in err
+
+
+class TestSchemes:
+    def test_has_a_row_for_each_with_its_facts(self, run):
+        code, out, _ = run("schemes")
+        assert code == 0
+        rows = {line.split()[0]: line for line in out.splitlines()[1:] if line}
+        for name, scheme in SCHEMES.items():
+            assert all(fact in rows[name] for fact in (scheme.formula, scheme.paper, scheme.extrapolates))
+        assert all(f"{alias} is {name}" in out for alias, name in ALIASES.items())
+        assert rows["t5"].split()[1] == "384" and rows["rope"].split()[1] == "0"
+
+
+class TestInspect:
+    def test_says_what_a_variant_is(self, run, variant):
+        code, out, _ = run(f"inspect {variant}")
+        assert code == 0
+        model = AutoModel.from_pretrained(variant)
+        added = sum(parameter.numel() for parameter in position_parameters(model).values())
+        assert f"{variant} (posenc_bert, PosencBertForSequenceClassification)" in out
+        for fact in ("absolute+t5", "position_buckets=8", "at most 64:", f"{added} of ", SCHEMES["t5"].formula):
+            assert fact in out
+        assert "bert.encoder.relative_attention_bias.weight (8, 4)" in out
+        assert "trust_remote_code=True" in out and "own classes warn" in out
+
+    def test_counts_equal_layers_once_and_finds_no_end(self, run, tmp_path):
+        build("relative+alibi").save_pretrained(tmp_path)
+        _, out, _ = run(f"inspect {tmp_path}")
+        assert "encoder.layer.N.attention.self.relative_key_embeddings.weight (129, 8) × 2" in out
+        assert "any number" in out and "flags              defaults" in out
+
+    def test_sees_that_the_code_is_missing(self, run, variant):
+        (variant / "t5.py").unlink()
+        assert "has no code beside its weights" in run(f"inspect {variant}")[1]
+
+    def test_says_that_transformers_5_misreads_checkpoints_of_4(self, run):
+        code, out, _ = run(f"inspect {V4 / 'roberta-relative_key_query'}")
+        assert code == 0 and "relative_key_query: " in out
+        assert "plain roberta with absolute positions, with other outputs and no warning" in out
+
+    def test_says_that_a_stock_model_has_no_scheme(self, run, tmp_path):
+        BertModel(stock_config()).save_pretrained(tmp_path)
+        code, out, _ = run(f"inspect {tmp_path}")
+        assert code == 0 and "none: transformers' absolute positions" in out and "leaves such a model as it is" in out
+
+    def test_follows_an_adapter_to_its_variant(self, run, variant, tmp_path):
+        get_peft_model(AutoModel.from_pretrained(variant), LoraConfig()).save_pretrained(tmp_path / "adapter")
+        code, out, _ = run(f"inspect {tmp_path / 'adapter'}")
+        assert code == 0 and f"is an adapter of {variant}" in out and "absolute+t5" in out
+
+    def test_runs_no_code_that_lies_beside_the_weights(self, run, variant):
+        for path in variant.glob("*.py"):
+            path.write_text("raise SystemExit('this code was run')")
+        code, out, _ = run(f"inspect {variant}")
+        assert code == 0 and "absolute+t5" in out
+
+
+class TestCardAndPush:
+    def test_a_card_is_written_and_pushed_with_its_model(self, run, variant, tmp_path, monkeypatch):
+        rows = [{"model": "variant", "dataset": "D", "length": 64, "metrics": {"f1": 0.625}}]
+        (tmp_path / "results.json").write_text(json.dumps({"results": rows}))
+        options = "--base-model a/b --license mit --language en --repo me/shown"
+        code, out, _ = run(f"card {variant} --results {tmp_path / 'results.json'} {options}")
+        assert (code, out.strip()) == (0, str(variant / "README.md"))
+        card = ModelCard.load(variant / "README.md")
+        assert (card.data.base_model, card.data.license, card.data.language) == ("a/b", "mit", "en")
+        assert [result.metric_value for result in card.data.eval_results] == [0.625]
+        with LoopbackHub() as hub:
+            monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+            monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+            monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+            template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+            monkeypatch.setattr("transformers.utils.hub._hf_api", None)
+            monkeypatch.setenv("HF_TOKEN", hub.token)
+            code, out, _ = run(f"push {variant} me/shown --private --message 'Show it'")
+            repository = hub.repositories["me/shown"]
+            assert code == 0 and out.strip() == f"{hub.url}/me/shown/commit/{repository.sha()}"
+            assert repository.private and repository.messages[-1] == "Show it"
+            assert repository.files()["README.md"] == (variant / "README.md").read_bytes()
+            code, _, err = run(f"push {variant} me/shown --new")
+            assert code == 2 and "exists already" in err
+            code, out, _ = run("inspect me/shown")
+            assert code == 0 and "absolute+t5" in out and "run the code beside it" in out
+
+    def test_output_goes_where_it_is_asked_to(self, run, variant, tmp_path):
+        code, out, _ = run(f"card {variant} --output {tmp_path / 'cards' / 'x.md'}")
+        assert code == 0 and ModelCard.load(tmp_path / "cards/x.md").data.library_name == "transformers"
+        assert not (variant / "README.md").exists()

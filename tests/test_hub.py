@@ -1,0 +1,553 @@
+"""What is pushed to the Hub loads anywhere, or fails loudly; a Hub on loopback stands in for the real one."""
+
+import itertools
+import json
+import shutil
+import time
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from fresh_process import run_fresh
+from hub_server import LoopbackHub
+from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from peft import LoraConfig, get_peft_model
+from tiny import FAMILIES, STOCK_CONFIGS, build, fill_positions, heads, inputs, stock_config, variant_class
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertModel,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+import hf_posenc
+from hf_posenc import plugin, train_positions
+from hf_posenc.hub import HubError, push
+from hf_posenc.inspection import auto_class, code_files
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+TOLERANCE = 1e-6
+# Every scheme, with flags where there are some to forget.
+KINDS = [
+    ("absolute+t5", {"position_buckets": 8, "position_per_layer": True}),
+    ("sinusoidal", {"position_combine": "gate", "position_every_layer": True}),
+    ("none", {}),
+    ("relative", {"position_clip": 3}),
+    ("relative_key", {}),
+    ("relative_key_query", {}),
+    ("transformer_xl", {"position_base": 500.0}),
+    ("tupe+t5", {}),
+    ("absolute+deberta", {"position_norm": True}),
+    ("absolute+rope", {"position_rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+    ("alibi", {}),
+]
+# Every head of every family, with the schemes in turn.
+PUSHED = [
+    (family, stock.__name__.removeprefix(STOCK_CONFIGS[family].__name__.removesuffix("Config")), *kind)
+    for (family, stock), kind in zip(
+        [(family, stock) for family in FAMILIES for stock in heads(family)], itertools.cycle(KINDS)
+    )
+]
+TEXT = "Where is the second word of this sentence?"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A Hub that the client in this process talks to, and is `me` for."""
+    with LoopbackHub() as hub, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", hub.token)
+        patch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(constants, "HF_HUB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.url)
+        patch.setattr(transformers.utils.hub, "_hf_api", None)
+        disable_progress_bars()
+        yield hub
+        enable_progress_bars()
+
+
+@pytest.fixture
+def broken(hub, monkeypatch):
+    """The same Hub, for tests that break it; the client does not wait before it tries again."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    yield hub
+    hub.faults.clear()
+
+
+@torch.no_grad()
+def outputs(model, **batch) -> list[torch.Tensor]:
+    """All tensors that a model returns."""
+    values = model.eval()(**batch, use_cache=False).to_tuple()
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def error(first: list[torch.Tensor], second: list[torch.Tensor]) -> float:
+    assert len(first) == len(second) > 0
+    return max((a - b).abs().max().item() for a, b in zip(first, second))
+
+
+def classifier(scheme: str = "absolute+t5", seed: int = 0, **overrides):
+    return build(scheme, head="ForSequenceClassification", seed=seed, **overrides)
+
+
+def test_every_scheme_family_and_head_is_pushed():
+    assert {family for family, *_ in PUSHED} == {*FAMILIES}
+    assert {name for *_, scheme, _ in PUSHED for name in scheme.split("+")} == {*SCHEMES}
+    assert {variant_class(family, head) for family, head, *_ in PUSHED} == {*plugin.VARIANT_MODELS.values()}
+    for family in FAMILIES:
+        assert len({scheme for other, _, scheme, _ in PUSHED if other == family}) >= 7
+
+
+@pytest.fixture(scope="module")
+def pushed(hub) -> list[tuple[str, str, dict, list[torch.Tensor]]]:
+    """Repository, Auto class, inputs and outputs of every entry of PUSHED, after `push_to_hub`."""
+    entries = []
+    for family, head, scheme, flags in PUSHED:
+        model = build(scheme, family, head=head, **flags)
+        repo = f"me/{type(model).__name__}"
+        model.push_to_hub(repo)
+        batch = inputs(family=family)
+        if head == "ForMultipleChoice":
+            batch = {name: value[None] for name, value in batch.items()}
+        entries.append((repo, auto_class(model.config), batch, outputs(model, **batch)))
+        # A scheme that got lost would be seen.
+        other = build("absolute" if scheme == "none" else "none", family, head=head)
+        other.load_state_dict(model.state_dict(), strict=False)
+        assert error(outputs(other, **batch), entries[-1][-1]) > 100 * TOLERANCE, repo
+    return entries
+
+
+def test_push_to_hub_leaves_the_import_closure_of_the_family_and_nothing_more(hub, pushed):
+    for (repo, *_), (family, *_) in zip(pushed, PUSHED, strict=True):
+        files = hub.repositories[repo].files()
+        config = FAMILIES[family]()
+        code = {path.name: path.read_bytes() for path in code_files(config)}
+        assert {name: content for name, content in files.items() if name.endswith(".py")} == code
+        others = files.keys() - code.keys() - {"generation_config.json"}
+        assert others == {"config.json", "model.safetensors", "README.md"}
+        auto_map = json.loads(files["config.json"])["auto_map"]
+        assert auto_map.keys() == {"AutoConfig", *FAMILIES[family].auto_classes}
+
+
+def test_with_the_plugin_auto_classes_load_what_was_pushed_without_a_flag(hub, pushed):
+    for repo, auto, batch, expected in pushed:
+        model = getattr(transformers, auto).from_pretrained(repo)
+        assert type(model) is getattr(hf_posenc, repo.removeprefix("me/"))
+        assert error(outputs(model, **batch), expected) <= TOLERANCE
+
+
+class _Sentences(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        batch = inputs(batch=1, seed=index, padding=None)
+        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
+
+
+@pytest.fixture(scope="module")
+def others(hub, tmp_path_factory, minilm) -> list[tuple[str, str, dict, dict, list[torch.Tensor]]]:
+    """More that was pushed: repository, Auto class, keywords to load it with, inputs and outputs."""
+    entries, batch = [], inputs()
+    folder = tmp_path_factory.mktemp("others")
+
+    def add(repo: str, model, auto: str = "AutoModelForSequenceClassification", **keywords) -> None:
+        entries.append((repo, auto, keywords, batch, outputs(model, **batch)))
+
+    shards = classifier("absolute+deberta")
+    shards.push_to_hub("me/shards", max_shard_size="20KB")
+    assert sum(name.endswith(".safetensors") for name in hub.repositories["me/shards"].files()) > 2
+    add("me/shards", shards)
+
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    spoken = classifier("absolute+deberta", vocab_size=len(tokenizer))
+    spoken.push_to_hub("me/tokenizer")
+    tokenizer.push_to_hub("me/tokenizer")
+    add("me/tokenizer", spoken)
+
+    first, second = classifier(seed=1), classifier("rope", seed=2)
+    first.push_to_hub("me/twice")
+    sha = hub.repositories["me/twice"].sha()
+    second.push_to_hub("me/twice")
+    add("me/twice", first, revision=sha)
+    add("me/twice", second)
+    branch = classifier("alibi", seed=3)
+    branch.push_to_hub("me/twice", revision="other")
+    add("me/twice", branch, revision="other")
+
+    arguments = {"report_to": "none", "use_cpu": True, "max_steps": 1, "save_strategy": "no", "disable_tqdm": True}
+    settings = TrainingArguments(str(folder / "trained"), hub_model_id="me/trained", **arguments)
+    trainer = Trainer(classifier("tupe"), settings, train_dataset=_Sentences(), processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    add("me/trained", trainer.model)
+
+    saved = classifier("sinusoidal")
+    saved.save_pretrained(folder / "saved")
+    assert push(folder / "saved", "me/saved").startswith(f"{hub.url}/me/saved/commit/")
+    add("me/saved", saved)
+
+    saved.save_pretrained(folder / "me-by-save", push_to_hub=True, repo_id="me/by-save")
+    add("me/by-save", saved)
+
+    adapted = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained("me/shards"), LoraConfig(task_type="SEQ_CLS")
+    )
+    train_positions(adapted)
+    fill_positions(adapted, seed=5)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_()
+    adapted.push_to_hub("me/adapter")
+    assert (
+        json.loads(hub.repositories["me/adapter"].files()["adapter_config.json"])["base_model_name_or_path"]
+        == "me/shards"
+    )
+    add("me/adapter", adapted)
+    for entry, another in itertools.combinations(entries, 2):
+        same = {entry[0], another[0]} == {"me/saved", "me/by-save"}
+        assert same or error(entry[-1], another[-1]) > 100 * TOLERANCE, (entry[0], another[0])
+    return entries
+
+
+def test_with_the_plugin_shards_adapters_branches_and_what_a_trainer_pushed_load(others):
+    for repo, auto, keywords, batch, expected in others:
+        model = getattr(transformers, auto).from_pretrained(repo, **keywords)
+        assert error(outputs(model, **batch), expected) <= TOLERANCE, (repo, keywords)
+
+
+PULL = """
+import os
+os.environ.update({environment!r})
+import torch, transformers
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+torch.set_num_threads(1)
+
+def outputs(model, **batch):
+    with torch.no_grad():
+        values = model.eval()(**batch, use_cache=False).to_tuple()
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+pushed, others = torch.load({job!r})
+refused = 0
+for repo in {refused!r}:
+    for auto in (AutoConfig, AutoModel):
+        for keywords in ({{}}, {{"trust_remote_code": False}}):
+            try:
+                auto.from_pretrained(repo, **keywords)
+            except ValueError as error:
+                assert "trust_remote_code=True" in str(error), error
+                refused += 1
+
+results = []
+for repo, auto, keywords, batch in pushed + others:
+    model = getattr(transformers, auto).from_pretrained(repo, trust_remote_code=True, **keywords)
+    results.append((type(model).__module__.split(".")[0], outputs(model, **batch)))
+bases = [AutoModel.from_pretrained(repo, trust_remote_code=True) for repo, *_ in pushed]
+classify = pipeline("text-classification", model="me/tokenizer", trust_remote_code=True)
+torch.save(
+    {{
+        "refused": refused,
+        "results": results,
+        "bases": [(type(base).__name__, outputs(base, **others[0][3])[0]) for base in bases],
+        "scores": classify({text!r}, top_k=None),
+        "tokens": AutoTokenizer.from_pretrained("me/tokenizer")({text!r})["input_ids"],
+    }},
+    {result!r},
+)
+"""
+
+
+@pytest.mark.parametrize(
+    "some",
+    [
+        pytest.param(slice(1, None, 3), id="a third"),
+        pytest.param(slice(None), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_without_the_plugin_what_was_pushed_is_refused_or_with_trust_computes_the_same(
+    some, hub, pushed, others, tmp_path
+):
+    """... by its own Auto class and by AutoModel; with `pipeline` and AutoTokenizer."""
+    environment = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_OFFLINE": "0",
+        "HF_HOME": str(tmp_path / "home"),
+        "HF_TOKEN": "",  # a stranger
+    }
+    assert {family for family, *_ in PUSHED[some]} == {*FAMILIES}
+    assert {name for *_, scheme, _ in PUSHED[some] for name in scheme.split("+")} == {*SCHEMES}
+    pushed = pushed[some]
+    assert "AutoModelForSequenceClassification" in {auto for _, auto, *_ in pushed}
+    torch.save(
+        ([(repo, auto, {}, batch) for repo, auto, batch, _ in pushed], [entry[:4] for entry in others]),
+        tmp_path / "job.pt",
+    )
+    refused = [f"me/{variant_class(family).__name__}" for family in FAMILIES]
+    names = {"job": str(tmp_path / "job.pt"), "result": str(tmp_path / "result.pt"), "text": TEXT, "refused": refused}
+    run_fresh(PULL.format(environment=environment, **names), tmp_path / "modules", plugin=False)
+    got = torch.load(tmp_path / "result.pt")
+
+    assert got["refused"] == 4 * len(FAMILIES)
+    expected = [entry[-1] for entry in pushed + others]
+    for (module, values), wanted, entry in zip(got["results"], expected, pushed + others, strict=True):
+        # An adapter is put into the variant, which is what comes back.
+        assert module == "transformers_modules", entry[0]
+        assert error(values, wanted) <= TOLERANCE, entry[0]
+
+    for (repo, *_), (name, values) in zip(pushed, got["bases"], strict=True):
+        base = AutoModel.from_pretrained(repo)
+        assert type(base).__name__ == name
+        assert error(outputs(base, **others[0][3])[:1], [values]) <= TOLERANCE, repo
+
+    ours = pipeline("text-classification", model="me/tokenizer")(TEXT, top_k=None)
+    assert [score["label"] for score in got["scores"]] == [score["label"] for score in ours]
+    assert max(abs(a["score"] - b["score"]) for a, b in zip(got["scores"], ours)) <= TOLERANCE
+    assert got["tokens"] == AutoTokenizer.from_pretrained("me/tokenizer")(TEXT)["input_ids"]
+
+
+class TestPush:
+    @pytest.fixture
+    def folder(self, tmp_path) -> Path:
+        classifier().save_pretrained(tmp_path / "variant")
+        return tmp_path / "variant"
+
+    def test_takes_what_belongs_to_a_model_and_no_pickles_optimizers_or_checkpoints(self, hub, folder):
+        for name in ("training_args.bin", "optimizer.pt", "pytorch_model.bin", "notes.py", "trainer_state.json"):
+            (folder / name).write_bytes(b"-")
+        shutil.copytree(folder, folder / "checkpoint-2")
+        for name in ("tokenizer.json", "vocab.txt", "results.json"):
+            (folder / name).write_text("{}")
+        config = AutoModel.from_pretrained(folder).config
+        push(folder, "me/clean")
+        code = {path.name for path in code_files(config)}
+        assert hub.repositories["me/clean"].files().keys() == {
+            *code,
+            *("config.json", "model.safetensors", "README.md", "tokenizer.json", "vocab.txt", "results.json"),
+        }
+
+    def test_adds_code_that_is_missing_and_a_card_that_claims_nothing(self, hub, folder):
+        for path in folder.glob("*.py"):
+            path.unlink()
+        config = json.loads((folder / "config.json").read_text())
+        del config["auto_map"]
+        (folder / "config.json").write_text(json.dumps(config))
+        push(folder, "me/completed")
+        files = hub.repositories["me/completed"].files()
+        assert {name for name in files if name.endswith(".py")} == {p.name for p in code_files(classifier().config)}
+        assert "AutoModel" in json.loads(files["config.json"])["auto_map"]
+        card = ModelCard(files["README.md"].decode())
+        assert card.data.eval_results is None and "Nothing was measured" in card.text
+        assert [path.name for path in folder.iterdir()].count("README.md") == 0
+
+    def test_keeps_the_card_that_is_there(self, hub, folder):
+        (folder / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
+        push(folder, "me/mine")
+        mine = (folder / "README.md").read_bytes()
+        assert hub.repositories["me/mine"].files()["README.md"] == mine
+        (folder / "README.md").unlink()
+        fill_positions(classifier(), seed=8).save_pretrained(folder)
+        push(folder, "me/mine")
+        assert len(hub.repositories["me/mine"].commits) == 3
+        assert hub.repositories["me/mine"].files()["README.md"] == mine
+
+    def test_replaces_old_weights_and_code_and_leaves_everything_else(self, hub, folder, tmp_path):
+        classifier(seed=9).push_to_hub("me/again")  # one file, which transformers would prefer to shards
+        HfApi(endpoint=hub.url).upload_file(
+            path_or_fileobj=b"<svg/>", path_in_repo="plots/positions.svg", repo_id="me/again"
+        )
+        model = classifier(seed=4)
+        model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+        push(tmp_path / "shards", "me/again", message="shards")
+        repository = hub.repositories["me/again"]
+        assert repository.messages[-1] == "shards"
+        assert "model.safetensors" not in repository.files() and "model.safetensors.index.json" in repository.files()
+        assert repository.files()["plots/positions.svg"] == b"<svg/>"
+        loaded = AutoModelForSequenceClassification.from_pretrained("me/again")
+        assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
+
+    def test_that_changes_nothing_makes_no_commit(self, hub, folder):
+        """... so that it can be tried again where it is not known whether it arrived."""
+        first = push(folder, "me/same")
+        assert push(folder, "me/same") == first
+        assert len(hub.repositories["me/same"].commits) == 2
+
+    def test_makes_branches_and_private_repositories(self, hub, folder):
+        push(folder, "me/branched", revision="trial", private=True)
+        repository = hub.repositories["me/branched"]
+        assert repository.private
+        assert repository.files("main") == {} and "config.json" in repository.files("trial")
+
+    def test_shares_an_adapter_whose_variant_is_on_the_hub(self, hub, folder, tmp_path):
+        push(folder, "me/base")
+        adapted = get_peft_model(AutoModelForSequenceClassification.from_pretrained("me/base"), LoraConfig())
+        train_positions(adapted)
+        fill_positions(adapted, seed=6)
+        adapted.save_pretrained(tmp_path / "adapter")
+        push(tmp_path / "adapter", "me/of-base")
+        again = AutoModelForSequenceClassification.from_pretrained("me/of-base")
+        assert error(outputs(again, **inputs()), outputs(adapted, **inputs())) <= TOLERANCE
+
+    @pytest.mark.parametrize("name", ["nothing", "stock", "pickled", "cut", "lost shard", "local base", "card"])
+    def test_sends_nothing_of_what_others_could_not_load(self, name, hub, folder, tmp_path):
+        if name == "nothing":
+            shutil.rmtree(folder)
+        elif name == "stock":
+            BertModel(stock_config()).save_pretrained(folder)
+        elif name == "pickled":
+            torch.save({}, folder / "pytorch_model.bin")
+            (folder / "model.safetensors").unlink()
+        elif name == "cut":
+            data = (folder / "model.safetensors").read_bytes()
+            (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+        elif name == "lost shard":
+            classifier().save_pretrained(folder, max_shard_size="20KB")
+            (folder / "model.safetensors").unlink(missing_ok=True)
+            sorted(folder.glob("model-*.safetensors"))[-1].unlink()
+        elif name == "local base":
+            adapted = get_peft_model(AutoModelForSequenceClassification.from_pretrained(folder), LoraConfig())
+            shutil.rmtree(folder)
+            adapted.save_pretrained(folder)
+        elif name == "card":
+            (folder / "README.md").write_text("---\nbase_model: a folder/of/mine\n---\n")
+        said = {
+            "nothing": "no folder",
+            "stock": "push it as usual",
+            "pickled": "writes safetensors",
+            "cut": "damaged",
+            "lost shard": "is missing",
+            "local base": "push the variant first",
+            "card": "base_model",
+        }
+        repo = f"me/refused-{name.replace(' ', '-')}"
+        with pytest.raises((ValueError, OSError), match=said[name]):
+            push(folder, repo)
+        repository = hub.repositories.get(repo)
+        assert repository is None or repository.files() == {}
+        assert (repository is None) == (name != "card")
+
+
+class TestWhatGoesWrongWhilePushing:
+    @pytest.fixture
+    def model(self, hub):
+        """A model of its own for every test: the Hub takes no file twice."""
+        return classifier(seed=100 + len(hub.requests))
+
+    @pytest.fixture
+    def folder(self, model, tmp_path) -> Path:
+        model.save_pretrained(tmp_path / "variant")
+        return tmp_path / "variant"
+
+    @pytest.mark.parametrize(
+        "request_that_fails",
+        [("PUT", "/lfs/"), ("POST", "/commit/"), ("POST", "/preupload/"), ("POST", "/objects/batch")],
+    )
+    @pytest.mark.parametrize("status", [None, 500], ids=["dropped", "500"])
+    def test_nothing_is_half_written_and_a_retry_succeeds(self, request_that_fails, status, broken, model, folder):
+        repo = f"me/{'-'.join(request_that_fails).replace('/', '')}-{status}"
+        broken.fail(*request_that_fails, status=status)
+        with pytest.raises(HubError, match=f"pushing {folder} to {repo} failed: .+; try again") as raised:
+            push(folder, repo)
+        assert "\n" not in str(raised.value)
+        assert broken.repositories[repo].files() == {} and len(broken.repositories[repo].commits) == 1
+        broken.faults.clear()
+        push(folder, repo)
+        loaded = AutoModelForSequenceClassification.from_pretrained(repo)
+        assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
+
+    def test_a_failed_update_leaves_what_was_there(self, broken, model, folder):
+        push(folder, "me/updated")
+        before = dict(broken.repositories["me/updated"].files())
+        fill_positions(model, seed=1).save_pretrained(folder)
+        broken.fail("PUT", "/lfs/")
+        with pytest.raises(HubError, match="try again"):
+            push(folder, "me/updated")
+        assert broken.repositories["me/updated"].files() == before
+
+    @pytest.mark.parametrize("token", ["hf_wrong", None])
+    def test_a_token_that_is_wrong_or_missing_is_said(self, token, broken, folder, monkeypatch):
+        monkeypatch.setenv("HF_TOKEN", token or "")
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+        with pytest.raises(HubError, match=r"\(401\); log in with `hf auth login`"):
+            push(folder, f"me/{token}")
+        assert f"me/{token}" not in broken.repositories
+        with pytest.raises((HfHubHTTPError, OSError)):
+            HfApi(endpoint=broken.url).whoami()
+
+    def test_somebody_else_s_name_is_refused(self, hub, folder):
+        with pytest.raises(HubError, match=r"rights to write to you/model \(403\)"):
+            push(folder, "you/model")
+
+    def test_a_repository_that_exists_can_be_left_alone(self, hub, folder):
+        push(folder, "me/exists")
+        commits = [*hub.repositories["me/exists"].commits]
+        with pytest.raises(HubError, match=r"already created this model repo \(409\); it exists already"):
+            push(folder, "me/exists", exist_ok=False)
+        assert [*hub.repositories["me/exists"].commits] == commits
+
+    def test_a_hub_that_is_not_reached_is_said(self, folder, broken):
+        with LoopbackHub() as gone:
+            pass
+        with pytest.raises(HubError, match="refused"):
+            push(folder, "me/unreached", api=HfApi(endpoint=gone.url, token="hf_x"))
+
+    def test_a_name_that_no_repository_can_have_is_refused(self, hub, folder):
+        with pytest.raises(ValueError, match="(?i)repo id"):
+            push(folder, "me/../up")
+
+
+class TestWhatGoesWrongWhilePulling:
+    @pytest.fixture
+    def repo(self, hub) -> str:
+        classifier().push_to_hub("me/pulled")
+        return "me/pulled"
+
+    @pytest.mark.parametrize("status", [None, 500], ids=["dropped", "500"])
+    @pytest.mark.parametrize("path", ["/lfs/", "config.json"])
+    def test_nothing_half_written_is_ever_used_and_a_retry_succeeds(self, path, status, broken, repo, tmp_path):
+        broken.fail("GET", path, status=status)
+        with pytest.raises(Exception) as raised:  # huggingface_hub raises its own, httpx's, or an OSError
+            AutoModelForSequenceClassification.from_pretrained(repo, cache_dir=tmp_path)
+        assert str(raised.value)
+        whole = broken.repositories[repo].files()
+        for file in tmp_path.rglob("snapshots/*/*"):
+            assert file.read_bytes() == whole[file.name]
+        assert not [*tmp_path.rglob("snapshots/*/model.safetensors")]
+        broken.faults.clear()
+        loaded = AutoModelForSequenceClassification.from_pretrained(repo, cache_dir=tmp_path)
+        assert error(outputs(loaded, **inputs()), outputs(classifier(), **inputs())) <= TOLERANCE
+
+    def test_a_download_that_was_cut_off_is_resumed(self, broken, repo, tmp_path):
+        broken.fail("GET", "/lfs/", cut=5000, times=1)
+        start = len(broken.requests)
+        loaded = AutoModelForSequenceClassification.from_pretrained(repo, cache_dir=tmp_path)
+        assert error(outputs(loaded, **inputs()), outputs(classifier(), **inputs())) <= TOLERANCE
+        assert sum(path.startswith("/lfs/") for _, path in broken.requests[start:]) == 2
+
+    @pytest.mark.parametrize("keywords", [{}, {"revision": "nowhere"}], ids=["repository", "revision"])
+    def test_what_does_not_exist_is_said(self, keywords, hub, repo, tmp_path):
+        name = repo if keywords else "me/never-pushed"
+        with pytest.raises(OSError, match="is not a valid (model|git) identifier"):
+            AutoModel.from_pretrained(name, cache_dir=tmp_path, **keywords)
+
+    def test_a_private_repository_is_hidden_from_strangers(self, hub, tmp_path, monkeypatch):
+        classifier().push_to_hub("me/secret", private=True)
+        AutoModel.from_pretrained("me/secret", cache_dir=tmp_path / "me")
+        monkeypatch.setenv("HF_TOKEN", "")
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+        with pytest.raises(OSError, match="private repository"):
+            AutoModel.from_pretrained("me/secret", cache_dir=tmp_path / "stranger")
