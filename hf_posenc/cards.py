@@ -482,10 +482,14 @@ class ModelCardCallback(TrainerCallback):
             "optimizer": str(getattr(args.optim, "value", args.optim)),
         }
         training |= {name: True for name in ("bf16", "fp16") if getattr(args, name)}
-        run = {"training": training, "seeds": [args.seed], "versions": installed_versions()}
         script = Path(sys.argv[0])
-        if script.suffix == ".py":  # and not a notebook's kernel
-            run["command"] = shlex.join(["python", script.name, *sys.argv[1:]])
+        is_script = script.suffix == ".py"  # and not a notebook's kernel, whose run no command can repeat
+        run = {
+            "command": shlex.join(["python", script.name, *sys.argv[1:]]) if is_script else None,
+            "training": training,
+            "seeds": [args.seed],
+            "versions": installed_versions(),
+        }
         origin = self.config._name_or_path
         if REPO_ID.fullmatch(origin or "") and not os.path.exists(origin):
             run["base_model"] = origin

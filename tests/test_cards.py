@@ -433,7 +433,9 @@ class TestCallback:
         ]
         assert loss == max(losses.values()) != losses[4]
 
-    def test_results_of_a_file_stand_beside_those_of_the_run(self, tmp_path):
+    @pytest.mark.parametrize("command", ["finetune.py --seed 7", "/opt/bin/notebook"])
+    def test_results_of_a_file_stand_beside_those_of_the_run(self, tmp_path, monkeypatch, command):
+        monkeypatch.setattr("sys.argv", command.split())
         (tmp_path / "results.json").write_text(json.dumps(RESULTS))
         trainer = self.trainer(tmp_path / "mine", seed=7)
         trainer.add_callback(ModelCardCallback(trainer, tmp_path / "results.json", dataset="Sentences"))
@@ -445,6 +447,7 @@ class TestCallback:
         assert card.data.base_model == RESULTS["base_model"]
         # What the run did is the run's to say.
         assert f"learning_rate {trainer.args.learning_rate}" in card.text and RESULTS["command"] not in card.text
+        assert ("python finetune.py --seed 7" in card.text) == command.startswith("finetune.py")
         assert "Seeds (the weights here are the first's): 7, 42, 43, 44" in card.text
 
     def test_what_a_trainer_pushes_has_the_card_and_can_be_loaded_at_every_commit(self, tmp_path, monkeypatch):
