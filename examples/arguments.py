@@ -1,8 +1,26 @@
-"""The `position_*` flags as command-line arguments."""
+"""The command line that the scripts share: `position_*` flags, checkpoint, data, and mistakes told in one line."""
 
 import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
+
+from datasets.exceptions import DatasetsError
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
+from hf_posenc.modeling.schemes import SCHEMES, scheme_names
 
 
 @dataclass
@@ -66,3 +84,162 @@ class PositionArguments:
                     f"position_rope_scaling must be a JSON object, got {self.position_rope_scaling!r}: {error}"
                 ) from error
         return given
+
+
+@dataclass
+class ModelArguments:
+    """For `HfArgumentParser`: which checkpoint to start from."""
+
+    model_name_or_path: str = field(
+        metadata={
+            "help": "Checkpoint of a BERT-family model, stock or a saved variant: a folder or a name on the Hub."
+        }
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Tokenizer, if it is not the checkpoint's own: a folder or a name on the Hub."}
+    )
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of a checkpoint on the Hub."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where to keep what is downloaded."})
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run code that the checkpoint brings. Variants of hf_posenc do not need it."}
+    )
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Start a new head where the checkpoint has one of another size."}
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention backend: eager, sdpa, flex_attention, ..."}
+    )
+
+    @property
+    def hub_options(self) -> dict[str, Any]:
+        """Keywords that every `from_pretrained` takes."""
+        return {
+            "revision": self.model_revision,
+            "cache_dir": self.cache_dir,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+    @property
+    def backend(self) -> dict[str, str]:
+        """The attention backend, as `from_pretrained` and `from_config` take it."""
+        return {} if self.attn_implementation is None else {"attn_implementation": self.attn_implementation}
+
+    def load_config(self, positions: PositionArguments, **entries: Any) -> PreTrainedConfig:
+        """The checkpoint's config with position flags and other entries; no weight is read.
+
+        Where no scheme is asked for, a saved variant keeps its own and a stock checkpoint gets the default one.
+
+        Raises:
+            OSError: there is no such checkpoint.
+            ValueError, TypeError: a flag is wrong, or the family has no position schemes.
+        """
+        flags = positions.flags()
+        if positions.position_scheme is None:
+            stored = AutoConfig.from_pretrained(self.model_name_or_path, **self.hub_options)
+            if getattr(stored, "position_scheme", None) is None:
+                flags["position_scheme"] = PositionArguments.position_scheme
+        return AutoConfig.from_pretrained(self.model_name_or_path, **self.hub_options, **flags, **entries)
+
+    def load_model(self, auto_class: type, config: PreTrainedConfig, finished: str | None = None) -> PreTrainedModel:
+        """The model: with the weights of the checkpoint, or with those of a folder where its training was finished.
+
+        Raises:
+            OSError: there are no weights.
+            ValueError: the attention backend cannot carry the schemes.
+        """
+        return auto_class.from_pretrained(
+            finished or self.model_name_or_path,
+            config=config,
+            ignore_mismatched_sizes=self.ignore_mismatched_sizes,
+            **self.backend,
+            **self.hub_options,
+        )
+
+    def load_tokenizer(self, **options: Any) -> PreTrainedTokenizerBase:
+        """The tokenizer asked for; raises OSError if there is none."""
+        return AutoTokenizer.from_pretrained(
+            self.tokenizer_name or self.model_name_or_path, **self.hub_options, **options
+        )
+
+
+@dataclass
+class DataArguments:
+    """For `HfArgumentParser`: which data to train, evaluate and predict on, and how much of it."""
+
+    dataset_name: str | None = field(default=None, metadata={"help": "Dataset: a folder or a name on the Hub."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    train_file: str | None = field(default=None, metadata={"help": "File to train on."})
+    validation_file: str | None = field(default=None, metadata={"help": "File to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "File to predict on; labels are optional."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first so many examples."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first so many examples."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
+    max_seq_length: int | None = field(
+        default=None, metadata={"help": "Tokens of an input, special tokens counted; longer text is cut."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+
+    def __post_init__(self):
+        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples", "max_seq_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files by split: train, validation, test."""
+        named = {"train": self.train_file, "validation": self.validation_file, "test": self.test_file}
+        return {split: file for split, file in named.items() if file is not None}
+
+
+@dataclass
+class TableArguments(DataArguments):
+    """`DataArguments` for scripts that read tables: csv and tsv files, with or without a header."""
+
+    column_names: list[str] | None = field(
+        default=None, metadata={"help": "Names of the columns of csv and tsv files that have no header."}
+    )
+    has_header: bool | None = field(
+        default=None,
+        metadata={"help": "Whether csv and tsv files have a header, that --column_names then replaces."},
+    )
+
+
+def sequence_length(asked_for: int | None, default: int, config: PreTrainedConfig) -> int:
+    """Tokens of an input: what was asked for, or the default as far as the model reads.
+
+    Raises:
+        ValueError: more tokens are asked for than the model has learned absolute positions.
+    """
+    ends = [name for name in scheme_names(config.position_scheme) if SCHEMES[name].extrapolates.startswith("no")]
+    limit = config.max_position_embeddings - config.first_position
+    if asked_for is None:
+        return min(default, limit) if ends else default
+    if ends and asked_for > limit:
+        raise ValueError(
+            f"max_seq_length={asked_for}: the table of positions of {' and '.join(ends)} ends at {limit} tokens. A scheme "
+            f"without a table reads on, for example --position_scheme t5, deberta or rope"
+        )
+    return asked_for
+
+
+def parse_arguments(*kinds: type, **defaults: Any) -> tuple[Any, ...]:
+    """One object of each dataclass, from the command line or from a JSON file that is its only argument.
+
+    `position_scheme` is None where it was not given.
+    """
+    parser = HfArgumentParser(kinds)
+    defaults = {"position_scheme": None, **defaults}
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+        return parser.parse_dict({**defaults, **json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))})
+    parser.set_defaults(**defaults)
+    return parser.parse_args_into_dataclasses(look_for_args_file=False)
+
+
+@contextmanager
+def mistakes_in_one_line() -> Iterator[None]:
+    """End the program with `error: ...` where its user made a mistake; around what happens before training only."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, ImportError, DatasetsError, StrictDataclassError) as error:
+        sys.exit("error: " + " ".join(str(error).split()))

@@ -17,11 +17,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
 from arguments import PositionArguments
-from learning_rates import set_position_learning_rate
 from minilm import packaged_minilm
 from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
+from training import PositionTrainer, PositionTrainingArguments
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
@@ -30,8 +29,6 @@ from transformers import (
     HfArgumentParser,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    Trainer,
-    TrainingArguments,
     set_seed,
 )
 
@@ -57,17 +54,12 @@ class QuickstartArguments:
     compare_with: list[str] = field(
         default_factory=lambda: ["none"], metadata={"help": "Schemes to train for comparison, with default flags."}
     )
-    position_learning_rate: float = field(
-        default=0.1, metadata={"help": "Learning rate of the parameters that the scheme adds, if it adds any."}
-    )
     window: int = field(default=64, metadata={"help": "Tokens in a window of text, special tokens counted."})
     held_out_share: float = field(default=0.2, metadata={"help": "Share of the text that is held out."})
 
     def __post_init__(self):
         if self.window < 8:
             raise ValueError(f"window must be at least 8 tokens, got {self.window}")
-        if self.position_learning_rate < 0:
-            raise ValueError(f"position_learning_rate must not be negative, got {self.position_learning_rate}")
         if not 0 < self.held_out_share < 1:
             raise ValueError(f"held_out_share must lie between 0 and 1, got {self.held_out_share}")
 
@@ -77,15 +69,22 @@ DEFAULTS = {
     "output_dir": "outputs/quickstart",
     "max_steps": 240,
     "learning_rate": 5e-4,
+    "position_learning_rate": 0.1,
     "warmup_steps": 0.1,
     "per_device_train_batch_size": 8,
     "per_device_eval_batch_size": 32,
     "logging_steps": 20,
     "save_strategy": "no",
-    "dataloader_pin_memory": torch.accelerator.is_available(),  # warns where there is none
 }
 # The settings that a result depends on most.
-RECORDED = ("max_steps", "num_train_epochs", "per_device_train_batch_size", "learning_rate", "seed")
+RECORDED = (
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "position_learning_rate",
+    "seed",
+)
 
 
 @dataclass
@@ -128,9 +127,9 @@ def load_config(checkpoint: str, **flags) -> PreTrainedConfig:
     )
 
 
-def make_trainer(model, arguments: TrainingArguments, data: Data) -> Trainer:
-    """The standard Trainer; it knows nothing of position schemes."""
-    return Trainer(
+def make_trainer(model, arguments: PositionTrainingArguments, data: Data) -> PositionTrainer:
+    """The standard Trainer, but for the learning rate of positions."""
+    return PositionTrainer(
         model=model,
         args=arguments,
         train_dataset=data.train,
@@ -141,9 +140,7 @@ def make_trainer(model, arguments: TrainingArguments, data: Data) -> Trainer:
     )
 
 
-def fine_tune(
-    checkpoint: str, config: PreTrainedConfig, arguments: TrainingArguments, position_learning_rate: float, data: Data
-) -> Result:
+def fine_tune(checkpoint: str, config: PreTrainedConfig, arguments: PositionTrainingArguments, data: Data) -> Result:
     """Fine-tune a variant, save it, load it back, and measure it on the held-out text.
 
     Raises:
@@ -154,7 +151,6 @@ def fine_tune(
     set_seed(arguments.seed)
     model = AutoModelForTokenClassification.from_pretrained(checkpoint, config=config)
     trainer = make_trainer(model, arguments, data)
-    set_position_learning_rate(trainer, position_learning_rate)
     seconds = trainer.train().metrics["train_runtime"]
     prediction = trainer.predict(data.held_out, metric_key_prefix="held_out")
 
@@ -172,7 +168,7 @@ def fine_tune(
     return Result(config.position_scheme, **scores, train_seconds=seconds)
 
 
-def variant_folder(arguments: TrainingArguments, position_scheme: str) -> Path:
+def variant_folder(arguments: PositionTrainingArguments, position_scheme: str) -> Path:
     """Where a variant is saved."""
     return Path(arguments.output_dir) / position_scheme.replace("+", "_")
 
@@ -191,14 +187,13 @@ def markdown_table(results: list[Result]) -> str:
 
 
 def write_results(
-    results: list[Result], table: str, data: Data, arguments: QuickstartArguments, training: TrainingArguments
+    results: list[Result], table: str, data: Data, arguments: QuickstartArguments, training: PositionTrainingArguments
 ) -> None:
     """In the output folder, the table as results.md, and with its circumstances as results.json."""
     folder = Path(training.output_dir)
     entries = {
         "arguments": asdict(arguments),
-        "training": {name: getattr(training, name) for name in RECORDED}
-        | {"position_learning_rate": arguments.position_learning_rate},
+        "training": {name: getattr(training, name) for name in RECORDED},
         "windows": {"train": len(data.train), "held_out": len(data.held_out)},
         "results": [asdict(result) for result in results],
     }
@@ -207,7 +202,7 @@ def write_results(
 
 
 def main() -> None:
-    parser = HfArgumentParser((QuickstartArguments, PositionArguments, TrainingArguments))
+    parser = HfArgumentParser((QuickstartArguments, PositionArguments, PositionTrainingArguments))
     parser.set_defaults(**DEFAULTS)
     try:
         arguments, positions, training = parser.parse_args_into_dataclasses()
@@ -222,7 +217,7 @@ def main() -> None:
     results = []
     for config in configs:
         print(f"\nposition_scheme={config.position_scheme!r}: {training.max_steps} steps", flush=True)
-        results.append(fine_tune(checkpoint, config, training, arguments.position_learning_rate, data))
+        results.append(fine_tune(checkpoint, config, training, data))
     if training.should_save:
         table = markdown_table(results)
         print(f"\nOn the held-out documents:\n\n{table}")

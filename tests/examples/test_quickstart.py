@@ -14,6 +14,7 @@ import torch
 from arguments import PositionArguments
 from fresh_process import ROOT
 from minilm import check_sha256
+from training import PositionTrainingArguments
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
@@ -21,7 +22,6 @@ from transformers import (
     BertConfig,
     BertModel,
     BertTokenizerFast,
-    TrainingArguments,
 )
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
@@ -186,14 +186,14 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
             seen[scheme].append([feature["input_ids"] for feature in features])
             return super().torch_call(features)
 
-    class Watched(quickstart.Trainer):
+    class Watched(quickstart.PositionTrainer):
         def train(self, *args, **kwargs):
             heads.append(self.model.classifier.weight.detach().clone())
             return super().train(*args, **kwargs)
 
     monkeypatch.setattr(quickstart, "DataCollatorForTokenClassification", Recorder)
-    monkeypatch.setattr(quickstart, "Trainer", Watched)
-    training = TrainingArguments(
+    monkeypatch.setattr(quickstart, "PositionTrainer", Watched)
+    training = PositionTrainingArguments(
         output_dir=str(tmp_path), max_steps=12, per_device_train_batch_size=8, save_strategy="no", disable_tqdm=True
     )
     arguments = quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24)
@@ -201,7 +201,7 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
     for scheme in ("absolute+t5", "none", "rope"):
         seen[scheme] = []
         config = quickstart.load_config(str(checkpoint), position_scheme=scheme)
-        quickstart.fine_tune(str(checkpoint), config, training, 0.1, data)
+        quickstart.fine_tune(str(checkpoint), config, training, data)
     assert len(data.train) < 12 * 8, "the comparison should go beyond the first epoch"
     assert seen["absolute+t5"] == seen["none"] == seen["rope"]
     assert seen["none"][0] != [feature["input_ids"] for feature in data.train[:8]], "nothing was shuffled"
@@ -209,34 +209,38 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
 
 
 def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_path, monkeypatch):
-    class Forgetful(quickstart.Trainer):
+    class Forgetful(quickstart.PositionTrainer):
         def save_model(self, *args, **kwargs):
             super().save_model(*args, **kwargs)
             model = AutoModelForTokenClassification.from_pretrained(self.args.output_dir)
             model.classifier.bias.data += torch.tensor([0.0, 100.0, 0.0])
             model.save_pretrained(self.args.output_dir)
 
-    monkeypatch.setattr(quickstart, "Trainer", Forgetful)
-    training = TrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
+    monkeypatch.setattr(quickstart, "PositionTrainer", Forgetful)
+    training = PositionTrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
     data = quickstart.load_data(
         quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24), str(checkpoint)
     )
     config = quickstart.load_config(str(checkpoint), position_scheme="t5")
     with pytest.raises(RuntimeError, match="once loaded back"):
-        quickstart.fine_tune(str(checkpoint), config, training, 0.1, data)
+        quickstart.fine_tune(str(checkpoint), config, training, data)
 
 
 def test_position_parameters_learn_at_a_rate_of_their_own(checkpoint, text_file, tmp_path):
-    training = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=1, learning_rate=1e-3, weight_decay=0.5, save_strategy="no"
+    training = PositionTrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=1,
+        learning_rate=1e-3,
+        position_learning_rate=0.1,
+        weight_decay=0.5,
+        save_strategy="no",
     )
     data = quickstart.load_data(quickstart.QuickstartArguments(str(checkpoint), str(text_file)), str(checkpoint))
     config = quickstart.load_config(str(checkpoint), position_scheme="absolute+t5")
     model = AutoModelForTokenClassification.from_pretrained(checkpoint, config=config)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trainer = quickstart.make_trainer(model, training, data)
-    quickstart.set_position_learning_rate(trainer, 0.1)
-    every = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    every = [parameter for group in trainer.create_optimizer().param_groups for parameter in group["params"]]
     assert len(every) == len({id(parameter) for parameter in every}) == len(before)
 
     trainer.train()

@@ -1,0 +1,532 @@
+"""Which scheme? The same task, data, seeds and budget for a list of schemes, and what each reaches at what cost.
+
+    python examples/compare_schemes.py
+    python examples/compare_schemes.py --schemes absolute absolute+t5 "deberta:position_buckets=64" none --seeds 1 2 3
+    python examples/compare_schemes.py --task masked_lm --train_file valid.txt --eval_file test.txt --eval_lengths 64 128 256
+
+`punctuation` fine-tunes a checkpoint (the packaged MiniLM unless another is named) to restore the punctuation of a text;
+`masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
+lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas;
+`position_learning_rate` may be one of them.
+
+Every finished run is a file of its own in the output folder: the same command goes on where it was stopped, and several
+processes may share the work if each is given schemes or seeds of its own. Then come `results.json` (everything),
+`results.csv` (a line per run), `results.md` (mean and standard deviation over the seeds), `quality_and_cost.png` and
+`learning_curves.png`. Cost is the time of a training step relative to `absolute`, measured in turns on the same batch.
+"""
+
+import copy
+import csv
+import io
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer
+from minilm import packaged_minilm
+from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
+from records import same_settings, write_json, write_whole
+from training import PositionTrainer, PositionTrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
+    HfArgumentParser,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+@dataclass
+class CompareArguments:
+    """What to compare, on which task."""
+
+    task: Literal["punctuation", "masked_lm"] = field(default="punctuation", metadata={"help": "What is learned."})
+    schemes: list[str] = field(
+        default_factory=lambda: list(SCHEMES),
+        metadata={"help": "Schemes, each with flags of its own if wanted: 'name:flag=value,flag=value'."},
+    )
+    seeds: list[int] = field(default_factory=lambda: [42, 43, 44], metadata={"help": "A run for each."})
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={
+            "help": "Checkpoint to start from. Default: the packaged MiniLM (punctuation), from scratch (masked_lm)."
+        },
+    )
+    train_file: str | None = field(
+        default=None,
+        metadata={"help": "UTF-8 text to train on. Default for punctuation: CPython's language reference."},
+    )
+    eval_file: str | None = field(
+        default=None,
+        metadata={"help": "masked_lm: UTF-8 text to evaluate on. punctuation holds documents out instead."},
+    )
+    length: int = field(default=64, metadata={"help": "Tokens in a training example, special tokens counted."})
+    eval_lengths: list[int] = field(
+        default_factory=list, metadata={"help": "Lengths to evaluate at. Default: the training length."}
+    )
+    held_out_share: float = field(default=0.2, metadata={"help": "punctuation: share of the text that is held out."})
+    mask_share: float = field(default=0.15, metadata={"help": "masked_lm: share of the tokens that are masked."})
+    max_eval_tokens: int = field(default=65536, metadata={"help": "masked_lm: tokens of the text to evaluate on."})
+    vocabulary: int = field(default=2048, metadata={"help": "From scratch: size of the vocabulary."})
+    config_overrides: str = field(
+        default="hidden_size=128,num_hidden_layers=3,num_attention_heads=4,intermediate_size=512",
+        metadata={"help": "From scratch: what differs from BertConfig, as key=value,key=value."},
+    )
+    cost_rounds: int = field(default=12, metadata={"help": "Training steps of each scheme that are timed; 0: none."})
+
+    def __post_init__(self):
+        if self.length < 8 or min(self.lengths) < 8:
+            raise ValueError(f"lengths must be at least 8 tokens, got {self.length} and {self.eval_lengths}")
+        for name in ("held_out_share", "mask_share"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
+        if self.task == "masked_lm" and not (self.train_file and self.eval_file):
+            raise ValueError("the task masked_lm needs --train_file and --eval_file, two UTF-8 text files")
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths to evaluate at."""
+        return self.eval_lengths or [self.length]
+
+
+# Where these differ from TrainingArguments: the quick start's budget.
+DEFAULTS = {
+    "output_dir": "outputs/compare_schemes",
+    "max_steps": 240,
+    "learning_rate": 5e-4,
+    "position_learning_rate": 0.1,
+    "warmup_steps": 0.1,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 32,
+    "logging_steps": 20,
+    "save_strategy": "no",
+    "report_to": "none",
+    "dataloader_pin_memory": torch.accelerator.is_available(),  # warns where there is none
+}
+# The settings of TrainingArguments that a result depends on most.
+RECORDED = (
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "position_learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "bf16",
+    "fp16",
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scheme with its flags, as it was written on the command line."""
+
+    label: str
+    flags: dict[str, Any]
+    position_learning_rate: float | None
+
+    @classmethod
+    def parse(cls, label: str) -> "Candidate":
+        """From `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
+        scheme, _, written = label.partition(":")
+        flags = {"position_scheme": scheme, **parse_overrides(written)}
+        learning_rate = flags.pop("position_learning_rate", None)
+        return cls(label, flags, learning_rate)
+
+
+def parse_overrides(written: str) -> dict[str, Any]:
+    """`key=value,key=value` as a dictionary; values are JSON, or else strings.
+
+    Raises:
+        ValueError: an item has no `=`.
+    """
+    overrides = {}
+    for item in filter(None, written.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"{item!r} should have the form key=value")
+        try:
+            overrides[key.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            overrides[key.strip()] = value
+    return overrides
+
+
+@dataclass
+class Task:
+    """Data, and how a model for it is made and judged.
+
+    Attributes:
+        evaluate_on: for each length, its examples.
+        quality: the metric that ranks schemes, and `higher_is_better`.
+        config: makes the config of a candidate from its flags.
+        model: makes a model from a config, with freshly seeded weights where it has new ones.
+    """
+
+    train: list[dict]
+    evaluate_on: dict[int, list[dict]]
+    quality: str
+    higher_is_better: bool
+    config: Callable[..., PreTrainedConfig]
+    model: Callable[[PreTrainedConfig], PreTrainedModel]
+    trainer: dict[str, Any]
+
+
+def punctuation_task(arguments: CompareArguments) -> Task:
+    """Token classification: what punctuation followed each word."""
+    checkpoint = arguments.model_name_or_path or packaged_minilm()
+    documents = language_reference() if arguments.train_file is None else read_documents(arguments.train_file)
+    train, held_out = hold_out(documents, arguments.held_out_share)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
+    return Task(
+        train=windows(train, tokenizer, arguments.length),
+        evaluate_on={length: windows(held_out, tokenizer, length) for length in arguments.lengths},
+        quality="f1",
+        higher_is_better=True,
+        config=lambda **flags: AutoConfig.from_pretrained(checkpoint, **names, **flags),
+        model=lambda config: AutoModelForTokenClassification.from_pretrained(checkpoint, config=config),
+        trainer={
+            "data_collator": DataCollatorForTokenClassification(tokenizer),
+            "processing_class": tokenizer,
+            "compute_metrics": f1_scores,
+        },
+    )
+
+
+def masked_lm_task(arguments: CompareArguments) -> Task:
+    """Masked language modelling, from scratch or from a checkpoint."""
+    checkpoint = arguments.model_name_or_path
+    lines = read_lines(arguments.train_file)
+    tokenizer = (
+        AutoTokenizer.from_pretrained(checkpoint) if checkpoint else train_tokenizer(lines, arguments.vocabulary)
+    )
+    # Ignored while text is cut by us; left alone, the tokenizer would warn of every long line.
+    tokenizer.model_max_length = sys.maxsize
+    stream = token_stream(read_lines(arguments.eval_file), tokenizer, arguments.max_eval_tokens)
+    masked, labels = mask_stream(stream, tokenizer, arguments.mask_share, seed=0)
+
+    def config(**flags) -> PreTrainedConfig:
+        if checkpoint:
+            return AutoConfig.from_pretrained(checkpoint, **flags)
+        return AutoConfig.for_model("bert", **scratch_sizes(arguments, tokenizer), **flags)
+
+    def model(config: PreTrainedConfig) -> PreTrainedModel:
+        if checkpoint:
+            return AutoModelForMaskedLM.from_pretrained(checkpoint, config=config)
+        return AutoModelForMaskedLM.from_config(config)
+
+    return Task(
+        train=cut(token_stream(lines, tokenizer), tokenizer, arguments.length),
+        evaluate_on={length: cut(masked, tokenizer, length, labels) for length in arguments.lengths},
+        quality="masked_loss",
+        higher_is_better=False,
+        config=config,
+        model=model,
+        trainer={
+            "data_collator": MaskedLMCollator(tokenizer, mlm_probability=arguments.mask_share),
+            "processing_class": tokenizer,
+            "compute_metrics": loss_and_accuracy,
+            "preprocess_logits_for_metrics": losses_and_hits,
+        },
+    )
+
+
+def scratch_sizes(arguments: CompareArguments, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Keywords of a BertConfig; tables of positions reach as far as the longest evaluation."""
+    return {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "max_position_embeddings": max(arguments.length, *arguments.lengths),
+        **parse_overrides(arguments.config_overrides),
+    }
+
+
+class MaskedLMCollator(DataCollatorForLanguageModeling):
+    """Masks training examples anew each time, and leaves those alone that bring their labels, as evaluation's do."""
+
+    def torch_call(self, examples: list[dict]) -> dict[str, torch.Tensor]:
+        if "labels" in examples[0]:
+            return {name: torch.tensor([example[name] for example in examples]) for name in examples[0]}
+        return super().torch_call(examples)
+
+
+TASKS: dict[str, Callable[[CompareArguments], Task]] = {"punctuation": punctuation_task, "masked_lm": masked_lm_task}
+
+
+@dataclass
+class Run:
+    """One scheme, one seed.
+
+    Attributes:
+        parameters: of the whole model; `position_parameters`: those that the scheme added.
+        metrics: by length, then by name.
+        learning_curve: (step, training loss) pairs.
+    """
+
+    scheme: str
+    seed: int
+    parameters: int
+    position_parameters: int
+    train_seconds: float
+    metrics: dict[str, dict[str, float]]
+    learning_curve: list[tuple[int, float]]
+
+
+def train_and_evaluate(
+    candidate: Candidate, config: PreTrainedConfig, seed: int, task: Task, training: PositionTrainingArguments
+) -> Run:
+    """One run; same seed, same data in the same order for every candidate."""
+    training.seed = seed
+    if candidate.position_learning_rate is not None:
+        training.position_learning_rate = candidate.position_learning_rate
+    set_seed(seed)
+    model = task.model(config)
+    trainer = PositionTrainer(model=model, args=training, train_dataset=task.train, **task.trainer)
+    seconds = trainer.train().metrics["train_runtime"]
+    metrics = {}
+    for length, examples in task.evaluate_on.items():
+        measured = trainer.evaluate(examples, metric_key_prefix="eval")
+        metrics[str(length)] = {
+            name.removeprefix("eval_"): value
+            for name, value in measured.items()
+            if name not in ("epoch", "eval_loss") and not name.endswith(("runtime", "per_second", "preparation_time"))
+        }
+    return Run(
+        scheme=candidate.label,
+        seed=seed,
+        parameters=model.num_parameters(),
+        position_parameters=sum(parameter.numel() for parameter in position_parameters(model).values()),
+        train_seconds=seconds,
+        metrics=metrics,
+        learning_curve=[(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
+    )
+
+
+def measure_cost(configs: dict[str, PreTrainedConfig], task: Task, batch_size: int, rounds: int) -> dict[str, float]:
+    """Median time of forward and backward relative to `absolute`, all schemes in turns; the order alternates.
+
+    The first two rounds are not counted.
+    """
+    reference = "absolute"
+    models = {label: task.model(config).train() for label, config in configs.items()}
+    if reference not in models:
+        models[reference] = task.model(task.config(position_scheme=reference)).train()
+    batch = task.trainer["data_collator"]([dict(example) for example in task.train[:batch_size]])
+    seconds: dict[str, list[float]] = {label: [] for label in models}
+    for turn in range(rounds + 2):
+        for label in list(models) if turn % 2 else reversed(models):
+            start = time.perf_counter()
+            models[label](**batch).loss.backward()
+            seconds[label].append(time.perf_counter() - start)
+            models[label].zero_grad()
+    return {
+        label: statistics.median(own / base for own, base in zip(seconds[label][2:], seconds[reference][2:]))
+        for label in configs
+    }
+
+
+def run_file(folder: Path, label: str, seed: int) -> Path:
+    """Where a run is recorded."""
+    name = "".join(letter if letter.isalnum() or letter in "_-+.=" else "_" for letter in label)
+    return folder / "runs" / f"{name}-seed{seed}.json"
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """All runs in an output folder, whoever made them."""
+    return [Run(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted((folder / "runs").glob("*.json"))]
+
+
+def mean_and_deviation(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for a single value)."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+@dataclass
+class Row:
+    """A scheme over its seeds: mean and standard deviation of the quality, by length."""
+
+    scheme: str
+    seeds: int
+    quality: dict[str, tuple[float, float]]
+    position_parameters: int
+    relative_cost: float | None
+
+
+def summarize(runs: list[Run], task: Task, costs: dict[str, float]) -> list[Row]:
+    """A row per scheme, the best first at the shortest length."""
+    rows = []
+    for scheme in dict.fromkeys(run.scheme for run in runs):
+        own = [run for run in runs if run.scheme == scheme]
+        quality = {
+            length: mean_and_deviation([run.metrics[length][task.quality] for run in own]) for length in own[0].metrics
+        }
+        rows.append(Row(scheme, len(own), quality, own[0].position_parameters, costs.get(scheme)))
+    sign = -1 if task.higher_is_better else 1
+    return sorted(rows, key=lambda row: sign * next(iter(row.quality.values()))[0])
+
+
+def markdown_table(rows: list[Row], quality: str) -> str:
+    """The rows as a Markdown table."""
+    lengths = list(rows[0].quality)
+    heads = [f"{quality} at {length}" for length in lengths] if len(lengths) > 1 else [quality]
+    header = ["scheme", *heads, "seeds", "new parameters", "time of a step / absolute"]
+    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    for row in rows:
+        values = [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in row.quality.values()]
+        cost = "" if row.relative_cost is None else f"{row.relative_cost:.2f}"
+        lines.append(f"| {' | '.join([row.scheme, *values, str(row.seeds), f'{row.position_parameters:,}', cost])} |")
+    return "\n".join(lines) + "\n"
+
+
+def csv_lines(runs: list[Run]) -> str:
+    """A line per run and length."""
+    metrics = list(next(iter(runs[0].metrics.values())))
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow(["scheme", "seed", "length", *metrics, "parameters", "position_parameters", "train_seconds"])
+    for run in runs:
+        for length, values in run.metrics.items():
+            own = [values[metric] for metric in metrics]
+            size = [run.parameters, run.position_parameters, round(run.train_seconds, 1)]
+            writer.writerow([run.scheme, run.seed, length, *own, *size])
+    return written.getvalue()
+
+
+def plot_quality_and_cost(rows: list[Row], quality: str) -> bytes:
+    """A PNG: each scheme's quality at each length, over the time of a training step; bars are standard deviations."""
+    import matplotlib.pyplot as plt
+
+    lengths = list(rows[0].quality)
+    figure, axes = plt.subplots(
+        1, len(lengths), figsize=(5.5 * len(lengths) + 1.5, 4.5), squeeze=False, layout="constrained", sharey=True
+    )
+    for axis, length in zip(axes[0], lengths):
+        for row in rows:
+            mean, deviation = row.quality[length]
+            axis.errorbar(row.relative_cost, mean, deviation, fmt="o", capsize=3)
+            axis.annotate(row.scheme, (row.relative_cost, mean), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axis.set(xlabel="time of a training step / absolute", title=f"{length} tokens")
+        axis.margins(x=0.25)
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel(quality)
+    return as_png(figure)
+
+
+def plot_learning_curves(runs: list[Run]) -> bytes:
+    """A PNG: training loss over steps, a line per scheme (mean over the seeds)."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+    schemes = list(dict.fromkeys(run.scheme for run in runs))
+    for scheme, colour in zip(schemes, plt.get_cmap("tab20")(range(len(schemes)))):
+        curves = [run.learning_curve for run in runs if run.scheme == scheme]
+        steps = [step for step, _ in curves[0]]
+        losses = [statistics.fmean(loss for _, loss in points) for points in zip(*curves)]
+        axis.plot(steps, losses, label=scheme, color=colour)
+    axis.set(xlabel="step", ylabel="training loss")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, ncols=2)
+    return as_png(figure)
+
+
+def as_png(figure) -> bytes:
+    """A matplotlib figure as the content of a PNG file."""
+    import matplotlib.pyplot as plt
+
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    plt.close(figure)
+    return content.getvalue()
+
+
+def settings_of(arguments: CompareArguments, training: PositionTrainingArguments) -> dict[str, Any]:
+    """What a result depends on, apart from scheme and seed."""
+    kept = {
+        name: value for name, value in asdict(arguments).items() if name not in ("schemes", "seeds", "cost_rounds")
+    }
+    return {**kept, **{name: getattr(training, name) for name in RECORDED}}
+
+
+def report(runs: list[Run], task: Task, costs: dict[str, float], settings: dict[str, Any], folder: Path) -> str:
+    """Write everything that is known into the output folder, and return the table."""
+    rows = summarize(runs, task, costs)
+    table = markdown_table(rows, task.quality)
+    packages = ("hf_posenc", "transformers", "torch", "accelerate")
+    entries = {
+        "settings": settings,
+        "versions": {package: version(package) for package in packages},
+        "relative_cost": costs,
+        "summary": [asdict(row) for row in rows],
+        "runs": [asdict(run) for run in runs],
+    }
+    write_json(folder / "results.json", entries)
+    write_whole(folder / "results.csv", csv_lines(runs))
+    write_whole(folder / "results.md", table)
+    write_whole(folder / "learning_curves.png", plot_learning_curves(runs))
+    if all(row.relative_cost is not None for row in rows):
+        write_whole(folder / "quality_and_cost.png", plot_quality_and_cost(rows, task.quality))
+    return table
+
+
+def costs_of(
+    candidates: dict[str, PreTrainedConfig], task: Task, training: PositionTrainingArguments, rounds: int, folder: Path
+) -> dict[str, float]:
+    """Relative costs, measured once for a list of schemes and then read from the folder."""
+    file = folder / "relative_cost.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if rounds and not candidates.keys() <= known.keys():
+        known |= measure_cost(candidates, task, training.per_device_train_batch_size, rounds)
+        write_json(file, known)
+    return known
+
+
+def main() -> None:
+    parser = HfArgumentParser((CompareArguments, PositionTrainingArguments))
+    parser.set_defaults(**DEFAULTS)
+    try:
+        arguments, training = parser.parse_args_into_dataclasses()
+        if find_spec("matplotlib") is None:  # not after hours of training
+            raise ImportError('the plots need matplotlib: pip install -c constraints.txt -e ".[analysis]"')
+        folder = Path(training.output_dir)
+        candidates = [Candidate.parse(label) for label in dict.fromkeys(arguments.schemes)]
+        task = TASKS[arguments.task](arguments)
+        configs = {candidate.label: task.config(**candidate.flags) for candidate in candidates}
+        settings = settings_of(arguments, training)
+        same_settings(folder / "settings.json", settings)
+        write_json(folder / "settings.json", settings)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        sys.exit(f"error: {error}")
+
+    for seed in arguments.seeds:
+        for candidate in candidates:
+            file = run_file(folder, candidate.label, seed)
+            if file.exists():
+                continue
+            print(f"\n{candidate.label}, seed {seed}", flush=True)
+            run = train_and_evaluate(candidate, configs[candidate.label], seed, task, copy.copy(training))
+            write_json(file, asdict(run))
+    costs = costs_of(configs, task, training, arguments.cost_rounds, folder)
+    print(f"\n{report(read_runs(folder), task, costs, settings, folder)}\nwritten to {folder}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Files that are there whole or not at all, and the settings that the results in a folder were made with."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file so that a kill between two bytes leaves what was there before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
+    os.replace(part, file)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file as [`write_whole`] does."""
+    write_whole(file, json.dumps(content, indent=2) + "\n")
+
+
+def same_settings(file: Path, settings: dict[str, Any]) -> bool:
+    """Whether settings are recorded in a file; they are those then.
+
+    Raises:
+        ValueError: other settings are recorded there.
+    """
+    if not file.exists():
+        return False
+    recorded = json.loads(file.read_text(encoding="utf-8"))
+    current = json.loads(json.dumps(settings, default=str))
+    differ = [
+        f"{name} is {recorded.get(name)!r} there and {current.get(name)!r} here"
+        for name in current | recorded
+        if recorded.get(name) != current.get(name)
+    ]
+    if differ:
+        raise ValueError(
+            f"{file.parent} holds results of other settings ({'; '.join(differ)}): name another --output_dir"
+        )
+    return True

@@ -1,0 +1,349 @@
+"""What the scripts do with a `Trainer`: learning rates for positions, the best model, and runs that survive a kill.
+
+A run lives in its `--output_dir`. The command that started it goes on with it after any interruption, from the newest
+checkpoint that is whole, to the same model. Another command in the same folder is an error.
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import file_digest
+from pathlib import Path
+from typing import Any
+
+import evaluate
+import torch
+from arguments import DataArguments
+from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
+from datasets import Dataset
+from records import write_json
+from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling.configuration_posenc import FLAGS
+
+
+METRICS = Path(__file__).with_name("metrics")
+
+
+@dataclass
+class PositionTrainingArguments(TrainingArguments):
+    """`TrainingArguments` with a learning rate for positions, and with defaults that keep the best model.
+
+    Where there is something to evaluate on, evaluation follows saving and saving follows evaluation, whichever was
+    asked for; by default both happen every epoch, or every `save_steps` if `max_steps` says how long to train.
+    """
+
+    position_learning_rate: float | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate of tables and biases that position schemes add. Default: that of all others."
+        },
+    )
+    eval_strategy: str | None = field(
+        default=None, metadata={"help": "no, steps or epoch. Default: as save_strategy with --do_train --do_eval."}
+    )
+    save_strategy: str | None = field(
+        default=None, metadata={"help": "no, steps, epoch or best. Default: as eval_strategy, or epoch."}
+    )
+    load_best_model_at_end: bool | None = field(
+        default=None, metadata={"help": "Keep the checkpoint that evaluates best. Default: where that can be known."}
+    )
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Checkpoints to keep; the best and the newest are never deleted."}
+    )
+    # Asked for where there is nothing to pin it for, it is a warning.
+    dataloader_pin_memory: bool = field(
+        default=torch.accelerator.is_available(), metadata={"help": "Pin memory in data loaders."}
+    )
+
+    def __post_init__(self):
+        if self.position_learning_rate is not None and self.position_learning_rate < 0:
+            raise ValueError(f"position_learning_rate must not be negative, got {self.position_learning_rate}")
+        if self.save_strategy is None:
+            self._save_after_evaluation()
+        if self.eval_strategy is None:
+            self._evaluate_before_saving()
+        if self.load_best_model_at_end is None:
+            self.load_best_model_at_end = self.eval_strategy != "no" and self.save_strategy in (
+                self.eval_strategy,
+                "best",
+            )
+        self._best_is_asked_for = self.metric_for_best_model is not None
+        self._greater_is_asked_for = self.greater_is_better is not None
+        super().__post_init__()
+
+    def _save_after_evaluation(self) -> None:
+        if self.eval_strategy in (None, "no"):
+            self.save_strategy = "steps" if self.max_steps > 0 else "epoch"
+        else:
+            self.save_strategy = self.eval_strategy
+            self.save_steps = self.eval_steps or self.save_steps
+
+    def _evaluate_before_saving(self) -> None:
+        if not (self.do_train and self.do_eval) or self.save_strategy == "no":
+            self.eval_strategy = "no"
+        else:
+            self.eval_strategy = "epoch" if self.save_strategy == "best" else self.save_strategy
+            self.eval_steps = self.eval_steps or self.save_steps
+
+    def choose_best_by(self, metric: str, greater_is_better: bool = True) -> None:
+        """Choose the best checkpoint by a metric, unless another was asked for."""
+        if not self._best_is_asked_for:
+            self.metric_for_best_model = metric
+        if self.metric_for_best_model.removeprefix("eval_") == metric and not self._greater_is_asked_for:
+            self.greater_is_better = greater_is_better
+
+
+class PositionTrainer(Trainer):
+    """The standard `Trainer`; tables and biases of position schemes learn at `args.position_learning_rate`.
+
+    They start at zero and are few, so that a rate that suits a pretrained model would leave them where they are. They
+    have no weight decay then; the trainer's schedule applies to them as to everything else.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.add_callback(FindBestAgain())
+
+    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+        """As in `Trainer`, with positions' tables and biases moved to parameter groups of their own.
+
+        It happens here because here the optimizer is new and holds the parameters as they will be trained: those of a
+        sharded model, and in the same order whenever a run is resumed.
+
+        Raises:
+            ValueError: a learning rate is given, but the optimizer does not hold the model's position parameters, as
+                under FSDP with flattened parameters.
+        """
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        rate = getattr(self.args, "position_learning_rate", None)
+        if is_new and rate is not None:
+            move_to_own_groups(optimizer, tables_and_biases(self.model if model is None else model), rate)
+        return optimizer
+
+
+def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The position parameters of a model but for weight matrices and norms (of transformer_xl and tupe, for example).
+
+    Each number in a table or a bias adds to a score by itself and may move far. A matrix sums over hundreds of features:
+    at a rate that suits the others it would drown the content scores in a step or two, so it learns as the model's own
+    matrices do. (This is the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.)
+    """
+    matrices = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in matrices}
+
+
+def move_to_own_groups(
+    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], learning_rate: float
+) -> None:
+    """Move parameters out of an optimizer's groups into groups of their own, without weight decay.
+
+    Each group that holds some of them is split in two, so that whatever else Trainer grouped by stays apart.
+
+    Raises:
+        ValueError: the optimizer lacks one that is to be trained.
+    """
+    wanted = {id(parameter) for parameter in parameters.values() if parameter.requires_grad}
+    for group in list(optimizer.param_groups):
+        own = [parameter for parameter in group["params"] if id(parameter) in wanted]
+        if own:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in wanted]
+            optimizer.add_param_group({**group, "params": own, "lr": learning_rate, "weight_decay": 0.0})
+            wanted -= {id(parameter) for parameter in own}
+    if wanted:
+        raise ValueError(
+            f"position_learning_rate: the optimizer does not hold {len(wanted)} of the {len(parameters)} position "
+            "parameters; with FSDP 1, set fsdp_config's use_orig_params to true"
+        )
+
+
+class FindBestAgain(TrainerCallback):
+    """Finds the best checkpoint of an output folder that was moved or copied: Trainer's state holds its old path."""
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        best = Path(args.output_dir) / f"checkpoint-{state.best_global_step}"
+        if best.is_dir():
+            state.best_model_checkpoint = str(best)
+
+
+# What neither changes the model that comes out nor which checkpoint is the best: it may differ when a run goes on.
+UNRECORDED = (
+    {
+        "output_dir",
+        "do_train",
+        "do_eval",
+        "do_predict",
+        "resume_from_checkpoint",
+        "save_total_limit",
+        "save_on_each_node",
+    }
+    | {"log_level", "log_level_replica", "log_on_each_node", "logging_first_step", "logging_nan_inf_filter"}
+    | {"logging_steps", "logging_strategy", "report_to", "run_name", "project", "disable_tqdm", "debug"}
+    | {
+        "dataloader_num_workers",
+        "dataloader_pin_memory",
+        "dataloader_persistent_workers",
+        "dataloader_prefetch_factor",
+    }
+    | {"dataloader_in_order", "dataloader_multiprocessing_context", "per_device_eval_batch_size"}
+    | {"eval_accumulation_steps", "eval_use_gather_object", "eval_do_concat_batches", "batch_eval_metrics"}
+    | {"include_for_metrics", "include_num_input_tokens_seen", "skip_memory_metrics", "torch_empty_cache_steps"}
+    | {"push_to_hub", "local_rank", "ddp_backend", "ddp_timeout", "enable_jit_checkpoint"}
+    | {"test_file", "max_predict_samples", "preprocessing_num_workers", "cache_dir", "trust_remote_code"}
+)
+UNRECORDED_PREFIXES = ("hub_", "trackio_")
+
+
+class Run:
+    """A training in its output folder: the settings that it was started with, and how far it has come.
+
+    Args:
+        training: what `Trainer` is given; `output_dir` is the run's folder.
+        config: the model's config, with its position flags.
+        others: the dataclasses of all other settings that the result depends on.
+
+    Raises:
+        OSError: the record cannot be read.
+        ValueError: the folder holds a run with other settings, or one that recorded none; or the checkpoint to resume
+            from, where one was named, is not whole.
+    """
+
+    def __init__(self, training: PositionTrainingArguments, config: PreTrainedConfig, *others: Any):
+        self.training = training
+        self.folder = Path(training.output_dir)
+        self.record = self.folder / "run_settings.json"
+        self.finished = False
+        if training.do_train:
+            self.settings = recorded_settings(training, config, *others)
+            self.finished = self._compare() and training.resume_from_checkpoint is None
+            # The main process renames what is broken before the others look.
+            with training.main_process_first(local=False, desc="looking for a checkpoint"):
+                self.checkpoint = None if self.finished else self._checkpoint()
+
+    def _compare(self) -> bool:
+        """Whether the run is finished; ValueError where the folder holds another one."""
+        if not self.record.exists():
+            if self.training.resume_from_checkpoint is None and any(
+                map(is_checkpoint, self.folder.glob("checkpoint-*"))
+            ):
+                raise ValueError(
+                    f"{self.folder} holds checkpoints but no {self.record.name}, so what they were trained with is "
+                    "unknown: name one with --resume_from_checkpoint, or another --output_dir"
+                )
+            return False
+        recorded = read_json(self.record)
+        there = recorded["settings"]
+        differ = [
+            f"{name} is {there[name]!r} there and {value!r} here"
+            for name, value in self.settings.items()
+            if name in there and there[name] != value
+        ]
+        if differ:
+            raise ValueError(
+                f"{self.folder} holds a run with other settings ({'; '.join(differ)}): name another --output_dir, or "
+                "delete that one"
+            )
+        return recorded["finished"]
+
+    def _checkpoint(self) -> str | None:
+        named = self.training.resume_from_checkpoint
+        if named is None or str(named).lower() == "true":
+            found = newest_whole_checkpoint(self.folder, self.training.world_size)
+            return None if found is None else str(found)
+        try:
+            check_checkpoint(Path(named), self.training.world_size)
+        except ValueError as error:
+            raise ValueError(f"--resume_from_checkpoint {named}: {error}") from error
+        return named
+
+    @property
+    def finished_model(self) -> str | None:
+        """Where the trained model is, if the run is finished."""
+        return str(self.folder) if self.finished else None
+
+    def train(self, trainer: Trainer) -> None:
+        """Train, go on training, or nothing if the run is finished; save the model, its tokenizer and the metrics.
+
+        Metrics of time and loss (`train_...`) are of what was trained in this call.
+        """
+        if self.finished:
+            self._say(f"{self.folder} holds this run, finished: nothing to train")
+            trainer.state = TrainerState.load_from_json(str(self.folder / STATE))
+            return
+        self._write(finished=False)
+        if self.checkpoint is not None:
+            self._say(f"going on from {self.checkpoint}")
+        metrics = trainer.train(resume_from_checkpoint=self.checkpoint).metrics
+        trainer.save_model()
+        trainer.save_state()
+        trainer.log_metrics("train", metrics)
+        trainer.save_metrics("train", metrics)
+        trainer.accelerator.wait_for_everyone()
+        self._write(finished=True)
+
+    def _write(self, finished: bool) -> None:
+        """Record the settings, all or nothing: a kill between two bytes leaves what was there before."""
+        if self.training.should_save:
+            write_json(self.record, {"settings": self.settings, "finished": finished})
+
+    def _say(self, line: str) -> None:
+        if self.training.should_log:
+            print(line, flush=True)
+
+
+def recorded_settings(training: TrainingArguments, config: PreTrainedConfig, *others: Any) -> dict[str, Any]:
+    """Everything that the result of a run on `Trainer` depends on, as [`settings_of`] has it."""
+    names = {entry.name for entry in fields(training)}
+    own = {name: value for name, value in training.to_dict().items() if name in names}
+    return settings_of(config, *others, processes=training.world_size * max(1, training.n_gpu), **own)
+
+
+def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> dict[str, Any]:
+    """Everything that a result depends on, as JSON has it: files by what is in them, flags as the model has them."""
+    settings: dict[str, Any] = {"script": Path(sys.argv[0]).name}
+    for arguments in dataclasses:
+        settings |= asdict(arguments)
+        if isinstance(arguments, DataArguments):
+            settings |= {f"{split}_file": describe_file(file) for split, file in arguments.files.items()}
+    settings |= {**others, **{flag: getattr(config, flag) for flag in FLAGS}}
+    kept = {
+        name: value
+        for name, value in settings.items()
+        if name not in UNRECORDED and not name.startswith(UNRECORDED_PREFIXES)
+    }
+    return json.loads(json.dumps(kept, default=str))
+
+
+def describe_file(file: str) -> str:
+    """A file by its name and what is in it."""
+    with open(file, "rb") as opened:
+        return f"{Path(file).name}, SHA-256 {file_digest(opened, 'sha256').hexdigest()[:16]}"
+
+
+def evaluate_and_save(trainer: Trainer, rows: Dataset, prefix: str = "eval") -> None:
+    """Evaluate, and write the metrics to `<prefix>_results.json` and all_results.json."""
+    metrics = trainer.evaluate(eval_dataset=rows, metric_key_prefix=prefix)
+    metrics[f"{prefix}_samples"] = len(rows)
+    trainer.log_metrics(prefix, metrics)
+    trainer.save_metrics(prefix, metrics)
+
+
+def predict_and_save(trainer: Trainer, rows: Dataset, prefix: str = "predict") -> Any:
+    """What the model predicts, as `Trainer.predict` returns it; metrics are written as by [`evaluate_and_save`]."""
+    output = trainer.predict(rows, metric_key_prefix=prefix)
+    metrics = {**output.metrics, f"{prefix}_samples": len(rows)}
+    trainer.log_metrics(prefix, metrics)
+    trainer.save_metrics(prefix, metrics)
+    return output
+
+
+def load_metric(name: str) -> evaluate.Metric:
+    """One of the metrics beside the scripts; each process computes it for itself, in memory."""
+    return evaluate.load(str(METRICS / name), keep_in_memory=True)

@@ -1,0 +1,80 @@
+"""Small checkpoints and files for the scripts of examples/, and the scripts in a process of their own."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from distributed_worker import loopback
+from fresh_process import ROOT
+from transformers import BertConfig, BertModel, BertTokenizerFast
+
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+# What every run on `Trainer` adds: no progress bars in its output, and no GPU to differ from the next machine.
+QUIET = ("--disable_tqdm", "true", "--use_cpu", "true")
+# What stands between Python and a script to run it in two processes on the CPU.
+LAUNCH_TWO = ("-m", "accelerate.commands.launch", "--config_file", str(ROOT / "examples" / "accelerate_ddp_cpu.yaml"))
+
+
+def save_checkpoint(folder: Path, text: str, *pieces: str, dropout: float = 0.1) -> Path:
+    """A tiny stock BERT of random weights, and a tokenizer that knows the words of a text and some pieces."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [*sorted({*re.findall(r"\w+|[^\w\s]", text.lower())}), *pieces]
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *words]), encoding="utf-8")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(SPECIAL) + len(words),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def command(script: str, *arguments: str | Path | float) -> list[str]:
+    """How a person runs a script."""
+    return [sys.executable, str(ROOT / "examples" / script), *map(str, arguments), *QUIET]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a script that reads nothing from the network and caches in a folder."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HOME": str(folder),
+        "HF_DATASETS_CACHE": str(folder / "datasets"),
+        "HF_HUB_OFFLINE": "1",
+        "GLOO_SOCKET_IFNAME": loopback(),  # for those that start two processes
+    }
+
+
+def run_script(script: str, *arguments: str | Path | float, cache: Path) -> subprocess.CompletedProcess:
+    """A script in a process of its own, to its end."""
+    return subprocess.run(
+        command(script, *arguments),
+        env=environment(cache),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def results(folder: Path, prefix: str | tuple[str, ...] = ("eval_", "predict_")) -> dict[str, Any]:
+    """The metrics that a run wrote, without those of time."""
+    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    is_time = re.compile(r"_(runtime|per_second|preparation_time)$")
+    return {name: value for name, value in metrics.items() if name.startswith(prefix) and not is_time.search(name)}

@@ -1,0 +1,135 @@
+"""compare_schemes.py from the command line: what it writes, that it goes on where it was stopped, and its errors."""
+
+import csv
+import json
+import statistics
+
+import compare_schemes
+import pytest
+import torch
+from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
+from scripts import save_checkpoint
+
+
+TINY = ["--max_steps", "3", "--logging_steps", "1", "--use_cpu", "true", "--disable_tqdm", "true"]
+FILES = {"results.json", "results.csv", "results.md", "quality_and_cost.png", "learning_curves.png", "settings.json"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    subjects = ["the cat", "a small dog", "my old friend", "the tall tree", "every child"]
+    blocks = [f"On that day, {a} saw {b}, and we did not. Then {b} went home." for a in subjects for b in subjects]
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("\n\n".join(blocks), encoding="utf-8")
+    return file
+
+
+def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(text, tmp_path, run_main, capsys):
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
+    folder = tmp_path / "out"
+    options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+    options += [
+        "--cost_rounds",
+        "3",
+        *TINY,
+        "--schemes",
+        "none",
+        "deberta:position_buckets=8,position_max_distance=16",
+    ]
+
+    run_main(compare_schemes, *options, "--seeds", "1")
+    runs = {file.name: file.read_bytes() for file in (folder / "runs").iterdir()}
+    assert len(runs) == 2
+    run_main(compare_schemes, *options, "--seeds", "1", "2")
+    assert len([*(folder / "runs").iterdir()]) == 4
+    assert all((folder / "runs" / name).read_bytes() == content for name, content in runs.items()), "done again"
+
+    assert FILES <= {file.name for file in folder.iterdir()}
+    results = json.loads((folder / "results.json").read_text())
+    assert [(run["scheme"], run["seed"]) for run in results["runs"]].count(("none", 2)) == 1
+    with (folder / "results.csv").open() as opened:
+        lines = [*csv.DictReader(opened)]
+    assert len(lines) == 4
+    for row in results["summary"]:
+        own = [float(line["f1"]) for line in lines if line["scheme"] == row["scheme"]]
+        assert row["quality"]["24"] == pytest.approx([statistics.fmean(own), statistics.stdev(own)])
+        assert row["relative_cost"] > 0
+        assert f"| {row['scheme']} | {row['quality']['24'][0]:.3f} ± " in (folder / "results.md").read_text()
+    by_scheme = {row["scheme"]: row for row in results["summary"]}
+    assert by_scheme["none"]["position_parameters"] == 0
+    assert by_scheme["deberta:position_buckets=8,position_max_distance=16"]["position_parameters"] == 2 * 8 * 32
+    assert len(results["runs"][0]["learning_curve"]) == 3
+
+    with pytest.raises(SystemExit, match="learning_rate.* is .* there and .* here"):
+        run_main(compare_schemes, *options, "--seeds", "1", "--learning_rate", "1e-5")
+
+
+def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tmp_path, run_main):
+    options = [
+        "--task",
+        "masked_lm",
+        "--train_file",
+        text,
+        "--eval_file",
+        text,
+        "--length",
+        "16",
+        "--vocabulary",
+        "80",
+    ]
+    options += ["--eval_lengths", "16", "32", "--seeds", "1", "--schemes", "t5", "absolute", "--cost_rounds", "0"]
+    options += ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"]
+    run_main(compare_schemes, *options, *TINY, "--output_dir", tmp_path)
+    results = json.loads((tmp_path / "results.json").read_text())
+    for run in results["runs"]:
+        assert run["metrics"].keys() == {"16", "32"}
+        for metrics in run["metrics"].values():
+            # Nothing is learned in three steps: about the loss of guessing.
+            assert 0.7 < metrics["masked_loss"] / torch.log(torch.tensor(80.0)).item() < 1.3
+    assert "masked_loss at 32" in (tmp_path / "results.md").read_text()
+
+
+def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, tmp_path):
+    """Absolute positions asked for twice, under another flag that changes nothing, come to the same numbers."""
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
+    task = compare_schemes.punctuation_task(
+        CompareArguments(model_name_or_path=str(checkpoint), train_file=str(text), length=24)
+    )
+    training = PositionTrainingArguments(
+        output_dir=str(tmp_path), max_steps=3, logging_steps=1, use_cpu=True, disable_tqdm=True, report_to="none"
+    )
+    first, second = (
+        compare_schemes.train_and_evaluate(candidate, task.config(**candidate.flags), 7, task, training)
+        for candidate in (Candidate.parse("absolute"), Candidate.parse("absolute:position_combine=add"))
+    )
+    assert first.learning_curve == second.learning_curve
+    assert first.metrics == second.metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--schemes", "t6"], "unknown scheme 't6'"),
+        (["--schemes", "t5:position_clip=3"], "position_clip"),
+        (["--schemes", "t5:buckets"], "'buckets' should have the form key=value"),
+        (["--task", "masked_lm"], "needs --train_file and --eval_file"),
+        (["--train_file", "missing.txt"], "missing.txt"),
+        (["--length", "4"], "at least 8"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(options, message, text, tmp_path, run_main):
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
+    default = [] if "--train_file" in options else ["--train_file", text]
+    if "masked_lm" in options:
+        default = []
+    with pytest.raises(SystemExit, match=message):
+        run_main(
+            compare_schemes, "--model_name_or_path", checkpoint, "--output_dir", tmp_path / "out", *default, *options
+        )
+
+
+def test_flags_after_a_colon_are_json_or_strings():
+    candidate = Candidate.parse("deberta:position_buckets=64,position_norm=true,position_learning_rate=0.01")
+    assert candidate.flags == {"position_scheme": "deberta", "position_buckets": 64, "position_norm": True}
+    assert candidate.position_learning_rate == 0.01
+    assert Candidate.parse("absolute:position_combine=gate").flags["position_combine"] == "gate"

@@ -1,0 +1,117 @@
+"""The loop on bare accelerate: from the command line, killed and resumed, and in two processes as in one."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import run_classification_no_trainer
+import torch
+from fresh_process import ROOT
+from safetensors.torch import load_file
+from scripts import LAUNCH_TWO, environment, save_checkpoint
+from transformers import AutoModelForSequenceClassification
+
+
+SCRIPT = ROOT / "examples" / "run_classification_no_trainer.py"
+WORDS = "good bad cat dog the a runs sleeps".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A tiny checkpoint without dropout, `model`, one with dropout, `dropping`, and train.csv and dev.csv.
+
+    Sentences are of class "yes" where "good" comes before "bad": a matter of order.
+    """
+    folder = tmp_path_factory.mktemp("classification")
+    for name, dropout in (("model", 0.0), ("dropping", 0.3)):
+        save_checkpoint(folder / name, " ".join(WORDS), dropout=dropout)
+    draw = random.Random(0)
+    for file, number in (("train.csv", 96), ("dev.csv", 33)):
+        sentences = [draw.sample(WORDS, draw.randint(3, 8)) for _ in range(number)]
+        lines = [
+            f"{' '.join(words)},{'yes' if 'bad' in words[words.index('good') :] else 'no'}"
+            for words in ([*s, "good"] if "good" not in s else s for s in sentences)
+        ]
+        (folder / file).write_text("\n".join(["sentence,label", *lines]) + "\n")
+    return folder
+
+
+def arguments(folder: Path, output: Path, *others: str) -> list[str]:
+    """The script and its arguments."""
+    data = ["--train_file", folder / "train.csv", "--validation_file", folder / "dev.csv", "--cpu"]
+    positions = ["--position_scheme", "absolute+deberta", "--position_learning_rate", "0.01"]
+    steps = ["--learning_rate", "1e-3", "--num_train_epochs", "2"]
+    model = [] if "--model_name_or_path" in others else ["--model_name_or_path", folder / "model"]
+    return [str(each) for each in (SCRIPT, *data, *positions, *steps, *model, "--output_dir", output, *others)]
+
+
+def run(command: list[str], cache: Path) -> str:
+    process = subprocess.run(command, env=environment(cache), capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def history(output: Path) -> dict:
+    return json.loads((output / "history.json").read_text())
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_losses_of_one_with_the_doubled_batch(folder, tmp_path):
+    run([sys.executable, *arguments(folder, tmp_path / "one", "--per_device_train_batch_size", "8")], folder)
+    two = arguments(folder, tmp_path / "two", "--per_device_train_batch_size", "4")
+    run([sys.executable, *LAUNCH_TWO, *two], folder)
+    one, two = history(tmp_path / "one"), history(tmp_path / "two")
+    assert len(one["losses"]) == 24
+    torch.testing.assert_close(torch.tensor(two["losses"]), torch.tensor(one["losses"]), atol=1e-4, rtol=0)
+    assert max(one["losses"]) - min(one["losses"]) > 1e-2  # something was learned
+    assert two["scores"] == one["scores"]
+    # What was written is a variant, and the best epoch's.
+    saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "two")
+    assert saved.config.position_scheme == "absolute+deberta"
+    assert saved.bert.encoder.rel_embeddings.weight.abs().max() > 1e-3
+    results = json.loads((tmp_path / "two" / "all_results.json").read_text())
+    assert results["eval_accuracy"] == max(scores["accuracy"] for scores in two["scores"])
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_numbers(folder, tmp_path):
+    options = ["--model_name_or_path", str(folder / "dropping"), "--checkpointing_steps", "5"]
+    run([sys.executable, *arguments(folder, tmp_path / "whole", *options)], folder)
+
+    command = [sys.executable, *arguments(folder, tmp_path / "killed", *options)]
+    kill_at_the_checkpoint(4, command, folder, tmp_path / "killed" / "checkpoint")  # after 5, 10, 12 and 17 steps
+    # Another kill left a checkpoint half written.
+    unfinished = tmp_path / "killed" / "checkpoint.unfinished"
+    unfinished.mkdir(exist_ok=True)
+    (unfinished / "model.safetensors").write_bytes(b"half")
+    printed = run(command, folder)
+    assert "going on from" in printed and "was not finished; it is passed over" in printed
+    whole, killed = history(tmp_path / "whole"), history(tmp_path / "killed")
+    assert killed == whole
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "killed")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def kill_at_the_checkpoint(number: int, command: list[str], cache: Path, checkpoint: Path) -> None:
+    """Start a command and kill it when a checkpoint was put in its place for the so-manyth time."""
+    process = subprocess.Popen(command, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    seen: set[int] = set()
+    while len(seen) < number:
+        assert process.poll() is None, "the run ended before it was killed"
+        with suppress(FileNotFoundError):
+            seen.add((checkpoint / "whole").stat().st_mtime_ns)
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_another_run_in_the_same_folder_is_refused(folder, tmp_path, mistake):
+    (tmp_path / "run_settings.json").write_text('{"learning_rate": 0.5}')
+    said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path)[1:])
+    assert "learning_rate is 0.5 there and 0.001 here" in said
