@@ -24,8 +24,8 @@ from .parameters import position_parameters
 
 
 def bare_name(name: str) -> str:
-    """The name of a parameter in the model that PEFT has wrapped."""
-    return name.removeprefix("base_model.").removeprefix("model.")
+    """The name of a parameter in the model that PEFT has wrapped, and torch.compile perhaps around or inside it."""
+    return name.replace("_orig_mod.", "").removeprefix("base_model.").removeprefix("model.")
 
 
 def train_positions(model: nn.Module) -> int:
@@ -93,8 +93,12 @@ def _saving(get_state_dict: Callable) -> Callable:
     """PEFT's `get_peft_model_state_dict`, with the parameters that the adapter's `modules_to_save` names."""
 
     @functools.wraps(get_state_dict)
-    def get_peft_model_state_dict(model, state_dict=None, adapter_name="default", *args, **kwargs):
-        entries = get_state_dict(model, state_dict, adapter_name, *args, **kwargs)
+    def get_peft_model_state_dict(
+        model, state_dict=None, adapter_name="default", unwrap_compiled=False, *args, **kwargs
+    ):
+        if unwrap_compiled:
+            model = getattr(model, "_orig_mod", model)
+        entries = get_state_dict(model, state_dict, adapter_name, False, *args, **kwargs)
         if _has_variant(model):
             everything = model.state_dict() if state_dict is None else state_dict
             entries.update({key: everything[key] for key in _named_keys(model, adapter_name, everything)})

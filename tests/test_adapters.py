@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from fresh_process import run_fresh
@@ -167,9 +168,10 @@ class TestDefaultTargets:
         [
             # Looking whether PEFT is installed, as transformers does, is not importing it.
             "import hf_posenc, importlib.util\nassert importlib.util.find_spec('peft')\nmodel = made()\nimport peft",
+            "import hf_posenc, peft\nmodel = made()",
             "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
         ],
-        ids=["plugin, model, peft", "peft, plugin, model"],
+        ids=["plugin, model, peft", "plugin, peft, model", "peft, plugin, model"],
     )
     def test_are_there_in_every_order_of_imports(self, first, tmp_path):
         printed = run_fresh(
@@ -206,11 +208,11 @@ print("WAITING", [finder for finder in sys.meta_path if type(finder).__module__ 
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
         adapters.install(plugin.CONFIGS)
-        peft = importlib.import_module("peft")
-        assert peft.__file__.startswith(str(tmp_path))
+        stand_in = importlib.import_module("peft")
+        assert stand_in.__file__.startswith(str(tmp_path))
         assert not any(isinstance(finder, adapters._PeftImport) for finder in sys.meta_path)
         if code:
-            assert peft.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["posenc_electra"] == ["query"]
+            assert stand_in.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["posenc_electra"] == ["query"]
 
 
 @pytest.mark.parametrize("case", WITH_PARAMETERS, ids=name_of)
@@ -344,6 +346,18 @@ def test_positions_survive_loading_and_saving_again(tmp_path):
     again.save_pretrained(tmp_path / "third")
     third = PeftModel.from_pretrained(AutoModel.from_pretrained(base), tmp_path / "third")
     assert error(output(third), output(again)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("unwrap", [True, False])
+def test_positions_are_found_in_a_compiled_model(unwrap):
+    model = get_peft_model(build("absolute+t5+transformer_xl"), LoraConfig())
+    compiled = torch.compile(model)
+    assert train_positions(compiled) == train_positions(model) > 0
+    expected = peft.get_peft_model_state_dict(model)
+    assert sum("lora_" not in key for key in expected) == len(position_parameters(model))
+    prefix = "" if unwrap else "_orig_mod."
+    found = peft.get_peft_model_state_dict(compiled, unwrap_compiled=unwrap)
+    assert found.keys() == {f"{prefix}{key}" for key in expected}
 
 
 def test_prompts_carry_positions(tmp_path):

@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 from fresh_process import ROOT
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from hf_posenc import position_parameters
+from hf_posenc import freeze_all_but_positions, position_parameters
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
 
@@ -34,6 +34,14 @@ def test_the_number_of_new_parameters_in_bert_base_is_right(scheme):
     cell = SCHEME_ROWS[scheme][2]
     assert re.match(r"[\d,]+", cell).group() == f"{number:,}"
     assert ("keeps" in cell) == ("embeddings.position_embeddings.weight" in model.state_dict())
+
+
+def test_the_recipe_for_positions_only_trains_as_many_parameters_as_it_says():
+    with torch.device("meta"):
+        model = BertForSequenceClassification(BertConfig(position_scheme="absolute+deberta"))
+    count = freeze_all_but_positions(model)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert f"freeze_all_but_positions(model)  # {count:,} parameters are left, of {total / 1e6:.0f} million" in README
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

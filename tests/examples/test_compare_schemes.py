@@ -128,6 +128,13 @@ def test_mistakes_are_told_in_one_line(options, message, text, tmp_path, run_mai
         )
 
 
+def test_missing_matplotlib_is_told_before_anything_is_trained(tmp_path, run_main, monkeypatch):
+    monkeypatch.setattr(compare_schemes, "find_spec", {}.get)
+    with pytest.raises(SystemExit, match=r"^error: the plots need matplotlib: pip install .*\[analysis\]"):
+        run_main(compare_schemes, "--output_dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_flags_after_a_colon_are_json_or_strings():
     candidate = Candidate.parse("deberta:position_buckets=64,position_norm=true,position_learning_rate=0.01")
     assert candidate.flags == {"position_scheme": "deberta", "position_buckets": 64, "position_norm": True}
