@@ -9,16 +9,15 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from .blockwise import Term, blockwise_attention
 from .relative_positions import spread
-from .scheme import AttentionScheme, PairTerm, RelativeTerm
+from .scheme import AttentionScheme, PairTerm, ProductTerm, RelativeTerm
 
 
 logger = logging.get_logger(__name__)
 
 # torch.compiler.is_exporting is younger than the oldest torch supported.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
-
-Term = RelativeTerm | PairTerm
 
 
 def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
@@ -34,7 +33,7 @@ def by_distance(term: Term) -> Term:
     Short sequences reach a small part of a table, and products with the rest are wasted. Left alone under torch.compile
     and export, where lengths are symbols that must not be compared.
     """
-    if isinstance(term, PairTerm) or term.rows.dim() != 1 or torch.compiler.is_compiling():
+    if not isinstance(term, RelativeTerm) or term.rows.dim() != 1 or torch.compiler.is_compiling():
         return term
     tables = {"query_table": -2, "key_table": -2, "bias": -1, "value_table": -2}  # the dimension of their rows
     given = {name: dim for name, dim in tables.items() if getattr(term, name) is not None}
@@ -60,6 +59,8 @@ def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> tor
     for term in terms:
         if isinstance(term, PairTerm):
             parts = [term.bias.to(query.device)]
+        elif isinstance(term, ProductTerm):
+            parts = [term.query.to(query.device) @ term.key.to(query.device).transpose(-1, -2)]
         else:
             parts = _relative_parts(query, key, term, (batch, heads, query_length, key_length))
         for part in parts:
@@ -93,6 +94,18 @@ def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
     table = term.value_table.to(weights.device)
     by_row = weights.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, weights)
     return by_row @ table
+
+
+def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor | None) -> bool:
+    """Whether [`blockwise_attention`] can compute this attention, and is the best way to."""
+    if query.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch._C._are_functorch_transforms_active() or (mask is not None and mask.requires_grad):
+        return False
+    # One query at a time, as in generation, is nothing to cut into blocks.
+    if query.shape[2] == 1 or key.shape[2] == 0:
+        return False
+    return all(not isinstance(term, RelativeTerm) or term.rows.dim() == 1 for term in terms)
 
 
 def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
@@ -251,11 +264,7 @@ class PositionSelfAttention:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)
-        terms = [
-            by_distance(term)
-            for scheme in self.position_schemes
-            for term in scheme.terms(self, state.get(scheme.name))
-        ]
+        terms = [term for scheme in self.position_schemes for term in scheme.terms(self, state.get(scheme.name))]
         content_query = query
         for scheme in self.position_schemes:
             content_query = scheme.content_query(self, content_query)
@@ -275,6 +284,12 @@ class PositionSelfAttention:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self._stock_eager)
             return attend(self, content_query, key, value, attention_mask, **settings)
 
+        if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
+            mask = dense_mask(attention_mask, self, query, key)
+            settings = [settings["scaling"], settings["dropout"]]
+            return blockwise_attention(content_query, query, key, value, terms, mask, *settings), None
+
+        terms = [by_distance(term) for term in terms]
         settings["position_bias"] = score_bias(query, key, terms)
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
         if value_terms and implementation != "eager" and not torch.compiler.is_compiling():

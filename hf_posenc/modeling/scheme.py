@@ -180,6 +180,19 @@ class PairTerm:
     bias: torch.Tensor
 
 
+@dataclass
+class ProductTerm:
+    """A term of the attention score that is a product of vectors of the query's and the key's position.
+
+    Attributes:
+        query: (batch or 1, heads, query, width).
+        key: (batch or 1, heads, key, width). The score of a pair gets their inner product as it is.
+    """
+
+    query: torch.Tensor
+    key: torch.Tensor
+
+
 class PositionScheme:
     """What all schemes have: a name, flags, and a word about themselves.
 
@@ -264,6 +277,6 @@ class AttentionScheme(PositionScheme):
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(self, attention: nn.Module, prepared: Any) -> list[RelativeTerm | PairTerm]:
+    def terms(self, attention: nn.Module, prepared: Any) -> list[RelativeTerm | PairTerm | ProductTerm]:
         """The scheme's terms in this layer; `attention.position_encoder` leads to shared parameters."""
         return []

@@ -8,10 +8,10 @@ from torch import nn
 from .scheme import (
     AttentionScheme,
     Normal,
-    PairTerm,
     PositionLayerNorm,
     PositionLinear,
     Positions,
+    ProductTerm,
     add_parameter,
     ones,
     zeros,
@@ -64,15 +64,32 @@ class Tupe(AttentionScheme):
         key = positions.key.clamp(max=self.last_position)
         return positions.query, key, positions.query == positions.first, positions.key == positions.first
 
-    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[PairTerm]:
+    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[ProductTerm]:
         encoder = attention.position_encoder
         query_ids, key_ids, query_is_cls, key_is_cls = (tensor.to(encoder.cls_to_others.device) for tensor in prepared)
-        query = self._project(attention, encoder.pos_q_linear, query_ids)
+        query = self._project(attention, encoder.pos_q_linear, query_ids) * attention.scaling
         key = self._project(attention, encoder.pos_k_linear, key_ids)
-        bias = query @ key.transpose(2, 3) * attention.scaling  # (batch or 1, heads, query, key)
-        bias = torch.where(key_is_cls[:, None, None, :], encoder.others_to_cls[:, None, None], bias)
-        bias = torch.where(query_is_cls[:, None, :, None], encoder.cls_to_others[:, None, None], bias)
-        return [PairTerm(bias)]
+        # [CLS] untied is a product too, with two more features: one for its column, one for its row, which wins.
+        query_is_cls, key_is_cls = query_is_cls[:, None, :, None], key_is_cls[:, None, :, None]
+        column, row = encoder.others_to_cls[:, None, None], encoder.cls_to_others[:, None, None]
+        shape = (-1, query.shape[1], -1, -1)
+        query = torch.cat(
+            [
+                query.masked_fill(query_is_cls, 0.0),
+                (~query_is_cls).to(query.dtype).expand(shape),
+                (query_is_cls * row).to(query.dtype),
+            ],
+            dim=-1,
+        )
+        key = torch.cat(
+            [
+                key.masked_fill(key_is_cls, 0.0),
+                (key_is_cls * column).to(key.dtype),
+                torch.ones_like(key[..., :1]),
+            ],
+            dim=-1,
+        )
+        return [ProductTerm(query, key)]
 
     def _project(self, attention: nn.Module, linear: nn.Module, position_ids: torch.Tensor) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""

@@ -1,0 +1,159 @@
+"""The models that the benchmarks compare: stock BERT, every scheme on it, and the peers that transformers has."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    EsmConfig,
+    EsmModel,
+    MPNetConfig,
+    MPNetModel,
+    T5Config,
+    T5EncoderModel,
+    XLNetConfig,
+    XLNetModel,
+)
+
+from hf_posenc import PosencBertConfig, PosencBertModel, position_parameters
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+STOCK = "BERT"
+STOCK_AGAIN = "BERT, a second copy"
+STOCK_EAGER = "BERT, eager"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of all models; by default those of bert-base.
+
+    Attributes:
+        length: tokens of a sequence, and what the models are made for.
+        dropout: of hidden states and of attention weights.
+    """
+
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    vocabulary: int = 30522
+    length: int = 512
+    dropout: float = 0.1
+
+
+def build_bert(size: Size, scheme: str | None = None, backend: str = "sdpa") -> nn.Module:
+    config_class, model_class = (BertConfig, BertModel) if scheme is None else (PosencBertConfig, PosencBertModel)
+    config = config_class(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.hidden,
+        max_position_embeddings=size.length,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.dropout,
+        attn_implementation=backend,
+        **({} if scheme is None else {"position_scheme": scheme}),
+    )
+    model = model_class(config)
+    if scheme is not None:
+        fill_positions(model)
+    return model
+
+
+@torch.no_grad()
+def fill_positions(model: nn.Module) -> None:
+    """Random values for what starts at zero."""
+    for name in position_parameters(model):
+        parameter = model.get_parameter(name)
+        parameter.normal_(0.0, 0.02)
+
+
+def build_peer(model_class: type[nn.Module], config_class: type, size: Size, **own) -> nn.Module:
+    config = config_class(
+        vocab_size=size.vocabulary,
+        hidden_size=size.hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.hidden,
+        max_position_embeddings=size.length + 2,
+        hidden_dropout_prob=size.dropout,
+        attention_probs_dropout_prob=size.dropout,
+        **own,
+    )
+    return model_class(config)
+
+
+def build_xlnet(size: Size) -> nn.Module:
+    return XLNetModel(
+        XLNetConfig(
+            vocab_size=size.vocabulary,
+            d_model=size.hidden,
+            n_layer=size.layers,
+            n_head=size.heads,
+            d_inner=4 * size.hidden,
+            dropout=size.dropout,
+        )
+    )
+
+
+def build_t5(size: Size) -> nn.Module:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=size.vocabulary,
+            d_model=size.hidden,
+            d_kv=size.hidden // size.heads,
+            d_ff=4 * size.hidden,
+            num_layers=size.layers,
+            num_heads=size.heads,
+            dropout_rate=size.dropout,
+        )
+    )
+
+
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "position_buckets": 256,
+    "max_relative_positions": 512,
+    "share_att_key": True,
+    "norm_rel_ebd": "none",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+PEERS: dict[str, Callable[[Size], nn.Module]] = {
+    STOCK_EAGER: partial(build_bert, backend="eager"),
+    "DeBERTa-v2": partial(build_peer, DebertaV2Model, DebertaV2Config, **DEBERTA),
+    "T5 encoder": build_t5,
+    "XLNet": build_xlnet,
+    "MPNet": partial(build_peer, MPNetModel, MPNetConfig),
+    "ESM": partial(
+        build_peer, EsmModel, EsmConfig, position_embedding_type="rotary", token_dropout=False, pad_token_id=0
+    ),
+}
+
+
+def contestants(schemes: list[str], peers: list[str]) -> dict[str, Callable[[Size], nn.Module]]:
+    """What to compare, by name; stock BERT comes first, and once more to show how far equal models differ."""
+    builders: dict[str, Callable[[Size], nn.Module]] = {STOCK: build_bert, STOCK_AGAIN: build_bert}
+    builders |= {scheme: partial(build_bert, scheme=scheme) for scheme in schemes}
+    return builders | {peer: PEERS[peer] for peer in peers}
+
+
+ALL_SCHEMES = [*SCHEMES, "none"]
+
+
+def make_batch(size: Size, batch: int, padding: float, device: str) -> dict[str, torch.Tensor]:
+    """Random tokens; the share of padding is `padding` on average, and twice that in the shortest sequence."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, size.vocabulary, (batch, size.length), generator=generator)
+    shares = torch.linspace(0, 2 * padding, batch) if batch > 1 else torch.tensor([padding])
+    lengths = (size.length * (1 - shares)).round().long()
+    mask = (torch.arange(size.length) < lengths[:, None]).long()
+    return {"input_ids": (ids * mask).to(device), "attention_mask": mask.to(device)}

@@ -1,0 +1,243 @@
+"""What a scheme costs in a whole model, beside stock BERT and the peers: time and memory, forward and in training.
+
+    python benchmarks/model.py                              # 2 layers of bert-base size, batch 8 x 512, all schemes and peers
+    python benchmarks/model.py --lengths 128 512 2048 --tokens 4096 --memory
+    python benchmarks/model.py --device cuda --dtype bfloat16 --layers 12 --batch 16
+
+Time: all models live in one process and take turns, in an order that is reversed from round to round; the first two
+rounds are dropped, and what counts is the median of a model's ratios to stock BERT (sdpa) of the same round. A second
+copy of stock BERT shows how far apart equal models come out. Memory: each model and length in a process of its own, peak
+above the level before the call. Writes results/<name>.json, .md and .png.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import report
+import torch
+from contestants import ALL_SCHEMES, PEERS, STOCK, STOCK_AGAIN, Size, contestants, make_batch
+from torch import nn
+from transformers.utils import logging
+
+
+MODES = {"forward": 0.1, "training": 0.1, "training without dropout": 0.0}
+
+
+def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:
+    """One call of a model, in training with its backward pass."""
+    if mode == "forward":
+        with torch.no_grad():
+            model(**batch)
+        return
+    hidden = model(**batch)[0]
+    hidden.float().square().mean().backward()
+    model.zero_grad(set_to_none=True)
+
+
+def seconds(call: Callable[[], None], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return builder(size).to(device, dtype).train(mode != "forward")
+
+
+def measure_times(
+    builders: dict, size: Size, batch: int, padding: float, mode: str, rounds: int, device, dtype
+) -> dict:
+    """Per model: median seconds, and median ratio to stock BERT with its quartiles."""
+    models = {name: build(builder, size, mode, device, dtype) for name, builder in builders.items()}
+    inputs = make_batch(size, batch, padding, device)
+    times: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(rounds + 2):
+        for name in reversed(models) if turn % 2 else models:
+            model = models[name]
+            times[name].append(seconds(lambda: step(model, inputs, mode), device))  # noqa: B023  called at once
+    kept = {name: found[2:] for name, found in times.items()}
+    results = {}
+    for name, found in kept.items():
+        ratios = [own / stock for own, stock in zip(found, kept[STOCK])]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        results[name] = {
+            "seconds": round(statistics.median(found), 4),
+            "ratio": round(statistics.median(ratios), 4),
+            "quartiles": [round(low, 4), round(high, 4)],
+        }
+    return results
+
+
+def resident(entry: str) -> int:
+    """VmRSS or VmHWM (the highest so far) of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(entry):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {entry}")
+
+
+def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: str, device: str, dtype) -> int:
+    """Peak bytes above the level before the call, and after one on a short sequence."""
+    model = build(builder, size, mode, device, dtype)
+    inputs = make_batch(size, batch, padding, device)
+    step(model, {name: tensor[:1, :16] for name, tensor in inputs.items()}, mode)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step(model, inputs, mode)
+        return torch.cuda.max_memory_allocated() - before
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+    before = resident("VmRSS")
+    step(model, inputs, mode)
+    return resident("VmHWM") - before
+
+
+def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch: int, mode: str) -> int | str:
+    """The same in a process of its own; "out of memory" where that is what happens."""
+    command = [sys.executable, __file__, "--memory_of", name, mode, "--lengths", str(length), "--batch", str(batch)]
+    for option in ("layers", "padding", "device", "dtype", "threads"):
+        command += [f"--{option}", str(getattr(arguments, option))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])
+    if "OutOfMemory" in done.stderr or "can't allocate memory" in done.stderr or done.returncode == -9:
+        return "out of memory"
+    raise RuntimeError(f"{shlex_join(command)} failed:\n{done.stderr}")
+
+
+def shlex_join(command: list[str]) -> str:
+    return " ".join(command)
+
+
+def table(results: list[dict]) -> str:
+    """Ratios to stock BERT as a Markdown table: a row for each model, a column for each setting."""
+    columns = list(dict.fromkeys((r["mode"], r["batch"], r["length"]) for r in results))
+    names = list(dict.fromkeys(r["model"] for r in results))
+    found = {(r["model"], r["mode"], r["batch"], r["length"]): r for r in results}
+    with_memory = any("memory_ratio" in r for r in results)
+    heads = [f"{mode}, {batch} × {length:,}" for mode, batch, length in columns]
+    lines = ["| model | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for name in names:
+        cells = []
+        for column in columns:
+            r = found.get((name, *column))
+            if r is None:
+                cells.append("")
+                continue
+            cell = f"{r['ratio']:.2f}" if "ratio" in r else "–"
+            if with_memory:
+                memory = r.get("memory_ratio")
+                cell += f" ({memory:.2f})" if isinstance(memory, float) else f" ({r.get('memory', '–')})"
+            cells.append(cell)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(results: list[dict], file: Path) -> None:
+    """Ratios of time: bars at one length, curves over several."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    modes = list(dict.fromkeys(r["mode"] for r in results))
+    figure, axes = plt.subplots(1, len(modes), figsize=(5 * len(modes), 6), sharey=True, squeeze=False)
+    lengths = sorted({r["length"] for r in results})
+    for axis, mode in zip(axes[0], modes):
+        own = [r for r in results if r["mode"] == mode and "ratio" in r]
+        if len(lengths) == 1:
+            own = [r for r in own if r["model"] != STOCK][::-1]
+            colours = ["tab:grey" if r["model"] in (STOCK_AGAIN, *PEERS) else "tab:blue" for r in own]
+            axis.barh([r["model"] for r in own], [r["ratio"] for r in own], color=colours)
+            axis.axvline(1.0, color="black", linewidth=0.8)
+            axis.set_xlabel("time, stock BERT = 1")
+        else:
+            for name in dict.fromkeys(r["model"] for r in own):
+                points = sorted((r["length"], r["ratio"]) for r in own if r["model"] == name)
+                style = "--" if name in (STOCK_AGAIN, *PEERS) else "-"
+                axis.plot(*zip(*points), style, marker="o", markersize=3, label=name)
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("tokens")
+            axis.set_ylabel("time, stock BERT = 1")
+            axis.legend(fontsize=7)
+        axis.set_title(mode)
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="model", help="name of the files in results/")
+    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512])
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
+    parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
+    parser.add_argument("--no_times", action="store_true", help="measure memory only")
+    parser.add_argument("--memory_of", nargs=2, metavar=("MODEL", "MODE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    dtype = getattr(torch, arguments.dtype)
+
+    if arguments.memory_of:
+        name, mode = arguments.memory_of
+        size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
+        builders = contestants([name] if name not in PEERS else [], [name] if name in PEERS else [])
+        measured = measure_memory_here(
+            builders[name], size, arguments.batch, arguments.padding, mode, arguments.device, dtype
+        )
+        print(json.dumps(measured))
+        return
+
+    builders = contestants(arguments.schemes, arguments.peers)
+    results = []
+    for mode in arguments.modes:
+        for length in arguments.lengths:
+            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
+            size = Size(layers=arguments.layers, length=length, dropout=MODES[mode])
+            setting = {"mode": mode, "batch": batch, "length": length}
+            entries = {name: {"model": name, **setting} for name in builders}
+            if not arguments.no_times:
+                options = (mode, arguments.rounds, arguments.device, dtype)
+                for name, found in measure_times(builders, size, batch, arguments.padding, *options).items():
+                    entries[name] |= found
+            if arguments.memory:
+                for name in builders:
+                    entries[name]["memory"] = measure_memory(name, arguments, length, batch, mode)
+                stock = entries[STOCK]["memory"]
+                for entry in entries.values():
+                    if isinstance(entry["memory"], int) and isinstance(stock, int):
+                        entry["memory_ratio"] = round(entry["memory"] / stock, 4)
+            results += entries.values()
+            for entry in entries.values():
+                print(json.dumps(entry), flush=True)
+    markdown = table(results)
+    print(markdown)
+    settings = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
+    report.write(arguments.name, {"settings": settings, "results": results}, markdown + "\n")
+    if not arguments.no_times:
+        plot(results, report.RESULTS / f"{arguments.name}.png")
+
+
+if __name__ == "__main__":
+    main()

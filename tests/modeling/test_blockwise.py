@@ -1,0 +1,191 @@
+"""Attention in blocks against the formula written out."""
+
+import math
+
+import pytest
+import torch
+
+from hf_posenc.modeling import blockwise
+from hf_posenc.modeling.attention import score_bias, value_side
+from hf_posenc.modeling.blockwise import blockwise_attention
+from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
+from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
+
+
+BATCH, HEADS, HEAD_DIM = 3, 4, 5
+
+
+@pytest.fixture(params=[(7, 4), (3, 16), (64, 64)], ids=["small blocks", "other blocks", "one block"], autouse=True)
+def blocks(request, monkeypatch):
+    """Blocks that do not divide the lengths, a few heads at a time."""
+    rows, keys = request.param
+    monkeypatch.setattr(blockwise, "MOST_ROWS", rows)
+    monkeypatch.setattr(blockwise, "MOST_KERNEL_ROWS", rows)
+    monkeypatch.setattr(blockwise, "MOST_KEYS", keys)
+    if rows < 64:
+        monkeypatch.setattr(blockwise, "BLOCK_SIZE", 3 * rows * 40)
+        monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 3 * rows * 40)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def make_terms(kind: str, query_length: int, key_length: int) -> list:
+    distance = relative_distances(query_length, key_length, key_length - query_length, torch.device("cpu"))
+    every = torch.arange(len(distance))
+    match kind:
+        case "bias":
+            return [RelativeTerm(rows=t5_bucket(distance, 8, 10), bias=random(HEADS, 8))]
+        case "query table":
+            return [RelativeTerm(rows=every, query_table=random(1, len(every), HEAD_DIM))]
+        case "query table and bias":
+            tables = {"query_table": random(HEADS, len(every), HEAD_DIM), "bias": random(HEADS, len(every))}
+            return [RelativeTerm(rows=every, **tables)]
+        case "both tables":
+            rows = (deberta_bucket(-distance, 4, 6) + 4).clamp(0, 7)
+            tables = {"query_table": random(HEADS, 8, HEAD_DIM), "key_table": random(HEADS, 8, HEAD_DIM)}
+            return [RelativeTerm(rows=rows, **tables)]
+        case "key table":
+            return [RelativeTerm(rows=every, key_table=random(1, len(every), HEAD_DIM))]
+        case "values":
+            tables = {"query_table": random(1, 7, HEAD_DIM), "value_table": random(7, HEAD_DIM)}
+            return [RelativeTerm(rows=clip_distance(distance, 3), **tables)]
+        case "product":
+            return [ProductTerm(random(1, HEADS, query_length, 6), random(1, HEADS, key_length, 6))]
+        case "product per sequence":
+            return [ProductTerm(random(BATCH, HEADS, query_length, 6), random(BATCH, HEADS, key_length, 6))]
+        case "pairs":
+            return [PairTerm(random(1, HEADS, query_length, key_length)), PairTerm(random(BATCH, 1, 1, key_length))]
+        case "everything":
+            kinds = ("bias", "both tables", "values", "product", "pairs", "query table and bias")
+            return [term for kind in kinds for term in make_terms(kind, query_length, key_length)]
+
+
+KINDS = ["bias", "query table", "query table and bias", "both tables", "key table", "values", "product"]
+KINDS += ["product per sequence", "pairs", "everything"]
+
+
+def make_mask(kind: str, query_length: int, key_length: int) -> torch.Tensor | None:
+    keys = torch.arange(key_length)
+    lengths = torch.tensor([key_length, key_length - 5, 2])
+    right = keys < lengths[:, None]
+    match kind:
+        case "none":
+            return None
+        case "right padding":
+            return right[:, None, None].expand(BATCH, 1, query_length, key_length)
+        case "left padding, per key":
+            return right.flip(-1)[:, None, None]
+        case "holes":
+            return (right & (keys % 3 != 1))[:, None, None].expand(BATCH, 1, query_length, key_length)
+        case "one sequence all masked":
+            return (right & torch.tensor([True, False, True])[:, None])[:, None, None]
+        case "causal":
+            return torch.ones(query_length, key_length, dtype=torch.bool).tril(key_length - query_length)[None, None]
+        case "per head":
+            return torch.rand(BATCH, HEADS, query_length, key_length) < 0.6
+        case "additive":
+            mask = torch.randn(BATCH, 1, query_length, key_length, dtype=torch.float64)
+            return mask.masked_fill(~right[:, None, None], torch.finfo(torch.float64).min)
+
+
+MASKS = ["none", "right padding", "left padding, per key", "holes", "one sequence all masked", "causal", "per head"]
+MASKS += ["additive"]
+
+
+def written_out(content_query, query, key, value, terms, mask, scaling) -> torch.Tensor:
+    """The formula by whole matrices."""
+    scores = content_query @ key.transpose(2, 3) * scaling + score_bias(query, key, terms)
+    lowest = torch.finfo(scores.dtype).min
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, lowest)
+    elif mask is not None:
+        scores = torch.where(mask <= lowest, lowest, scores + mask)
+    weights = scores.softmax(-1)
+    output = weights @ value
+    for term in terms:
+        if isinstance(term, RelativeTerm) and term.value_table is not None:
+            output = output + value_side(weights, term)
+    return output.transpose(1, 2)
+
+
+def leaves(terms: list) -> list[torch.Tensor]:
+    found = [value for term in terms for value in vars(term).values()]
+    return [tensor for tensor in found if tensor is not None and tensor.requires_grad]
+
+
+def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> None:
+    torch.manual_seed(0)
+    terms, mask = make_terms(kind, query_length, key_length), make_mask(mask_kind, query_length, key_length)
+    content_query, query = (random(BATCH, HEADS, query_length, HEAD_DIM) for _ in range(2))
+    key, value = (random(BATCH, HEADS, key_length, HEAD_DIM) for _ in range(2))
+    inputs = [content_query, query, key, value, *leaves(terms)]
+    upstream = torch.randn(BATCH, query_length, HEADS, HEAD_DIM, dtype=torch.float64)
+    results = []
+    for attend in (lambda *given: blockwise_attention(*given, 0.0), written_out):
+        output = attend(content_query, query, key, value, terms, mask, 0.4)
+        gradients = torch.autograd.grad(output, inputs, upstream, allow_unused=True)
+        results.append([output, *gradients])
+    own, expected = results
+    torch.testing.assert_close(own[0], expected[0], rtol=0, atol=1e-12)
+    for found, wanted in zip(own[1:], expected[1:]):
+        if wanted is None:
+            assert found is None or not found.any()
+        else:
+            torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+    # Without the terms, another result.
+    nothing = [PairTerm(torch.zeros(1, 1, 1, 1, dtype=torch.float64))]
+    assert (written_out(content_query, query, key, value, nothing, mask, 0.4) - expected[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
+    compare(kind, mask, 17, 17)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind):
+    compare(kind, "right padding", 9, 21)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_dropout_are_those_of_what_was_computed(kind):
+    torch.manual_seed(0)
+    terms = make_terms(kind, 5, 5)
+    inputs = [random(1, HEADS, 5, HEAD_DIM) for _ in range(3)]
+    if any(tensor.shape[0] == BATCH for tensor in leaves(terms)):
+        inputs = [tensor.detach().repeat(BATCH, 1, 1, 1).requires_grad_() for tensor in inputs]
+    tables = leaves(terms)
+
+    def attend(query, key, value, *_):
+        torch.manual_seed(1)  # the same weights are dropped in every call
+        return blockwise_attention(query, query, key, value, terms, None, 0.4, 0.3)
+
+    undropped = blockwise_attention(inputs[0], *inputs, terms, None, 0.4, 0.0)
+    assert (attend(*inputs) - undropped).abs().max() > 1e-2
+    assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
+
+
+def test_dropout_drops_as_many_weights_as_it_should_and_keeps_the_mean():
+    torch.manual_seed(0)
+    length = 50
+    query = key = torch.zeros(4, HEADS, length, length)
+    value = torch.eye(length).expand(4, HEADS, length, length)
+    terms = [RelativeTerm(rows=torch.arange(2 * length - 1), bias=torch.zeros(HEADS, 2 * length - 1))]
+    weights = blockwise_attention(query, query, key, value, terms, None, 1.0, 0.1)
+    share = (weights == 0).double().mean().item()
+    # 40,000 draws: four standard deviations
+    assert abs(share - 0.1) < 4 * math.sqrt(0.09 / 40_000)
+    torch.testing.assert_close(weights.max(), torch.tensor(1 / length / (1 - 6554 / 65536)))
+    other = blockwise_attention(query, query, key, value, terms, None, 1.0, 0.1)
+    assert (other == 0).ne(weights == 0).any()
+
+
+def test_a_gradient_of_a_gradient_is_refused():
+    terms = make_terms("bias", 4, 4)
+    query, key, value = (random(1, HEADS, 4, HEAD_DIM) for _ in range(3))
+    output = blockwise_attention(query, query, key, value, terms, None, 0.4, 0.0)
+    with pytest.raises(RuntimeError, match="no second derivative: use attn_implementation='eager'"):
+        torch.autograd.grad(output.sum(), query, create_graph=True)
