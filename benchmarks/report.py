@@ -32,7 +32,7 @@ def circumstances() -> dict[str, Any]:
 
 def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:
     """Write results/<name>.json, and results/<name>.md where there is something to read."""
-    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
     entries = {**circumstances(), **results}
     (RESULTS / f"{name}.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
     if markdown is not None:

@@ -19,6 +19,7 @@ import copy
 import csv
 import io
 import json
+import platform
 import statistics
 import sys
 import time
@@ -473,7 +474,7 @@ def report(runs: list[Run], task: Task, costs: dict[str, float], settings: dict[
     packages = ("hf_posenc", "transformers", "torch", "accelerate")
     entries = {
         "settings": settings,
-        "versions": {package: version(package) for package in packages},
+        "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
         "relative_cost": costs,
         "summary": [asdict(row) for row in rows],
         "runs": [asdict(run) for run in runs],

@@ -166,6 +166,49 @@ def _compiled_flex_attention(dynamic: bool | None):
     return torch.compile(flex_attention, dynamic=dynamic)
 
 
+def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> Callable:
+    """The terms as FlexAttention takes them: a function of a score and its indices, that looks them up.
+
+    It holds products with the rows of a table, (batch, heads, length, rows), and not with those of every pair, except where
+    a term is known per pair only.
+    """
+    query_length = query.shape[2]
+    lookups = []
+    for term in terms:
+        if isinstance(term, RelativeTerm):
+            rows = term.rows.to(query.device)
+            if term.query_table is not None:
+                by_row = query @ term.query_table.to(query.device).transpose(-1, -2)
+                lookups.append(("query", by_row, rows))
+            if term.key_table is not None:
+                by_row = key @ term.key_table.to(query.device).transpose(-1, -2)
+                lookups.append(("key", by_row, rows))
+            if term.bias is not None:
+                lookups.append(("bias", term.bias.to(query.device).expand(query.shape[1], -1), rows))
+        else:
+            pairs = score_bias(query, key, [term])
+            lookups.append(("pair", pairs.expand(*query.shape[:3], key.shape[2]), None))
+
+    def modify(score, batch, head, query_index, key_index):
+        for kind, values, rows in lookups:
+            if kind == "pair":
+                score = score + values[batch, head, query_index, key_index]
+                continue
+            if rows.dim() == 1:
+                row = rows[key_index - query_index + (query_length - 1)]
+            else:
+                row = rows[batch if rows.shape[0] > 1 else 0, query_index, key_index]
+            if kind == "query":
+                score = score + values[batch, head, query_index, row]
+            elif kind == "key":
+                score = score + values[batch, head, key_index, row]
+            else:
+                score = score + values[head, row]
+        return score
+
+    return modify
+
+
 def flex_position_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -174,11 +217,16 @@ def flex_position_attention(
     attention_mask,
     scaling: float,
     dropout: float = 0.0,
-    position_bias: torch.Tensor | None = None,
+    term_query: torch.Tensor | None = None,
+    terms: tuple[Term, ...] = (),
     kernel_options: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
     """FlexAttention with the score terms as its score modification.
+
+    Args:
+        query: (batch, heads, query, head_dim), of the content score.
+        term_query: that of the terms.
 
     Returns:
         output (batch, query, heads, head_dim), None.
@@ -192,20 +240,21 @@ def flex_position_attention(
         raise ValueError(
             "flex_attention has no dropout: use it in eval mode, or set attention_probs_dropout_prob=0 in the config"
         )
+    modify = score_modification(term_query, key, list(terms))
     block_mask = attention_mask
     if isinstance(attention_mask, torch.Tensor):
         block_mask = None
-        mask = attention_mask[..., : key.shape[2]]
+        shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+        mask = attention_mask[..., : key.shape[2]].expand(shape)
         lowest = torch.finfo(query.dtype).min
-        if mask.dtype == torch.bool:
-            position_bias = torch.where(mask, position_bias, lowest)
-        else:
-            position_bias = torch.where(mask <= lowest, lowest, position_bias + mask)
-    shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    bias = position_bias.expand(shape).contiguous()
+        without_mask = modify
 
-    def add_bias(score, batch, head, query_index, key_index):
-        return score + bias[batch, head, query_index, key_index]
+        def modify(score, batch, head, query_index, key_index):
+            score = without_mask(score, batch, head, query_index, key_index)
+            own = mask[batch, head, query_index, key_index]
+            if mask.dtype == torch.bool:
+                return torch.where(own, score, lowest)
+            return torch.where(own <= lowest, lowest, score + own)
 
     if torch.compiler.is_compiling():
         attend = flex_attention
@@ -213,7 +262,7 @@ def flex_position_attention(
         # With symbolic shapes, the code that inductor writes for CPUs does not always compile (torch 2.13).
         attend = _compiled_flex_attention(False if query.device.type == "cpu" else None)
     output = attend(
-        query, key, value, score_mod=add_bias, block_mask=block_mask, scale=scaling, kernel_options=kernel_options
+        query, key, value, score_mod=modify, block_mask=block_mask, scale=scaling, kernel_options=kernel_options
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -290,17 +339,18 @@ class PositionSelfAttention:
             return blockwise_attention(content_query, query, key, value, terms, mask, *settings), None
 
         terms = [by_distance(term) for term in terms]
-        settings["position_bias"] = score_bias(query, key, terms)
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
         if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
-                f"{implementation} has no value-side position term yet; this self-attention is computed by eager."
+                f"{implementation} has no value-side position term here; this self-attention is computed by eager."
             )
+        if implementation == "flex_attention" and not value_terms:
+            settings |= {"term_query": query, "terms": terms}
+            return flex_position_attention(self, content_query, key, value, attention_mask, **settings)
+        settings["position_bias"] = score_bias(query, key, terms)
         if value_terms or implementation == "eager":
             attend = eager_position_attention
             settings["value_terms"] = value_terms
-        elif implementation == "flex_attention":
-            attend = flex_position_attention
         else:
             attend = ALL_ATTENTION_FUNCTIONS[implementation]
         return attend(self, content_query, key, value, attention_mask, **settings)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from .derived import derived
 from .relative_positions import deberta_bucket
 from .scheme import (
     AttentionScheme,
@@ -134,12 +135,20 @@ class Deberta(AttentionScheme):
         return projected.view(-1, attention.num_attention_heads, attention.attention_head_size).transpose(0, 1)
 
     def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        table = self._rows_of_table(attention, prepared.device)
-        term = RelativeTerm(rows=prepared)
+        encoder = attention.position_encoder
+        modules = [encoder.rel_embeddings, attention.pos_dropout]
+        if self.norm:
+            modules.append(encoder.LayerNorm)
         if self.needs_key:
-            key = self._project(attention, "key", "pos_key_proj", table)
+            modules.append(attention.key if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
-            query = self._project(attention, "query", "pos_query_proj", table) * attention.scaling
+            modules.append(attention.query if self.share_projections else attention.pos_query_proj)
+        device = prepared.device
+        # (1 or 2, heads, rows, head_dim)
+        projected = [*derived(attention, modules, (), lambda: torch.stack(self._projections(attention, device)))]
+        key = projected.pop(0) if self.needs_key else None
+        query = projected.pop(0) * attention.scaling if self.needs_query else None
+        term = RelativeTerm(rows=prepared)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling
         if "p2c" in self.attention_types:
@@ -147,3 +156,13 @@ class Deberta(AttentionScheme):
         if "p2p" in self.attention_types:
             term.bias = (query * key.flip(1)).sum(-1)
         return [term]
+
+    def _projections(self, attention: nn.Module, device: torch.device) -> list[torch.Tensor]:
+        """K and Q, those that are needed."""
+        table = self._rows_of_table(attention, device)
+        needed = []
+        if self.needs_key:
+            needed.append(self._project(attention, "key", "pos_key_proj", table))
+        if self.needs_query:
+            needed.append(self._project(attention, "query", "pos_query_proj", table))
+        return needed

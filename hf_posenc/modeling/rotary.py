@@ -8,6 +8,35 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from .scheme import AttentionScheme, Positions
 
 
+def _halves(states: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the first and of the second features of all pairs."""
+    return states.chunk(2, dim=-1) if layout == "halves" else (states[..., 0::2], states[..., 1::2])
+
+
+class Rotation(torch.autograd.Function):
+    """[`rotate_pairs`] without the tensors in between; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = layout
+        return Rotation.turn(states, cos, sin, layout)
+
+    @staticmethod
+    def turn(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
+        turned = torch.empty_like(states)
+        (first, second), (turned_first, turned_second) = _halves(states, layout), _halves(turned, layout)
+        torch.mul(first, cos, out=turned_first).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=turned_second).addcmul_(first, sin)
+        return turned
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        cos, sin = ctx.saved_tensors
+        # By the function itself, so that it has derivatives too.
+        return Rotation.apply(gradient, cos, -sin, ctx.layout), None, None, None
+
+
 def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
     """Turn each pair of features (x, y) to (x cos - y sin, y cos + x sin).
 
@@ -16,11 +45,9 @@ def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, lay
         cos, sin: (batch or 1, 1, length, head_dim / 2), one angle per pair.
         layout: "halves" pairs feature k with k + head_dim/2, "interleaved" pairs 2k with 2k + 1.
     """
-    if layout == "halves":
-        first, second = states.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    first, second = states[..., 0::2], states[..., 1::2]
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+    first, second = _halves(states, layout)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(turned, dim=-1) if layout == "halves" else torch.stack(turned, dim=-1).flatten(-2)
 
 
 class Rope(AttentionScheme):
@@ -123,5 +150,7 @@ class Rope(AttentionScheme):
     def rotate(self, query, key, prepared):
         cos, sin = prepared
         # Under autocast the hidden states, and so cos and sin, are wider than what is rotated.
-        query, key = (rotate_pairs(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))
+        in_place = cos.dtype == query.dtype and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+        turn = Rotation.apply if in_place and not torch._C._are_functorch_transforms_active() else rotate_pairs
+        query, key = (turn(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))
         return query, key

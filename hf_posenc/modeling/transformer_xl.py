@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from .derived import derived
 from .scheme import AttentionScheme, Normal, PositionLinear, Positions, RelativeTerm, add_parameter, zeros
 from .sinusoidal import inverse_frequencies, sines_and_cosines
 
@@ -56,7 +57,8 @@ class TransformerXL(AttentionScheme):
 
     def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, torch.Tensor]) -> list[RelativeTerm]:
         rows, sinusoids = prepared
-        projected = attention.linear_pos(sinusoids) * attention.scaling
+        linear = attention.linear_pos
+        projected = derived(attention, (linear,), (sinusoids,), lambda: linear(sinusoids)) * attention.scaling
         # (rows, hidden_size) -> (heads, rows, head_dim)
         table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
         # (heads, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)

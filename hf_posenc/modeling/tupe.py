@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from .derived import derived
 from .scheme import (
     AttentionScheme,
     Normal,
@@ -94,7 +95,13 @@ class Tupe(AttentionScheme):
     def _project(self, attention: nn.Module, linear: nn.Module, position_ids: torch.Tensor) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
         encoder, embeddings = attention.position_encoder, attention.position_encoder.position_embeddings
-        # A model spread over devices may have its table on one, and the encoder's own parameters on another.
-        rows = embeddings.table_positions(position_ids)
-        projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
+        modules = embeddings.position_embeddings, encoder.pos_ln, linear
+
+        def project() -> torch.Tensor:
+            # A model spread over devices may have its table on one, and the encoder's own parameters on another.
+            rows = embeddings.table_positions(position_ids)
+            return linear(encoder.pos_ln(rows.to(position_ids.device)))
+
+        # Kept with the projection, so that it is done once for all layers.
+        projected = derived(linear, modules, (position_ids,), project)
         return projected.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)

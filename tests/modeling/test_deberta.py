@@ -342,7 +342,7 @@ def test_it_starts_silent_and_every_parameter_has_a_gradient_by_the_second_step(
     inputs = tiny.inputs()
     with torch.no_grad():
         difference = (model(**inputs).last_hidden_state - reference(**inputs).last_hidden_state).abs().max()
-    assert difference < 1e-6
+    assert difference < 5e-6  # rounding: position terms and no terms are computed in another order
 
     model.double()
     target = torch.randn(3, 12, tiny.SIZES["hidden_size"], dtype=torch.float64, generator=torch.manual_seed(0))

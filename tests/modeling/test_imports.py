@@ -28,6 +28,7 @@ STANDARD_LIBRARY = {
         "pathlib",
         "shutil",
         "types",
+        "weakref",
     ),
     "typing",
 }

@@ -136,7 +136,7 @@ def test_it_starts_silent_and_learns_from_the_first_step(tmp_path, flags):
     model = BertModel.from_pretrained(tmp_path, position_scheme="absolute+t5", **SMALL, **flags).eval()
     inputs = tiny.inputs()
     output = model(**inputs).last_hidden_state
-    assert (output - stock(**inputs).last_hidden_state).abs().max() < 1e-6
+    assert (output - stock(**inputs).last_hidden_state).abs().max() < 5e-6
     output[inputs["attention_mask"].bool()].square().sum().backward()
     own = position_parameters(model)
     expected = {f"encoder.layer.{n}.attention.self.relative_attention_bias.weight" for n in range(2)}

@@ -1,0 +1,143 @@
+"""CoLA with a scheme added to the checkpoint's own positions: Matthews correlation, and how far positions moved.
+
+Train each scheme with each seed, here by GLUE's name of the data:
+
+    python examples/run_classification.py --task_name cola --position_scheme absolute+t5 --seed 42 \\
+        --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --do_train --do_eval --num_train_epochs 3 \\
+        --per_device_train_batch_size 32 --learning_rate 1e-4 --position_learning_rate 0.01 --warmup_steps 0.1 \\
+        --train_sampling_strategy group_by_length --save_strategy no --load_best_model_at_end false \\
+        --output_dir outputs/cola/absolute+t5-seed42
+
+The results here are of files in GLUE's layout, which replace `--task_name cola`: train.tsv has 7,250 of GLUE's 8,551
+sentences to train on, and dev.tsv is GLUE's validation split.
+
+        --train_file train.tsv --validation_file dev.tsv --column_names source label mark sentence \\
+        --metric matthews_correlation
+
+Then gather what has finished; writes results/cola/results.json and .md:
+
+    python benchmarks/cola.py outputs/cola
+"""
+
+import argparse
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import report
+import torch
+from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging
+
+from hf_posenc import position_parameters
+
+
+METRIC = "matthews_correlation"
+# The settings that a result depends on most.
+RECORDED = (
+    "train_file",
+    "validation_file",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "position_learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "train_sampling_strategy",
+)
+
+
+@dataclass
+class Run:
+    """One scheme, one seed.
+
+    Attributes:
+        position_parameters: those that the scheme added; all start at zero, so that their size is how far they moved.
+        largest, rms: their largest absolute value and the root of their mean square; None where there are none.
+    """
+
+    scheme: str
+    seed: int
+    matthews_correlation: float
+    position_parameters: int
+    largest: float | None
+    rms: float | None
+
+
+def read_run(folder: Path, settings: dict) -> Run:
+    """A finished run, its position parameters read from the model that it saved."""
+    metrics = json.loads((folder / "all_results.json").read_text(encoding="utf-8"))
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    values = [parameter.detach().flatten() for parameter in position_parameters(model).values()]
+    moved = torch.cat(values) if values else None
+    return Run(
+        scheme=settings["position_scheme"],
+        seed=settings["seed"],
+        matthews_correlation=metrics[f"eval_{METRIC}"],
+        position_parameters=0 if moved is None else moved.numel(),
+        largest=None if moved is None else moved.abs().max().item(),
+        rms=None if moved is None else moved.square().mean().sqrt().item(),
+    )
+
+
+def mean_and_deviation(values: list[float | None]) -> str:
+    """Mean and sample standard deviation for people; nothing where nothing was measured."""
+    if None in values:
+        return ""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
+
+
+def markdown_table(runs: list[Run]) -> str:
+    """A row per scheme: mean and standard deviation over its seeds."""
+    lines = [
+        "| scheme | Matthews correlation | seeds | position parameters | their largest | their RMS |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for scheme in dict.fromkeys(run.scheme for run in runs):
+        own = [run for run in runs if run.scheme == scheme]
+        quality, largest, rms = (
+            mean_and_deviation([getattr(run, name) for run in own]) for name in (METRIC, "largest", "rms")
+        )
+        seeds = " ".join(str(run.seed) for run in own)
+        lines.append(f"| {scheme} | {quality} | {seeds} | {own[0].position_parameters:,} | {largest} | {rms} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, help="Folder of the output folders.")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    # Written last, so a run that has it is finished.
+    folders = sorted(file.parent for file in arguments.runs.glob("*/eval_results.json"))
+    if not folders:
+        parser.error(f"no finished run in {arguments.runs}")
+    read = [json.loads((folder / "run_settings.json").read_text(encoding="utf-8"))["settings"] for folder in folders]
+    settings = [{name: own[name] for name in RECORDED} for own in read]
+    if any(own != settings[0] for own in settings):
+        parser.error(f"the runs in {arguments.runs} differ in more than scheme and seed")
+    runs = sorted(
+        (read_run(folder, own) for folder, own in zip(folders, read)), key=lambda run: (run.scheme, run.seed)
+    )
+    table = markdown_table(runs)
+    print(table)
+    markdown = f"""# CoLA: is a sentence acceptable English?
+
+all-MiniLM-L6-v2, fine-tuned for {settings[0]["num_train_epochs"]:g} epochs with its own positions (`absolute`) and with a scheme added \
+to them (batch {settings[0]["per_device_train_batch_size"]}, learning rate {settings[0]["learning_rate"]:g}, that of position \
+parameters {settings[0]["position_learning_rate"]:g}); Matthews correlation on GLUE's validation split, mean and standard \
+deviation over the seeds. Position parameters start at zero: their size is how far they moved.
+
+{table}
+Command and details: benchmarks/cola.py.
+"""
+    entries = {"checkpoint": "sentence-transformers/all-MiniLM-L6-v2", "settings": settings[0]}
+    report.write("cola/results", {**entries, "runs": [asdict(run) for run in runs]}, markdown)
+
+
+if __name__ == "__main__":
+    main()

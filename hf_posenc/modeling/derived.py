@@ -1,0 +1,64 @@
+"""Tensors that depend on parameters alone: computed once while a model is evaluated, and not in every forward pass."""
+
+import weakref
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear
+
+
+# Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
+PLAIN = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, PositionLinear, PositionEmbedding, PositionLayerNorm)
+
+# By module, and outside of it: no copy, pickle or state dict of a model carries this along.
+_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], torch.Tensor]]" = weakref.WeakKeyDictionary()
+
+
+def derived(
+    owner: nn.Module, modules: Iterable[nn.Module], inputs: Iterable[torch.Tensor], compute: Callable[[], torch.Tensor]
+) -> torch.Tensor:
+    """`compute()`, or what it returned last if nothing that it depends on has changed since.
+
+    "Changed" is told by the values, which are compared with a copy: version counters miss writes through `.data`. That
+    costs one reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without
+    gradients, autocast, hooks or a compiler.
+
+    Args:
+        owner: the module that the result belongs to; one result is kept for each.
+        modules: what `compute` calls.
+        inputs: the tensors that it reads beside their parameters.
+        compute: a function of the two and of nothing else.
+    """
+    modules = list(modules)
+    sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
+    if not all(_is_plain(module) for module in modules) or not _may_keep(sources):
+        return compute()
+    last = _kept.get(owner)
+    if last is not None and _same(sources, last[0]):
+        return last[1]
+    # Copied first: who changes a parameter meanwhile, in another thread, finds the copies different.
+    copies = [source.detach().clone() for source in sources]
+    result = compute()
+    _kept[owner] = copies, result
+    return result
+
+
+def _is_plain(module: nn.Module) -> bool:
+    hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+    return type(module) in PLAIN and not hooks and not module.training
+
+
+def _may_keep(sources: list[torch.Tensor]) -> bool:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+        return False
+    return all(source.device.type == "cpu" and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
+
+
+def _same(sources: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:
+    return len(sources) == len(copies) and all(
+        source.dtype == copy.dtype and torch.equal(source, copy) for source, copy in zip(sources, copies)
+    )

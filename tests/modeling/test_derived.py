@@ -1,0 +1,162 @@
+"""What is computed once from parameters is computed again whenever they have changed, however that came about."""
+
+import copy
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import tiny
+import torch
+from peft import LoraConfig, get_peft_model
+
+from hf_posenc import position_parameters
+from hf_posenc.modeling import derived
+
+
+SCHEMES = {
+    "deberta": {},
+    "deberta, own projections": {"position_share_projections": False, "position_norm": True},
+    "deberta, all types": {"position_attention_types": ["c2p", "p2c", "p2p"]},
+    "transformer_xl": {},
+    "tupe": {},
+}
+
+
+@pytest.fixture(params=SCHEMES)
+def model(request):
+    return tiny.build(request.param.split(",")[0], **SCHEMES[request.param])
+
+
+def output(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**tiny.inputs()).last_hidden_state
+
+
+def fresh(model) -> torch.Tensor:
+    """The output of a model of the same values that has never computed anything."""
+    other = type(model)(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    return output(other.to(model.dtype))
+
+
+@torch.no_grad()
+def change(model, by) -> None:
+    for name in position_parameters(model):
+        by(model.get_parameter(name))
+
+
+CHANGES = {
+    "in place": lambda parameter: parameter.mul_(1.5),
+    "through .data": lambda parameter: parameter.data.mul_(1.5),
+    "copied into .data": lambda parameter: parameter.data.copy_(parameter.detach().flip(0) * 1.5),
+    "new .data": lambda parameter: setattr(parameter, "data", parameter.detach() * 1.5),
+    "one entry": lambda parameter: parameter.data.view(-1)[parameter.numel() // 2].add_(3.0),
+}
+
+
+def test_it_is_computed_once(model, monkeypatch):
+    calls = []
+    for layer in [*model.modules()]:
+        if type(layer) in (derived.PositionLinear, torch.nn.Linear):
+            layer.forward = layer.forward  # as offloading hooks do: then nothing is kept
+    before = output(model)
+    for layer in [*model.modules()]:
+        layer.__dict__.pop("forward", None)
+    kept = output(model)
+    torch.testing.assert_close(kept, before, rtol=0, atol=0)
+    assert [module for module in model.modules() if module in derived._kept]
+    monkeypatch.setattr(derived, "_same", lambda *_: calls.append(1) or True)
+    assert torch.equal(output(model), kept) and calls
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_change_of_parameters_is_seen(model, how):
+    before = output(model)
+    change(model, CHANGES[how])
+    after = output(model)
+    assert torch.equal(after, fresh(model))
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_load_state_dict_is_seen(model):
+    output(model)
+    other = tiny.fill_positions(copy.deepcopy(model), seed=5)
+    model.load_state_dict(other.state_dict())
+    assert torch.equal(output(model), fresh(other))
+
+
+def test_training_between_two_evaluations_is_seen(model):
+    before = output(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model.train()
+    model(**tiny.inputs()).last_hidden_state.square().mean().backward()
+    optimizer.step()
+    after = output(model.eval())
+    assert torch.equal(after, fresh(model))
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_gradients_flow_in_eval_mode_too(model):
+    output(model)
+    model(**tiny.inputs()).last_hidden_state.square().mean().backward()
+    assert all(model.get_parameter(name).grad is not None for name in position_parameters(model))
+
+
+def test_a_copy_has_its_own(model):
+    before = output(model)
+    other = copy.deepcopy(model)
+    change(other, CHANGES["through .data"])
+    assert torch.equal(output(other), fresh(other))
+    assert torch.equal(output(model), before)
+
+
+def test_nothing_of_it_is_saved(model):
+    fresh_size = len(pickle.dumps(copy.deepcopy(model)))
+    output(model)
+    assert len(pickle.dumps(model)) == fresh_size
+    state = io.BytesIO()
+    torch.save(model.state_dict(), state)
+    assert not any("derived" in key or "kept" in key for key in model.state_dict())
+
+
+def test_another_dtype_is_seen(model):
+    single = output(model)
+    double = output(model.double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double, fresh(model), rtol=0, atol=1e-12)
+    assert not torch.equal(double.float(), single)
+
+
+def test_lora_merged_and_unmerged_is_seen():
+    model = tiny.build("deberta")
+    peft = get_peft_model(model, LoraConfig(target_modules=["query", "key"], init_lora_weights=False))
+    base = peft.base_model.model
+    unmerged = output(base)
+    peft.merge_adapter()
+    torch.testing.assert_close(output(base), unmerged, rtol=0, atol=1e-4)
+    peft.unmerge_adapter()
+    torch.testing.assert_close(output(base), unmerged, rtol=0, atol=1e-4)
+    with peft.disable_adapter():
+        assert (output(base) - unmerged).abs().max() > 1e-2
+    merged = peft.merge_and_unload()
+    torch.testing.assert_close(output(merged), unmerged, rtol=0, atol=1e-4)
+    change(merged, CHANGES["through .data"])
+    assert torch.equal(output(merged), fresh(merged))
+
+
+def test_two_threads_get_the_same(model):
+    expected = fresh(model)
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(lambda _: output(model), range(8))]
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def test_different_lengths_do_not_share_what_depends_on_them():
+    model = tiny.build("transformer_xl")
+    for length in (5, 9, 5):
+        ids = torch.arange(1, length + 1)[None]
+        with torch.no_grad():
+            found = model(ids).last_hidden_state
+            expected = tiny.build("transformer_xl")(ids).last_hidden_state
+        assert torch.equal(found, expected)
