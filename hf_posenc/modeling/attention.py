@@ -19,6 +19,9 @@ logger = logging.get_logger(__name__)
 # torch.compiler.is_exporting is younger than the oldest torch supported.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
+# Scores of a sequence below which whole matrices are faster than blocks (about 50 tokens and 12 heads).
+FEWEST_SCORES = 1 << 15
+
 
 def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
     """Rows of the term's tables per pair, (batch or 1, query, key)."""
@@ -102,8 +105,7 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
         return False
     if torch._C._are_functorch_transforms_active() or (mask is not None and mask.requires_grad):
         return False
-    # One query at a time, as in generation, is nothing to cut into blocks.
-    if query.shape[2] == 1 or key.shape[2] == 0:
+    if query.shape[1] * query.shape[2] * key.shape[2] < FEWEST_SCORES or key.shape[2] == 0:
         return False
     return all(not isinstance(term, RelativeTerm) or term.rows.dim() == 1 for term in terms)
 

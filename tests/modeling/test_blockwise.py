@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import tiny
 import torch
 
-from hf_posenc.modeling import blockwise
+from hf_posenc.modeling import attention, blockwise
 from hf_posenc.modeling.attention import score_bias, value_side
 from hf_posenc.modeling.blockwise import blockwise_attention
 from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
@@ -189,3 +190,16 @@ def test_a_gradient_of_a_gradient_is_refused():
     output = blockwise_attention(query, query, key, value, terms, None, 0.4, 0.0)
     with pytest.raises(RuntimeError, match="no second derivative: use attn_implementation='eager'"):
         torch.autograd.grad(output.sum(), query, create_graph=True)
+
+
+@pytest.mark.parametrize("scheme", ["t5", "tupe", "relative", "transformer_xl", "deberta", "alibi"])
+def test_short_sequences_by_whole_matrices_give_the_same(scheme, monkeypatch):
+    model = tiny.build(scheme).double()
+    used = []
+    monkeypatch.setattr(attention, "blockwise_attention", lambda *given: used.append(1) or blockwise_attention(*given))
+    found = []
+    for fewest, count in ((0, 2), (1 << 15, 2)):
+        monkeypatch.setattr(attention, "FEWEST_SCORES", fewest)
+        found.append(model(**tiny.inputs()).last_hidden_state)
+        assert len(used) == count
+    assert tiny.difference_where_attended(*found, tiny.inputs()["attention_mask"]) < 1e-12
