@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import nn
@@ -137,6 +138,28 @@ PEERS: dict[str, Callable[[Size], nn.Module]] = {
         build_peer, EsmModel, EsmConfig, position_embedding_type="rotary", token_dropout=False, pad_token_id=0
     ),
 }
+
+
+def build_flash_deberta(size: Size) -> nn.Module:
+    from flashdeberta import FlashDebertaV2Model
+
+    return build_peer(FlashDebertaV2Model, DebertaV2Config, size, **DEBERTA)
+
+
+def build_disentangled_flash(size: Size) -> nn.Module:
+    from disentangled_flash import optimize_deberta_training
+
+    model = build_peer(DebertaV2Model, DebertaV2Config, size, **DEBERTA)
+    # Its Triton kernels are for CUDA only, and the model is put there first.
+    model = model.cuda()
+    optimize_deberta_training(model, backend="triton")
+    return model
+
+
+# Kernels for DeBERTa on CUDA, by the package that has to be installed.
+CUDA_PEERS = {"flashdeberta": build_flash_deberta, "disentangled_flash": build_disentangled_flash}
+if torch.cuda.is_available():
+    PEERS |= {package: build for package, build in CUDA_PEERS.items() if find_spec(package) is not None}
 
 
 def contestants(schemes: list[str], peers: list[str]) -> dict[str, Callable[[Size], nn.Module]]:

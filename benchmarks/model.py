@@ -12,11 +12,13 @@ above the level before the call. Writes results/<name>.json, .md and .png.
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import report
@@ -55,17 +57,12 @@ def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: s
     return builder(size).to(device, dtype).train(mode != "forward")
 
 
-def measure_times(
-    builders: dict, size: Size, batch: int, padding: float, mode: str, rounds: int, device, dtype
-) -> dict:
-    """Per model: median seconds, and median ratio to stock BERT with its quartiles."""
-    models = {name: build(builder, size, mode, device, dtype) for name, builder in builders.items()}
-    inputs = make_batch(size, batch, padding, device)
-    times: dict[str, list[float]] = {name: [] for name in models}
+def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, dict]:
+    """Per name: median seconds, and median ratio to stock BERT with its quartiles."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(rounds + 2):
-        for name in reversed(models) if turn % 2 else models:
-            model = models[name]
-            times[name].append(seconds(lambda: step(model, inputs, mode), device))  # noqa: B023  called at once
+        for name in reversed(calls) if turn % 2 else calls:
+            times[name].append(seconds(calls[name], device))
     kept = {name: found[2:] for name, found in times.items()}
     results = {}
     for name, found in kept.items():
@@ -77,6 +74,18 @@ def measure_times(
             "quartiles": [round(low, 4), round(high, 4)],
         }
     return results
+
+
+def measure_times(
+    builders: dict, size: Size, batch: int, padding: float, mode: str, rounds: int, device, dtype
+) -> dict:
+    """What [`take_turns`] finds of whole models."""
+    inputs = make_batch(size, batch, padding, device)
+    calls = {
+        name: partial(step, build(builder, size, mode, device, dtype), inputs, mode)
+        for name, builder in builders.items()
+    }
+    return take_turns(calls, rounds, device)
 
 
 def resident(entry: str) -> int:
@@ -113,11 +122,7 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
         return json.loads(done.stdout.splitlines()[-1])
     if "OutOfMemory" in done.stderr or "can't allocate memory" in done.stderr or done.returncode == -9:
         return "out of memory"
-    raise RuntimeError(f"{shlex_join(command)} failed:\n{done.stderr}")
-
-
-def shlex_join(command: list[str]) -> str:
-    return " ".join(command)
+    raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
 
 
 def table(results: list[dict]) -> str:

@@ -20,11 +20,14 @@ from .scheme import PairTerm, ProductTerm, RelativeTerm
 
 
 Term = RelativeTerm | PairTerm | ProductTerm
-# Scores of a block, in numbers: few enough to stay in a cache between the steps, enough to keep the cores busy.
-BLOCK_SIZE = 1 << 22
+# Numbers in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
+# Python, which calls the steps.
+BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Where PyTorch's own kernel does the work, only the bias is laid out, and the kernel likes many queries.
 KERNEL_BLOCK_SIZE = 1 << 23
-MOST_ROWS, MOST_KERNEL_ROWS, MOST_KEYS = 128, 1024, 64
+MOST_ROWS, MOST_KERNEL_ROWS = 256, 1024
+# Keys that are multiplied with a table at a time: a sixteenth, in these limits.
+FEWEST_KEYS, MOST_KEYS = 64, 128
 
 
 class Skewed:
@@ -255,8 +258,8 @@ class Computation:
     def blocks(self, size: int, most_rows: int) -> Iterator[tuple[Block, int]]:
         """All heads, sequences and queries, in blocks of about `size` scores; queries are innermost."""
         rows = min(most_rows, self.query_length)
-        parts = -(-self.heads * rows * (self.key_length + rows) // size)
-        heads = -(-self.heads // parts)
+        heads = max(FEWEST_HEADS, size // (rows * (self.key_length + rows)))
+        heads = math.ceil(self.heads / math.ceil(self.heads / heads))  # equal parts
         for first_head in range(0, self.heads, heads):
             some_heads = slice(first_head, min(first_head + heads, self.heads))
             for sequence in range(self.batch):
@@ -309,8 +312,9 @@ class Computation:
     def key_blocks(self, block: Block, keys: slice) -> Iterator[tuple[slice, slice, int]]:
         """Near keys a few at a time: which, where they are among `keys`, and their first distance in the flipped table."""
         near = self.near_keys(block, keys)
-        for first in range(near.start, near.stop, MOST_KEYS):
-            few = slice(first, min(first + MOST_KEYS, near.stop))
+        number = max(FEWEST_KEYS, min(self.key_length // 16, MOST_KEYS))
+        for first in range(near.start, near.stop, number):
+            few = slice(first, min(first + number, near.stop))
             columns = slice(few.start - keys.start, few.stop - keys.start)
             yield few, columns, self.key_length - few.stop + block.queries.start
 

@@ -22,7 +22,9 @@ def blocks(request, monkeypatch):
     rows, keys = request.param
     monkeypatch.setattr(blockwise, "MOST_ROWS", rows)
     monkeypatch.setattr(blockwise, "MOST_KERNEL_ROWS", rows)
+    monkeypatch.setattr(blockwise, "FEWEST_KEYS", keys)
     monkeypatch.setattr(blockwise, "MOST_KEYS", keys)
+    monkeypatch.setattr(blockwise, "FEWEST_HEADS", 1)
     if rows < 64:
         monkeypatch.setattr(blockwise, "BLOCK_SIZE", 3 * rows * 40)
         monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 3 * rows * 40)

@@ -1,0 +1,113 @@
+"""What a scheme costs in one self-attention, projections and all: stock BERT's, every scheme's and the peers'.
+
+    python benchmarks/attention.py                                  # bert-base size, batch 8 x 512, all schemes and peers
+    python benchmarks/attention.py --backends sdpa eager --lengths 512 2048 --tokens 4096
+    python benchmarks/attention.py --device cuda --dtype bfloat16 --backends sdpa flex_attention --batch 16
+
+Each model runs once, and what its first self-attention was called with is kept; then the self-attentions take turns as the
+models do in model.py, on the same arguments every time. Writes results/<name>.json and .md.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+
+import report
+import torch
+from contestants import ALL_SCHEMES, PEERS, Size, build_bert, contestants, make_batch
+from model import MODES, build, table, take_turns
+from torch import nn
+from transformers.utils import logging
+
+
+# Where the peers have their first self-attention.
+PLACES = (
+    "encoder.layer.0.attention.self",
+    "encoder.layer.0.attention.attn",
+    "encoder.block.0.layer.0.SelfAttention",
+    "layer.0.rel_attn",
+)
+
+
+def first_attention(model: nn.Module) -> nn.Module:
+    """The first self-attention of a model of any of the families here."""
+    modules = dict(model.named_modules())
+    return next(modules[place] for place in PLACES if place in modules)
+
+
+def replay(model: nn.Module, inputs: dict[str, torch.Tensor], mode: str) -> Callable[[], None]:
+    """A call of the model's first self-attention with the arguments that it had in the model."""
+    attention = first_attention(model)
+    seen = {}
+
+    def keep(module, args, kwargs):
+        seen.setdefault("call", (args, kwargs))
+
+    hook = attention.register_forward_pre_hook(keep, with_kwargs=True)
+    with torch.no_grad():
+        model(**inputs)
+    hook.remove()
+    args, kwargs = seen["call"]
+    is_training = mode != "forward"
+
+    def fresh(value):
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() == 3
+        return value.detach().requires_grad_(is_training) if floating else value
+
+    def call() -> None:
+        with torch.set_grad_enabled(is_training):
+            output = attention(*map(fresh, args), **{name: fresh(value) for name, value in kwargs.items()})
+            if is_training:
+                next(part for part in output if part is not None).float().square().mean().backward()
+                model.zero_grad(set_to_none=True)
+
+    return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default="attention", help="name of the files in results/")
+    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=["sdpa", "eager", "flex_attention"])
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
+    parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    logging.set_verbosity_error()
+    dtype = getattr(torch, arguments.dtype)
+
+    builders = contestants([], arguments.peers)
+    for backend in arguments.backends:
+        for scheme in arguments.schemes:
+            name = scheme if backend == "sdpa" else f"{scheme}, {backend}"
+            builders[name] = partial(build_bert, scheme=scheme, backend=backend)
+    results = []
+    for mode in arguments.modes:
+        for length in arguments.lengths:
+            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
+            size = Size(layers=1, vocabulary=2048, length=length, dropout=MODES[mode])
+            inputs = make_batch(size, batch, arguments.padding, arguments.device)
+            models = {name: build(builder, size, mode, arguments.device, dtype) for name, builder in builders.items()}
+            # FlexAttention has no dropout.
+            skipped = [name for name in models if "flex" in name and mode == "training"]
+            calls = {name: replay(model, inputs, mode) for name, model in models.items() if name not in skipped}
+            for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
+                results.append({"model": name, "mode": mode, "batch": batch, "length": length, **found})
+                print(json.dumps(results[-1]), flush=True)
+    markdown = table(results)
+    print(markdown)
+    settings = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
+    report.write(arguments.name, {"settings": settings, "results": results}, markdown + "\n")
+
+
+if __name__ == "__main__":
+    main()
