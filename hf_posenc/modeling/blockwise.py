@@ -182,8 +182,8 @@ class Plan:
 
     @property
     def share_kept(self) -> float:
-        """The probability that a weight is kept, as it is drawn."""
-        return 1 - self.dropped_of_65536 / 65536
+        """The probability that a weight is kept, as it is drawn; where none is, 1 (nothing is left to scale)."""
+        return 1 - self.dropped_of_65536 / 65536 or 1.0
 
 
 @dataclass
@@ -204,7 +204,7 @@ def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[t
         return [(0, key_length)] * batch
     if mask.dtype != torch.bool or mask.shape[1] != 1:
         return [None] * batch
-    if mask.shape[2] > 1 and mask.stride(2) and not (mask == mask[:, :, :1]).all():
+    if mask.shape[2] > 1 and mask.stride(2) and not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
         return [None] * batch
     kept = mask[:, 0, 0].expand(batch, key_length)
     counts = kept.sum(-1)
@@ -364,6 +364,8 @@ class Computation:
 
     def kept(self, weights: torch.Tensor) -> torch.Tensor:
         """The next block's dropout, 1.0 where a weight is kept. Blocks come in the same order forward and backward."""
+        if self.plan.dropped_of_65536 == 65536:
+            return torch.zeros_like(weights)
         # Sixteen random bits for each weight: drawing 64 at a time is several times faster than `bernoulli_`.
         bits = self.scratch.like.new_empty(-(-weights.numel() // 4), dtype=torch.int64)
         bits.random_(-(1 << 63), None, generator=self.generator)

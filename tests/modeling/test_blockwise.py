@@ -186,6 +186,14 @@ def test_dropout_drops_as_many_weights_as_it_should_and_keeps_the_mean():
     assert (other == 0).ne(weights == 0).any()
 
 
+def test_where_every_weight_is_dropped_nothing_is_left():
+    terms = make_terms("both tables", 6, 6)
+    query, key, value = (random(1, HEADS, 6, HEAD_DIM) for _ in range(3))
+    output = blockwise_attention(query, query, key, value, terms, None, 0.4, 1.0)
+    assert not output.any()
+    assert not any(gradient.any() for gradient in torch.autograd.grad(output.sum(), [query, key, value]))
+
+
 def test_a_gradient_of_a_gradient_is_refused():
     terms = make_terms("bias", 4, 4)
     query, key, value = (random(1, HEADS, 4, HEAD_DIM) for _ in range(3))
