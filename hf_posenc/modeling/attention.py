@@ -105,9 +105,12 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
         return False
     if torch._C._are_functorch_transforms_active() or (mask is not None and mask.requires_grad):
         return False
-    if query.shape[1] * query.shape[2] * key.shape[2] < FEWEST_SCORES or key.shape[2] == 0:
+    tables = [term for term in terms if isinstance(term, RelativeTerm)]
+    if key.shape[2] == 0 or any(table.rows.dim() != 1 for table in tables):
         return False
-    return all(not isinstance(term, RelativeTerm) or term.rows.dim() == 1 for term in terms)
+    # Whole matrices of weights would have to come from another function.
+    has_values = any(table.value_table is not None for table in tables)
+    return has_values or query.shape[1] * query.shape[2] * key.shape[2] >= FEWEST_SCORES
 
 
 def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
