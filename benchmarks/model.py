@@ -2,6 +2,7 @@
 
     python benchmarks/model.py                              # 2 layers of bert-base size, batch 8 x 512, all schemes and peers
     python benchmarks/model.py --lengths 128 512 2048 --tokens 4096 --memory
+    python benchmarks/model.py --profile --schemes deberta --modes forward
     python benchmarks/model.py --device cuda --dtype bfloat16 --layers 12 --batch 16
 
 Time: all models live in one process and take turns, in an order that is reversed from round to round; the first two
@@ -125,6 +126,18 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
     raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
 
 
+def profile(builder, size: Size, batch: int, padding: float, mode: str, device: str, dtype) -> str:
+    """Where the time of three calls goes, by operator."""
+    model = build(builder, size, mode, device, dtype)
+    inputs = make_batch(size, batch, padding, device)
+    step(model, inputs, mode)
+    with torch.profiler.profile() as profiler:
+        for _ in range(3):
+            step(model, inputs, mode)
+    key = "self_cuda_time_total" if device == "cuda" else "self_cpu_time_total"
+    return profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50)
+
+
 def table(results: list[dict]) -> str:
     """Ratios to stock BERT as a Markdown table: a row for each model, a column for each setting."""
     columns = list(dict.fromkeys((r["mode"], r["batch"], r["length"]) for r in results))
@@ -198,6 +211,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--no_times", action="store_true", help="measure memory only")
+    parser.add_argument("--profile", action="store_true", help="profile every scheme in every mode, and nothing else")
     parser.add_argument("--memory_of", nargs=2, metavar=("MODEL", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -215,6 +229,16 @@ def main() -> None:
         return
 
     builders = contestants(arguments.schemes, arguments.peers)
+    if arguments.profile:
+        for mode in arguments.modes:
+            size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
+            for name in [STOCK, *arguments.schemes]:
+                options = (arguments.batch, arguments.padding, mode, arguments.device, dtype)
+                file = report.RESULTS / "profiles" / f"{name} {mode}.txt".replace(" ", "_")
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(profile(builders[name], size, *options) + "\n", encoding="utf-8")
+                print(f"wrote {file}")
+        return
     results = []
     for mode in arguments.modes:
         for length in arguments.lengths:
