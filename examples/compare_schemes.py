@@ -392,7 +392,7 @@ def markdown_table(rows: list[Row], quality: str) -> str:
     header = ["scheme", *heads, "seeds", "new parameters", "time of a step / absolute"]
     lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
     for row in rows:
-        values = [f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in row.quality.values()]
+        values = [f"{mean:.3f}" + f" ± {spread:.3f}" * (row.seeds > 1) for mean, spread in row.quality.values()]
         cost = "" if row.relative_cost is None else f"{row.relative_cost:.2f}"
         lines.append(f"| {' | '.join([row.scheme, *values, str(row.seeds), f'{row.position_parameters:,}', cost])} |")
     return "\n".join(lines) + "\n"

@@ -1,6 +1,7 @@
 """What the README says about schemes, flags and commands is so."""
 
 import re
+import runpy
 
 import pytest
 import torch
@@ -49,6 +50,16 @@ def test_papers_and_the_end_of_the_table_are_the_schemes_own(scheme):
     _, _, _, beyond, _, paper, _ = SCHEME_ROWS[scheme]
     assert paper == SCHEMES[scheme].paper
     assert beyond.startswith("no") == SCHEMES[scheme].extrapolates.startswith("no")
+
+
+def test_the_tables_of_measured_schemes_are_those_of_the_results():
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "which_scheme.py"))["tables"]()
+    assert [table.splitlines()[0] for table in tables if f"\n\n{table}\n\n" not in README] == []
+
+
+def test_files_that_it_links_to_are_there():
+    links = re.findall(r"(?<!\\)\]\(([^)#:]+)\)", README)
+    assert links and [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_ci_runs_the_command_that_the_readme_gives():
