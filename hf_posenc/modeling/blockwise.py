@@ -22,12 +22,12 @@ from .scheme import PairTerm, ProductTerm, RelativeTerm
 Term = RelativeTerm | PairTerm | ProductTerm
 # Numbers in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
 # Python, which calls the steps.
-BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
-# Where PyTorch's own kernel does the work, only the bias is laid out, and the kernel likes many queries.
-KERNEL_BLOCK_SIZE = 1 << 23
-MOST_ROWS, MOST_KERNEL_ROWS = 256, 1024
-# Keys that are multiplied with a table at a time: a sixteenth, in these limits.
+BLOCK_SIZE, FEWEST_HEADS = 1 << 19, 4
+# Queries of a block, and keys of it that are multiplied with a table at a time: a sixteenth of the keys, in these limits.
+FEWEST_ROWS, MOST_ROWS = 128, 256
 FEWEST_KEYS, MOST_KEYS = 64, 128
+# Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
+KERNEL_BLOCK_SIZE, KERNEL_ROWS = 1 << 23, 768
 
 
 class Skewed:
@@ -255,9 +255,13 @@ class Computation:
         tables = (self.query_table, self.key_table, self.value_table)
         return all(table is None for table in tables) and not self.plan.dropout
 
-    def blocks(self, size: int, most_rows: int) -> Iterator[tuple[Block, int]]:
-        """All heads, sequences and queries, in blocks of about `size` scores; queries are innermost."""
-        rows = min(most_rows, self.query_length)
+    def sixteenth(self, fewest: int, most: int) -> int:
+        """Of the number of keys, between limits."""
+        return max(fewest, min(self.key_length // 16, most))
+
+    def blocks(self, size: int, rows: int) -> Iterator[tuple[Block, int]]:
+        """All heads, sequences and queries, in blocks of `rows` queries and about `size` scores; queries are innermost."""
+        rows = min(rows, self.query_length)
         heads = max(FEWEST_HEADS, size // (rows * (self.key_length + rows)))
         heads = math.ceil(self.heads / math.ceil(self.heads / heads))  # equal parts
         for first_head in range(0, self.heads, heads):
@@ -312,7 +316,7 @@ class Computation:
     def key_blocks(self, block: Block, keys: slice) -> Iterator[tuple[slice, slice, int]]:
         """Near keys a few at a time: which, where they are among `keys`, and their first distance in the flipped table."""
         near = self.near_keys(block, keys)
-        number = max(FEWEST_KEYS, min(self.key_length // 16, MOST_KEYS))
+        number = self.sixteenth(FEWEST_KEYS, MOST_KEYS)
         for first in range(near.start, near.stop, number):
             few = slice(first, min(first + number, near.stop))
             columns = slice(few.start - keys.start, few.stop - keys.start)
@@ -377,7 +381,7 @@ class Computation:
         if self.suits_kernel:
             self._forward_by_kernel(output)
             return
-        for block, sequence in self.blocks(BLOCK_SIZE, MOST_ROWS):
+        for block, sequence in self.blocks(BLOCK_SIZE, self.sixteenth(FEWEST_ROWS, MOST_ROWS)):
             keys = self.keys_of(sequence)
             weights = self.weights(block, sequence, keys)
             if self.plan.dropout:
@@ -402,7 +406,7 @@ class Computation:
         groups = [slice(sequence, sequence + 1) for sequence in range(self.batch)]
         if self.terms_are_shared and len({*self.plan.ranges}) == 1 and self.plan.ranges[0] is not None:
             groups = [slice(0, self.batch)]
-        for block, first_sequence in self.blocks(KERNEL_BLOCK_SIZE, MOST_KERNEL_ROWS):
+        for block, first_sequence in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS):
             if first_sequence:
                 continue
             for sequences in groups:
@@ -451,7 +455,7 @@ class Computation:
             output_gradient = output_gradient / self.plan.share_kept
         by_distance_wanted = self.query_table is not None or "bias" in wanted
 
-        for block, sequence in self.blocks(BLOCK_SIZE, MOST_ROWS):
+        for block, sequence in self.blocks(BLOCK_SIZE, self.sixteenth(FEWEST_ROWS, MOST_ROWS)):
             keys = self.keys_of(sequence)
             asked = output_gradient[sequence, block.heads, block.queries]
             score_gradient = self._score_gradient(block, sequence, keys, asked, gradients, wanted)

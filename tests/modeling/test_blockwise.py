@@ -20,10 +20,10 @@ BATCH, HEADS, HEAD_DIM = 3, 4, 5
 def blocks(request, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     rows, keys = request.param
-    monkeypatch.setattr(blockwise, "MOST_ROWS", rows)
-    monkeypatch.setattr(blockwise, "MOST_KERNEL_ROWS", rows)
-    monkeypatch.setattr(blockwise, "FEWEST_KEYS", keys)
-    monkeypatch.setattr(blockwise, "MOST_KEYS", keys)
+    for name in ("FEWEST_ROWS", "MOST_ROWS", "KERNEL_ROWS"):
+        monkeypatch.setattr(blockwise, name, rows)
+    for name in ("FEWEST_KEYS", "MOST_KEYS"):
+        monkeypatch.setattr(blockwise, name, keys)
     monkeypatch.setattr(blockwise, "FEWEST_HEADS", 1)
     if rows < 64:
         monkeypatch.setattr(blockwise, "BLOCK_SIZE", 3 * rows * 40)

@@ -31,9 +31,10 @@ SCHEMES = ["t5", "alibi", "tupe", "relative", "relative_key", "relative_key_quer
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_memory_grows_with_the_length_and_not_with_its_square(scheme, dropout, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK_SIZE", 1 << 15)
+    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 32)
     monkeypatch.setattr(blockwise, "MOST_ROWS", 32)
     monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 1 << 15)
-    monkeypatch.setattr(blockwise, "MOST_KERNEL_ROWS", 64)
+    monkeypatch.setattr(blockwise, "KERNEL_ROWS", 64)
     entries, saved = [], []
     for length in (256, 512):
         sizes = {"max_position_embeddings": length, "attention_probs_dropout_prob": dropout, "num_hidden_layers": 1}
