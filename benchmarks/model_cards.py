@@ -2,7 +2,7 @@
 
     python examples/compare_schemes.py --eval_lengths 64 128 256 --seeds 42 --cost_rounds 0 \\
         --output_dir benchmarks/results/punctuation_lengths \\
-            --schemes absolute absolute+t5 absolute+deberta t5 rope absolute+relative_key deberta
+        --schemes absolute absolute+t5 absolute+deberta t5 rope absolute+relative_key deberta
     python benchmarks/model_cards.py
 
 Every scheme of the comparison but `absolute`, which is the checkpoint itself, trained alike, gets a card. The comparison is
