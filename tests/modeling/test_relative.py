@@ -244,12 +244,13 @@ def test_checkpoint_keys_and_shapes():
     assert shapes["relative_key"] == shapes["relative_key_query"] == {f"{prefix}distance_embedding.weight": (15, 8)}
 
 
-def test_value_terms_are_computed_by_eager_and_that_is_said_once(said):
+def test_value_terms_beside_flex_attention_are_computed_by_eager_and_that_is_said_once(said):
     inputs = tiny.inputs()
-    run(tiny.build("relative", position_values=False, attn_implementation="sdpa"), inputs)
+    run(tiny.build("relative", attn_implementation="sdpa"), inputs)  # in blocks
+    run(tiny.build("relative", position_values=False, attn_implementation="flex_attention"), inputs)
     assert not said
     for _ in range(2):
-        run(tiny.build("relative", attn_implementation="sdpa"), inputs)
+        run(tiny.build("relative", attn_implementation="flex_attention"), inputs)
     [line] = said
     assert "computed by eager" in line
 
