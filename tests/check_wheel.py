@@ -1,6 +1,6 @@
 """Checks an installed wheel with nothing but its own requirements: run this file with the Python it is installed in.
 
-It is complete and typed, a variant saved with it loads again, and loads without it too, from the code saved beside it.
+It is complete and typed, its command runs, a variant saved with it loads again, and loads without it too, from the code saved beside it.
 """
 
 import subprocess
@@ -39,10 +39,15 @@ def check_files() -> None:
     assert installed.version == hf_posenc.__version__
     assert "hf_posenc/py.typed" in files
     assert any(file.endswith("/LICENSE") for file in files)
-    foreign = {
-        file for file in files if not file.startswith(("hf_posenc/", f"hf_posenc-{installed.version}.dist-info/"))
-    }
-    assert not foreign, f"the wheel installs {sorted(foreign)}"
+    folders = ("hf_posenc/", f"hf_posenc-{installed.version}.dist-info/")
+    elsewhere = {Path(file).name for file in files if not file.startswith(folders)}
+    assert elsewhere == {"hf-posenc"}, f"beside its folders the wheel installs {sorted(elsewhere)}"
+
+
+def check_command() -> None:
+    command = Path(sys.executable).with_name("hf-posenc")
+    table = subprocess.run([command, "schemes"], check=True, capture_output=True, text=True).stdout
+    assert "transformer_xl" in table
 
 
 @torch.no_grad()
@@ -64,6 +69,7 @@ def save_variant(folder: Path) -> None:
 
 def main() -> None:
     check_files()
+    check_command()
     with tempfile.TemporaryDirectory() as folder:
         save_variant(Path(folder))
         for without_plugin in (False, True):
