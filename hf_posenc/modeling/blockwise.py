@@ -2,155 +2,32 @@
 
 What a term adds to the score of query i and key j depends on j - i. So a block of queries is multiplied with the rows of
 a table *per distance*, one product of matrices, and the result is read per pair through a strided view of the same
-memory ([`Skewed`]): no index tensors, no gathering, nothing of size (batch, heads, query, key). The backward pass computes
-each block again, writes the gradient of its scores through such a view, and reduces it to the tables by products of
-matrices too.
+memory ([`Skewed`]): nothing has the size (batch, heads, query, key). The backward pass computes each block again, writes the
+gradient of its scores through such a view, and reduces it to the tables by products of matrices too.
 """
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, shared_ends
 from .scheme import PairTerm, ProductTerm, RelativeTerm
 
 
 Term = RelativeTerm | PairTerm | ProductTerm
-# Numbers in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
+# Scores in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
 # Python, which calls the steps.
 BLOCK_SIZE, FEWEST_HEADS = 1 << 19, 4
-# Queries of a block, and keys of it that are multiplied with a table at a time: a sixteenth of the keys, in these limits.
-FEWEST_ROWS, MOST_ROWS = 128, 256
-FEWEST_KEYS, MOST_KEYS = 64, 128
+# Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
+# Long sequences take twice as many of both.
+ROWS, KEYS, LONG = 128, 64, 2048
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_ROWS = 1 << 23, 768
-
-
-class Skewed:
-    """Memory seen per distance and per pair.
-
-    Attributes:
-        by_distance: (heads, rows, rows + columns - 1); entry c of row i belongs to the distance c - (rows - 1).
-        by_pair: (heads, rows, columns), the same numbers: entry (i, j) is that of the distance j - i.
-    """
-
-    def __init__(self, by_distance: torch.Tensor, rows: int, columns: int):
-        self.by_distance = by_distance
-        width = rows + columns - 1
-        self.by_pair = by_distance.as_strided(
-            (by_distance.shape[0], rows, columns),
-            (rows * width, width - 1, 1),
-            by_distance.storage_offset() + rows - 1,
-        )
-
-
-class Scratch:
-    """Memory for blocks, by name, used again from block to block."""
-
-    def __init__(self, like: torch.Tensor):
-        self.like = like
-        self.kept: dict[str, tuple[torch.Tensor, tuple[int, ...]]] = {}
-
-    def get(self, name: str, *shape: int, zero: bool = False) -> torch.Tensor:
-        """A contiguous tensor with any content, or with `zero` what was written since its shape last changed, else 0."""
-        size = math.prod(shape)
-        memory, last_shape = self.kept.get(name, (None, None))
-        if memory is None or memory.numel() < size:
-            memory, last_shape = self.like.new_empty(size), None
-        tensor = memory[:size].view(shape)
-        if zero and shape != last_shape:
-            tensor.zero_()
-        self.kept[name] = memory, shape
-        return tensor
-
-    def skewed(self, name: str, heads: int, rows: int, columns: int) -> Skewed:
-        """A block; what is written through `by_pair` alone stays 0 where there are no pairs."""
-        return Skewed(self.get(name, heads, rows, rows + columns - 1, zero=True), rows, columns)
-
-
-def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep: bool = True) -> None:
-    """out = out + left · right, or without `keep` just the product, for batches of matrices."""
-    if out.is_contiguous():
-        out.baddbmm_(left, right, beta=float(keep))
-    elif keep:
-        # One product of the whole batch and a sum are faster than what PyTorch does here: a product for each matrix.
-        out.add_(torch.bmm(left, right))
-    else:
-        out.copy_(torch.bmm(left, right))
-
-
-class Table:
-    """Vectors per distance, and products with them.
-
-    Args:
-        rows: (heads, distances, head_dim).
-        first, last: how many distances at either end share one vector.
-    """
-
-    def __init__(self, rows: torch.Tensor, first: int, last: int):
-        self.rows, self.first, self.last = rows, first, last
-        self.gradient: torch.Tensor | None = None
-
-    def flipped(self) -> "Table":
-        """The same vectors by the opposite distance."""
-        return Table(self.rows.flip(1), self.last, self.first)
-
-    def _ends(self, start: int, width: int) -> tuple[int, int]:
-        """How many of the distances from `start` on share the first vector, and from which on they share the last."""
-        first = min(max(self.first - start, 0), width)
-        last = min(max(self.rows.shape[1] - self.last - start, first), width)
-        # Cutting a product into pieces has a price.
-        return (first, last) if 4 * (last - first) < 3 * width else (0, width)
-
-    def times(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
-        """out = vectors · table, added to `out` with `keep`: (heads, rows, head_dim) -> (heads, rows, width)."""
-        width = out.shape[-1]
-        first, last = self._ends(start, width)
-        for ends, row in ((out[..., :first], 0), (out[..., last:], -1)):
-            if ends.shape[-1]:
-                product = torch.bmm(vectors, self.rows[heads, row, :, None])
-                ends.add_(product) if keep else ends.copy_(product.expand_as(ends))
-        if first < last:
-            rows = self.rows[heads, start + first : start + last].transpose(1, 2)
-            add_product(out[..., first:last], vectors, rows, keep)
-
-    def combine(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
-        """Add weights · table to `out`: (heads, rows, width) -> (heads, rows, head_dim)."""
-        first, last = self._ends(start, weights.shape[-1])
-        if first < last:
-            add_product(out, weights[..., first:last], self.rows[heads, start + first : start + last])
-        for ends, row in ((weights[..., :first], 0), (weights[..., last:], -1)):
-            if ends.shape[-1]:
-                out.add_(ends.sum(-1, keepdim=True) * self.rows[heads, None, row])
-
-    def learn(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
-        """Add weightsᵀ · vectors to the gradient: (heads, rows, width), (heads, rows, head_dim)."""
-        first, last = self._ends(start, weights.shape[-1])
-        if first < last:
-            self.learn_rows(
-                weights[..., first:last].transpose(1, 2), vectors, heads, slice(start + first, start + last)
-            )
-        for ends, row in ((weights[..., :first], 0), (weights[..., last:], self.rows.shape[1] - 1)):
-            if ends.shape[-1]:
-                self.learn_rows(ends.sum(-1)[:, None], vectors, heads, slice(row, row + 1))
-
-    def learn_rows(self, left: torch.Tensor, right: torch.Tensor, heads: slice, rows: slice) -> None:
-        """Add a product to the gradient of some rows."""
-        if self.gradient is None:
-            self.gradient = torch.zeros_like(self.rows, memory_format=torch.contiguous_format)
-        self.gradient[heads, rows].add_(torch.bmm(left, right))
-
-
-def shared_ends(rows: torch.Tensor) -> tuple[int, int]:
-    """How many distances at either end of (distances,) look up the same row."""
-    other_than_first, other_than_last = (rows != rows[0]).nonzero(), (rows != rows[-1]).nonzero()
-    if not len(other_than_first):
-        return len(rows), 0
-    return int(other_than_first[0]), len(rows) - 1 - int(other_than_last[-1])
 
 
 @dataclass
@@ -188,14 +65,26 @@ class Plan:
 
 @dataclass
 class Block:
-    """Some heads, some queries."""
+    """Some heads and some queries of a sequence, and the keys that they may attend to.
 
+    Attributes:
+        query_place, key_place: where they are in (batch, heads, length, head_dim).
+        shape: (heads, rows, columns) of its scores.
+    """
+
+    sequence: int
     heads: slice
     queries: slice
+    keys: slice
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.heads.stop - self.heads.start, self.queries.stop - self.queries.start
+    def __post_init__(self):
+        self.query_place = self.sequence, self.heads, self.queries
+        self.key_place = self.sequence, self.heads, self.keys
+        self.shape = tuple(part.stop - part.start for part in (self.heads, self.queries, self.keys))
+
+    def columns(self, keys: slice) -> slice:
+        """Where some keys are among its own."""
+        return slice(keys.start - self.keys.start, keys.stop - self.keys.start)
 
 
 def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[tuple[int, int] | None]:
@@ -220,10 +109,11 @@ class Computation:
     def __init__(self, plan: Plan, content_query, query, key, value, tensors):
         self.plan = plan
         self.content_query, self.query, self.key, self.value = content_query, query, key, value
-        self.batch, self.heads, self.query_length, self.head_dim = content_query.shape
+        self.batch, self.heads, self.query_length, _ = content_query.shape
         self.key_length = key.shape[2]
         self.scratch = Scratch(content_query)
         self.query_table = self.key_table = self.value_table = self.bias = None
+        self._key_blocks: KeyBlocks | None = None
         self.pairs: list[torch.Tensor] = []
         self.products: dict[int, dict[str, torch.Tensor]] = {}
         by_kind: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -236,14 +126,14 @@ class Computation:
                 by_kind.setdefault(name, []).append((tensor, plan.rows[index]))
         for name, terms in by_kind.items():
             total = functools.reduce(torch.add, [tensor[:, rows] for tensor, rows in terms])
-            total = total.expand(self.heads, *total.shape[1:])
             if name == "bias":
-                self.bias = total
-            else:
-                ends = [shared_ends(rows) for _, rows in terms]
-                setattr(self, name, Table(total, *map(min, zip(*ends))))
-        if self.key_table is not None:
-            self.key_table = self.key_table.flipped()
+                # Blocks may read on to the end of a line, as in a table.
+                self.bias = nn.functional.pad(total, (0, LINE - 1)).expand(self.heads, -1)
+                continue
+            first, last = map(min, zip(*(shared_ends(rows) for _, rows in terms)))
+            if name == "key_table":
+                total, first, last = total.flip(1), last, first  # by query - key
+            setattr(self, name, Table(total, self.heads, first, last))
         self.generator = None
         if plan.dropout:
             self.generator = torch.Generator(content_query.device)
@@ -255,119 +145,175 @@ class Computation:
         tables = (self.query_table, self.key_table, self.value_table)
         return all(table is None for table in tables) and not self.plan.dropout
 
-    def sixteenth(self, fewest: int, most: int) -> int:
-        """Of the number of keys, between limits."""
-        return max(fewest, min(self.key_length // 16, most))
+    @property
+    def block_rows(self) -> int:
+        """Queries of a block."""
+        return ROWS if self.key_length < LONG else 2 * ROWS
 
-    def blocks(self, size: int, rows: int) -> Iterator[tuple[Block, int]]:
-        """All heads, sequences and queries, in blocks of `rows` queries and about `size` scores; queries are innermost."""
+    @property
+    def block_keys(self) -> int:
+        """Keys of a block that is multiplied with its own rows of a table."""
+        return KEYS if self.key_length < LONG else 2 * KEYS
+
+    def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
+        """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
         rows = min(rows, self.query_length)
         heads = max(FEWEST_HEADS, size // (rows * (self.key_length + rows)))
         heads = math.ceil(self.heads / math.ceil(self.heads / heads))  # equal parts
         for first_head in range(0, self.heads, heads):
             some_heads = slice(first_head, min(first_head + heads, self.heads))
-            for sequence in range(self.batch):
+            for sequence in sequences:
+                start, stop = self.plan.ranges[sequence] or (0, self.key_length)
+                keys = slice(start // LINE * LINE, min(aligned(stop), self.key_length))
                 for first_query in range(0, self.query_length, rows):
-                    yield Block(some_heads, slice(first_query, min(first_query + rows, self.query_length))), sequence
+                    queries = slice(first_query, min(first_query + rows, self.query_length))
+                    yield Block(sequence, some_heads, queries, keys)
 
-    def keys_of(self, sequence: int) -> slice:
-        """The keys that some query of a sequence may attend to."""
-        start, end = self.plan.ranges[sequence] or (0, self.key_length)
-        return slice(start, end)
+    def small_blocks(self) -> Iterator[Block]:
+        """Those whose scores fit into a cache. They come in the same order forward and backward."""
+        return self.blocks(BLOCK_SIZE, self.block_rows, range(self.batch))
 
-    def first_distance(self, block: Block, keys: slice) -> int:
+    def first_distance(self, block: Block) -> int:
         """Index among all distances of a block's smallest one."""
-        return keys.start - block.queries.stop + self.query_length
+        return block.keys.start - block.queries.stop + self.query_length
 
-    def bias_of(self, block: Block, sequence: int, keys: slice) -> torch.Tensor | None:
+    def bias_of(self, block: Block) -> torch.Tensor | None:
         """What is added to the content score, (heads, rows, keys), but for the key tables; None if that is nothing."""
-        heads, rows = block.shape
-        columns = keys.stop - keys.start
-        added = Skewed(self.scratch.get("bias", heads, rows, rows + columns - 1), rows, columns)
-        start = self.first_distance(block, keys)
+        heads, rows, columns = block.shape
+        added = self.scratch.skewed("bias", heads, rows, columns)
+        start = self.first_distance(block)
         width = added.by_distance.shape[-1]
         started = False
         if self.bias is not None:
             added.by_distance.copy_(self.bias[block.heads, None, start : start + width].expand(-1, rows, -1))
             started = True
         if self.query_table is not None:
-            query = self.query[sequence, block.heads, block.queries]
-            self.query_table.times(query, block.heads, start, added.by_distance, started)
+            self.query_table.times(self.query[block.query_place], block.heads, start, added.by_distance, started)
             started = True
         for product in self.products.values():
-            query = _of(product["product_query"], sequence)[block.heads, block.queries]
-            key = _of(product["product_key"], sequence)[block.heads, keys]
+            query = _of(product["product_query"], block.sequence)[block.heads, block.queries]
+            key = _of(product["product_key"], block.sequence)[block.heads, block.keys]
             add_product(added.by_pair, query, key.transpose(1, 2), started)
             started = True
         for pair in self.pairs:
-            part = _part(pair, sequence, block, keys)
+            part = _part(pair, block)
             added.by_pair.add_(part) if started else added.by_pair.copy_(part.expand_as(added.by_pair))
             started = True
         return added.by_pair if started else None
 
-    def near_keys(self, block: Block, keys: slice) -> slice:
-        """The keys at distances with vectors of their own; all before share the flipped table's last, all after its first."""
-        table = self.key_table
+    def key_blocks(self, heads: slice) -> KeyBlocks:
+        """Made once for some heads: blocks of the same heads follow each other."""
+        if self._key_blocks is None or self._key_blocks.heads != heads:
+            rows = min(self.block_rows, self.query_length)
+            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, rows, self.block_keys, self.query_length)
+        return self._key_blocks
+
+    def key_parts(self, block: Block) -> tuple[slice, list[slice], list[tuple[slice, int]]]:
+        """A block's keys, divided by what they are multiplied with.
+
+        Returns:
+            Blocks of keys (see [`KeyBlocks`]), and the few keys beside them; both have vectors of their own distances. And
+            keys all of whose distances share a vector, with its row in the flipped table.
+        """
+        table, keys = self.key_table, block.keys
         first = block.queries.start - self.query_length + table.last + 1
         last = block.queries.stop + self.key_length - 1 - table.first
         first = min(max(first, keys.start), keys.stop)
-        return slice(first, min(max(last, first), keys.stop))
+        near = slice(first, min(max(last, first), keys.stop))
+        blocks = whole = slice(near.start, near.start)
+        if near.stop - near.start >= self.block_keys:
+            blocks = self.key_blocks(block.heads).whole(near)
+            whole = self.key_blocks(block.heads).keys_of(blocks)
+        few = [slice(near.start, whole.start), slice(whole.stop, near.stop)] if whole.start < whole.stop else [near]
+        far = [(slice(keys.start, near.start), table.distances - 1), (slice(near.stop, keys.stop), 0)]
+        return (
+            blocks,
+            [part for part in few if part.start < part.stop],
+            [part for part in far if part[0].start < part[0].stop],
+        )
 
-    def key_blocks(self, block: Block, keys: slice) -> Iterator[tuple[slice, slice, int]]:
-        """Near keys a few at a time: which, where they are among `keys`, and their first distance in the flipped table."""
-        near = self.near_keys(block, keys)
-        number = self.sixteenth(FEWEST_KEYS, MOST_KEYS)
-        for first in range(near.start, near.stop, number):
-            few = slice(first, min(first + number, near.stop))
-            columns = slice(few.start - keys.start, few.stop - keys.start)
-            yield few, columns, self.key_length - few.stop + block.queries.start
-
-    def far_keys(self, block: Block, keys: slice) -> Iterator[tuple[slice, slice, int]]:
-        """Keys whose distances share a vector: which, where they are among `keys`, and the vector's row."""
-        near = self.near_keys(block, keys)
-        last = self.key_table.rows.shape[1] - 1
-        for far, row in ((slice(keys.start, near.start), last), (slice(near.stop, keys.stop), 0)):
-            if far.start < far.stop:
-                yield far, slice(far.start - keys.start, far.stop - keys.start), row
-
-    def scores(self, block: Block, sequence: int, keys: slice) -> torch.Tensor:
+    def scores(self, block: Block) -> torch.Tensor:
         """Masked scores (heads, rows, keys) of a block."""
-        heads, rows = block.shape
-        scores = self.scratch.get("scores", heads, rows, keys.stop - keys.start)
-        key = self.key[sequence, block.heads, keys]
-        content = self.content_query[sequence, block.heads, block.queries]
-        scores.baddbmm_(content, key.transpose(1, 2), beta=0.0, alpha=self.plan.scaling)
-        added = self.bias_of(block, sequence, keys)
-        if added is not None:
-            scores.add_(added)
+        scores = self.scratch.get("scores", *block.shape)
+        added = self.bias_of(block)
         if self.key_table is not None:
-            for few, columns, start in self.key_blocks(block, keys):
-                asked = self.scratch.skewed("by key", heads, few.stop - few.start, rows)
-                self.key_table.times(self.key[sequence, block.heads, few], block.heads, start, asked.by_distance)
-                scores[..., columns].add_(asked.by_pair.transpose(1, 2))
-            for far, columns, row in self.far_keys(block, keys):
-                vector = self.key_table.rows[block.heads, row, None]
-                scores[..., columns].add_(vector @ self.key[sequence, block.heads, far].transpose(1, 2))
-        self.apply_mask(scores, block, sequence)
+            self._put_key_table(scores, added, block)
+        elif added is not None:
+            scores.copy_(added)
+        key, content = self.key[block.key_place], self.content_query[block.query_place]
+        started = added is not None or self.key_table is not None
+        scores.baddbmm_(content, key.transpose(1, 2), beta=float(started), alpha=self.plan.scaling)
+        self.apply_mask(scores, block)
         return scores
 
-    def weights(self, block: Block, sequence: int, keys: slice) -> torch.Tensor:
-        """Attention weights (heads, rows, keys) of a block."""
-        scores = self.scores(block, sequence, keys)
-        return torch.softmax(scores, dim=-1, out=self.scratch.get("weights", *scores.shape))
+    def _put_key_table(self, scores: torch.Tensor, added: torch.Tensor | None, block: Block) -> None:
+        """scores = products of keys and table, and what is added to them."""
 
-    def apply_mask(self, scores: torch.Tensor, block: Block, sequence: int) -> None:
+        def put(part: torch.Tensor, columns: slice, keys: tuple[int, ...] = (-1,)) -> None:
+            """`part`: (heads, rows, *keys)."""
+            out = scores[..., columns].unflatten(-1, keys)
+            if added is None:
+                out.copy_(part)
+            else:
+                torch.add(part, added[..., columns].unflatten(-1, keys), out=out)
+
+        blocks, few, far = self.key_parts(block)
+        if blocks.start < blocks.stop:
+            asked = self._skewed_blocks("by key", block, blocks)
+            self.key_blocks(block.heads).times(block.sequence, blocks, block.queries, asked.by_distance)
+            columns = block.columns(self.key_blocks(block.heads).keys_of(blocks))
+            put(self._as_pairs(asked, block), columns, (-1, self.block_keys))
+        for keys in few:
+            asked = self.scratch.skewed("by few keys", block.shape[0], keys.stop - keys.start, block.shape[1])
+            start = self.key_length - keys.stop + block.queries.start
+            self.key_table.times(self.key[block.sequence, block.heads, keys], block.heads, start, asked.by_distance)
+            put(asked.by_pair.transpose(1, 2), block.columns(keys))
+        for keys, row in far:
+            vector = self.key_table.rows[block.heads, row, None]
+            put(vector @ self.key[block.sequence, block.heads, keys].transpose(1, 2), block.columns(keys))
+
+    def _skewed_blocks(self, name: str, block: Block, blocks: slice, zero: bool = False) -> Skewed:
+        """Memory for products of blocks of keys, (blocks · heads, keys, queries) by pair."""
+        number = (blocks.stop - blocks.start) * block.shape[0]
+        return self.scratch.skewed(name, number, self.block_keys, block.shape[1], zero)
+
+    def _as_pairs(self, skewed: Skewed, block: Block) -> torch.Tensor:
+        """(heads, rows, blocks, keys), a view of what [`_skewed_blocks`] gives."""
+        return skewed.by_pair.unflatten(0, (-1, block.shape[0])).permute(1, 3, 0, 2)
+
+    def _pairs_of(self, scores: torch.Tensor, block: Block, blocks: slice) -> torch.Tensor:
+        """The same view of a block's scores."""
+        columns = block.columns(self.key_blocks(block.heads).keys_of(blocks))
+        return scores[..., columns].unflatten(-1, (-1, self.block_keys))
+
+    def weights(self, block: Block) -> torch.Tensor:
+        """Attention weights (heads, rows, keys) of a block."""
+        scores = self.scores(block)
+        return torch.softmax(scores, dim=-1, out=scores)
+
+    def masked(self, block: Block) -> torch.Tensor | None:
+        """Where the mask forbids a pair of a block, (heads or 1, rows or 1, keys); None where all keys of a range count."""
+        if self.plan.ranges[block.sequence] is not None:
+            return None
+        mask = _part(self.plan.mask, block)
+        return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(self.plan.mask.dtype).min
+
+    def apply_mask(self, scores: torch.Tensor, block: Block) -> None:
         """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others."""
-        if self.plan.ranges[sequence] is not None:
-            return
-        mask = _part(self.plan.mask, sequence, block, slice(0, self.key_length))
-        if mask.dtype == torch.bool:
-            scores.masked_fill_(~mask, torch.finfo(scores.dtype).min)
+        lowest = torch.finfo(scores.dtype).min
+        masked = self.masked(block)
+        if masked is not None:
+            if self.plan.mask.dtype != torch.bool:
+                scores.add_(_part(self.plan.mask, block))
+            scores.masked_fill_(masked, lowest)
         else:
-            scores.add_(mask).masked_fill_(_is_lowest(mask, self.plan.mask.dtype), torch.finfo(scores.dtype).min)
+            start, stop = self.plan.ranges[block.sequence]
+            for beside in (slice(block.keys.start, start), slice(stop, block.keys.stop)):
+                if beside.start < beside.stop:
+                    scores[..., block.columns(beside)] = lowest
 
     def kept(self, weights: torch.Tensor) -> torch.Tensor:
-        """The next block's dropout, 1.0 where a weight is kept. Blocks come in the same order forward and backward."""
+        """The next block's dropout, 1.0 where a weight is kept."""
         if self.plan.dropped_of_65536 == 65536:
             return torch.zeros_like(weights)
         # Sixteen random bits for each weight: drawing 64 at a time is several times faster than `bernoulli_`.
@@ -381,22 +327,21 @@ class Computation:
         if self.suits_kernel:
             self._forward_by_kernel(output)
             return
-        for block, sequence in self.blocks(BLOCK_SIZE, self.sixteenth(FEWEST_ROWS, MOST_ROWS)):
-            keys = self.keys_of(sequence)
-            weights = self.weights(block, sequence, keys)
+        for block in self.small_blocks():
+            weights = self.weights(block)
             if self.plan.dropout:
                 weights.mul_(self.kept(weights))
-            part = torch.bmm(weights, self.value[sequence, block.heads, keys])
+            part = torch.bmm(weights, self.value[block.key_place])
             if self.value_table is not None:
-                start = self.first_distance(block, keys)
-                self.value_table.combine(self._by_distance(weights), block.heads, start, part)
+                by_distance = self._by_distance(weights)
+                self.value_table.combine(by_distance, block.heads, self.first_distance(block), part)
             if self.plan.dropout:
                 part.div_(self.plan.share_kept)
-            output[sequence, block.heads, block.queries] = part
+            output[block.query_place] = part
 
     def _by_distance(self, weights: torch.Tensor) -> torch.Tensor:
         """Values per pair laid out per distance, 0 where the block has no pair."""
-        skewed = self.scratch.skewed("by distance", *weights.shape)
+        skewed = self.scratch.skewed("by distance", *weights.shape, zero=True)
         skewed.by_pair.copy_(weights)
         return skewed.by_distance
 
@@ -406,23 +351,21 @@ class Computation:
         groups = [slice(sequence, sequence + 1) for sequence in range(self.batch)]
         if self.terms_are_shared and len({*self.plan.ranges}) == 1 and self.plan.ranges[0] is not None:
             groups = [slice(0, self.batch)]
-        for block, first_sequence in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS):
-            if first_sequence:
-                continue
+        for part in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS, range(1)):
             for sequences in groups:
-                first = sequences.start
-                if first == 0 or not self.terms_are_shared:
-                    bias = self.bias_of(block, first, every)
+                block = Block(sequences.start, part.heads, part.queries, every)
+                if block.sequence == 0 or not self.terms_are_shared:
+                    bias = self.bias_of(block)
                 added = bias
-                if self.plan.ranges[first] is None:
+                if self.plan.ranges[block.sequence] is None:
                     added = bias.clone() if self.terms_are_shared else bias
-                    self.apply_mask(added, block, first)
-                keys = self.keys_of(first)
+                    self.apply_mask(added, block)
+                keys = slice(*(self.plan.ranges[block.sequence] or (0, self.key_length)))
                 output[sequences, block.heads, block.queries] = nn.functional.scaled_dot_product_attention(
                     self.content_query[sequences, block.heads, block.queries],
                     self.key[sequences, block.heads, keys],
                     self.value[sequences, block.heads, keys],
-                    attn_mask=added[None, ..., keys].expand(sequences.stop - first, -1, -1, -1),
+                    attn_mask=added[None, ..., keys].expand(sequences.stop - sequences.start, -1, -1, -1),
                     scale=self.plan.scaling,
                 )
 
@@ -455,98 +398,109 @@ class Computation:
             output_gradient = output_gradient / self.plan.share_kept
         by_distance_wanted = self.query_table is not None or "bias" in wanted
 
-        for block, sequence in self.blocks(BLOCK_SIZE, self.sixteenth(FEWEST_ROWS, MOST_ROWS)):
-            keys = self.keys_of(sequence)
-            asked = output_gradient[sequence, block.heads, block.queries]
-            score_gradient = self._score_gradient(block, sequence, keys, asked, gradients, wanted)
-            self._learn_content(block, sequence, keys, score_gradient, gradients)
+        for block in self.small_blocks():
+            if self._key_blocks is not None and self._key_blocks.heads != block.heads:
+                self._finish_key_blocks(gradients)
+            score_gradient = self._score_gradient(block, output_gradient[block.query_place], gradients, wanted)
+            self._learn_content(block, score_gradient, gradients)
             if by_distance_wanted:
-                self._learn_by_distance(block, sequence, keys, score_gradient, gradients, wanted)
+                self._learn_by_distance(block, score_gradient, gradients, wanted)
             if self.key_table is not None:
-                self._learn_key_table(block, sequence, keys, score_gradient, gradients, wanted)
-            self._learn_by_pair(block, sequence, keys, score_gradient, gradients)
+                self._learn_key_table(block, score_gradient, gradients, wanted)
+            self._learn_by_pair(block, score_gradient, gradients)
+        if self._key_blocks is not None:
+            self._finish_key_blocks(gradients)
 
-        for name in ("query_table", "value_table"):
-            if name in wanted:
-                gradients[name] = getattr(self, name).gradient
+        if "bias" in wanted:
+            gradients["bias"] = gradients["bias"][:, : 1 - LINE]
+        for name in wanted & {"query_table", "key_table", "value_table"}:
+            gradients[name] = getattr(self, name).gradient
         if "key_table" in wanted:
-            gradients["key_table"] = self.key_table.gradient.flip(1)
+            gradients["key_table"] = gradients["key_table"].flip(1)
         return gradients
 
-    def _score_gradient(self, block, sequence, keys, asked, gradients, wanted) -> torch.Tensor:
+    def _finish_key_blocks(self, gradients) -> None:
+        self._key_blocks.finish(gradients["key"])
+        self._key_blocks = None
+
+    def _score_gradient(self, block, asked, gradients, wanted) -> torch.Tensor:
         """The gradient of a block's scores; learns the values on the way."""
-        weights = self.weights(block, sequence, keys)
-        start = self.first_distance(block, keys)
-        value = self.value[sequence, block.heads, keys]
+        weights = self.weights(block)
+        start = self.first_distance(block)
         kept = self.kept(weights) if self.plan.dropout else None
         used = weights if kept is None else weights * kept
-        add_product(gradients["value"][sequence, block.heads, keys], used.transpose(1, 2), asked)
-        # The scores themselves are done with.
-        gradient = self.scratch.get("scores", *weights.shape)
-        gradient.baddbmm_(asked, value.transpose(1, 2), beta=0.0)
+        add_product(gradients["value"][block.key_place], used.transpose(1, 2), asked)
+        gradient = self.scratch.get("gradient", *block.shape)
+        gradient.baddbmm_(asked, self.value[block.key_place].transpose(1, 2), beta=0.0)
         if self.value_table is not None:
             if "value_table" in wanted:
                 self.value_table.learn(self._by_distance(used), asked, block.heads, start)
-            by_distance = self.scratch.skewed("value bias", *weights.shape)
+            by_distance = self.scratch.skewed("value bias", *block.shape)
             self.value_table.times(asked, block.heads, start, by_distance.by_distance)
             gradient.add_(by_distance.by_pair)
         if kept is not None:
             gradient.mul_(kept)
         gradient = torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
-        if self.plan.ranges[sequence] is None:
+        masked = self.masked(block)
+        if masked is not None:
             # Where every key is masked, weights are not zero, and yet nothing depends on the scores.
-            mask = _part(self.plan.mask, sequence, block, slice(0, self.key_length))
-            masked = ~mask if mask.dtype == torch.bool else _is_lowest(mask, self.plan.mask.dtype)
             gradient.masked_fill_(masked, 0.0)
         return gradient
 
-    def _learn_content(self, block, sequence, keys, score_gradient, gradients) -> None:
-        place, key_place = (sequence, block.heads, block.queries), (sequence, block.heads, keys)
-        scaled = self.key[key_place] * self.plan.scaling
-        gradients["content_query"][place] = torch.bmm(score_gradient, scaled)
-        scaled = self.content_query[place] * self.plan.scaling
-        add_product(gradients["key"][key_place], score_gradient.transpose(1, 2), scaled)
+    def _learn_content(self, block, score_gradient, gradients) -> None:
+        scaled = self.key[block.key_place] * self.plan.scaling
+        gradients["content_query"][block.query_place] = torch.bmm(score_gradient, scaled)
+        scaled = self.content_query[block.query_place] * self.plan.scaling
+        add_product(gradients["key"][block.key_place], score_gradient.transpose(1, 2), scaled)
 
-    def _learn_by_distance(self, block, sequence, keys, score_gradient, gradients, wanted) -> None:
+    def _learn_by_distance(self, block, score_gradient, gradients, wanted) -> None:
         by_distance = self._by_distance(score_gradient)
-        start = self.first_distance(block, keys)
+        start = self.first_distance(block)
         if "bias" in wanted:
             rows = slice(start, start + by_distance.shape[-1])
             gradients["bias"][block.heads, rows] += by_distance.sum(1)
         if self.query_table is not None:
-            place = sequence, block.heads, block.queries
-            self.query_table.combine(by_distance, block.heads, start, gradients["query"][place])
+            self.query_table.combine(by_distance, block.heads, start, gradients["query"][block.query_place])
             if "query_table" in wanted:
-                self.query_table.learn(by_distance, self.query[place], block.heads, start)
+                self.query_table.learn(by_distance, self.query[block.query_place], block.heads, start)
 
-    def _learn_key_table(self, block, sequence, keys, score_gradient, gradients, wanted) -> None:
-        heads, rows = block.shape
-        for few, columns, start in self.key_blocks(block, keys):
-            turned = self.scratch.skewed("by key gradient", heads, few.stop - few.start, rows)
-            turned.by_pair.copy_(score_gradient[..., columns].transpose(1, 2))
-            place = sequence, block.heads, few
+    def _learn_key_table(self, block, score_gradient, gradients, wanted) -> None:
+        table_too = "key_table" in wanted
+        blocks, few, far = self.key_parts(block)
+        if blocks.start < blocks.stop:
+            turned = self._skewed_blocks("by key gradient", block, blocks, zero=True)
+            self._as_pairs(turned, block).copy_(self._pairs_of(score_gradient, block, blocks))
+            self.key_blocks(block.heads).learn(turned.by_distance, block.sequence, blocks, block.queries, table_too)
+        for keys in few:
+            turned = self.scratch.skewed(
+                "by few keys gradient", block.shape[0], keys.stop - keys.start, block.shape[1], zero=True
+            )
+            turned.by_pair.copy_(score_gradient[..., block.columns(keys)].transpose(1, 2))
+            place = block.sequence, block.heads, keys
+            start = self.key_length - keys.stop + block.queries.start
             self.key_table.combine(turned.by_distance, block.heads, start, gradients["key"][place])
-            if "key_table" in wanted:
+            if table_too:
                 self.key_table.learn(turned.by_distance, self.key[place], block.heads, start)
-        for far, columns, row in self.far_keys(block, keys):
-            place = sequence, block.heads, far
-            total = score_gradient[..., columns].sum(1, keepdim=True)  # (heads, 1, keys)
+        for keys, row in far:
+            place = block.sequence, block.heads, keys
+            total = score_gradient[..., block.columns(keys)].sum(1, keepdim=True)  # (heads, 1, keys)
             vector = self.key_table.rows[block.heads, row, None]
             gradients["key"][place].add_(total.transpose(1, 2) * vector)
-            if "key_table" in wanted:
+            if table_too:
                 self.key_table.learn_rows(total, self.key[place], block.heads, slice(row, row + 1))
 
-    def _learn_by_pair(self, block, sequence, keys, score_gradient, gradients) -> None:
+    def _learn_by_pair(self, block, score_gradient, gradients) -> None:
         for gradient in gradients["pairs"]:
-            part = _part(gradient, sequence, block, keys)
+            part = _part(gradient, block)
             part += score_gradient.sum_to_size(part.shape)
         for index, learned in gradients["products"].items():
-            query, key = (_of(self.products[index][name], sequence) for name in ("product_query", "product_key"))
-            query_gradient, key_gradient = (_of(learned[name], sequence) for name in ("product_query", "product_key"))
-            add_product(query_gradient[block.heads, block.queries], score_gradient, key[block.heads, keys])
-            add_product(
-                key_gradient[block.heads, keys], score_gradient.transpose(1, 2), query[block.heads, block.queries]
+            query, key, query_gradient, key_gradient = (
+                _of(tensors[name], block.sequence)[block.heads, places]
+                for tensors in (self.products[index], learned)
+                for name, places in (("product_query", block.queries), ("product_key", block.keys))
             )
+            add_product(query_gradient, score_gradient, key)
+            add_product(key_gradient, score_gradient.transpose(1, 2), query)
 
 
 def _of(tensor: torch.Tensor, sequence: int) -> torch.Tensor:
@@ -554,17 +508,12 @@ def _of(tensor: torch.Tensor, sequence: int) -> torch.Tensor:
     return tensor[sequence if tensor.shape[0] > 1 else 0]
 
 
-def _part(tensor: torch.Tensor, sequence: int, block: Block, keys: slice) -> torch.Tensor:
+def _part(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     """A block's part of (batch or 1, heads or 1, query or 1, key)."""
-    own = _of(tensor, sequence)
+    own = _of(tensor, block.sequence)
     heads = block.heads if own.shape[0] > 1 else slice(0, 1)
     queries = block.queries if own.shape[1] > 1 else slice(0, 1)
-    return own[heads, queries, keys]
-
-
-def _is_lowest(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Where an additive mask forbids; `dtype` is the one it was made in."""
-    return mask <= torch.finfo(dtype).min
+    return own[heads, queries, block.keys]
 
 
 def _like_heads(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,14 +16,12 @@ from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
 BATCH, HEADS, HEAD_DIM = 3, 4, 5
 
 
-@pytest.fixture(params=[(7, 4), (3, 16), (64, 64)], ids=["small blocks", "other blocks", "one block"], autouse=True)
+@pytest.fixture(params=[(6, 3), (4, 4), (64, 64)], ids=["small blocks", "square blocks", "one block"], autouse=True)
 def blocks(request, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     rows, keys = request.param
-    for name in ("FEWEST_ROWS", "MOST_ROWS", "KERNEL_ROWS"):
-        monkeypatch.setattr(blockwise, name, rows)
-    for name in ("FEWEST_KEYS", "MOST_KEYS"):
-        monkeypatch.setattr(blockwise, name, keys)
+    for name, value in {"ROWS": rows, "KEYS": keys, "KERNEL_ROWS": rows}.items():
+        monkeypatch.setattr(blockwise, name, value)
     monkeypatch.setattr(blockwise, "FEWEST_HEADS", 1)
     if rows < 64:
         monkeypatch.setattr(blockwise, "BLOCK_SIZE", 3 * rows * 40)

@@ -31,8 +31,8 @@ SCHEMES = ["t5", "alibi", "tupe", "relative", "relative_key", "relative_key_quer
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_memory_grows_with_the_length_and_not_with_its_square(scheme, dropout, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK_SIZE", 1 << 15)
-    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 32)
-    monkeypatch.setattr(blockwise, "MOST_ROWS", 32)
+    monkeypatch.setattr(blockwise, "ROWS", 32)
+    monkeypatch.setattr(blockwise, "KEYS", 16)
     monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 1 << 15)
     monkeypatch.setattr(blockwise, "KERNEL_ROWS", 64)
     entries, saved = [], []

@@ -1,0 +1,235 @@
+"""Products with vectors that belong to distances, read per pair of positions through strided views: no index tensors, no
+gathering.
+"""
+
+import functools
+import math
+
+import torch
+from torch import nn
+
+
+# Numbers in a line of the cache. Products of matrices whose rows start with one are up to twice as fast.
+LINE = 16
+
+
+def aligned(width: int) -> int:
+    """The next multiple of a line."""
+    return -(-width // LINE) * LINE
+
+
+class Skewed:
+    """Memory seen per distance and per pair.
+
+    Attributes:
+        by_distance: (heads, rows, width), `width` rows + columns - 1 or somewhat more; entry c of row i belongs to the
+            distance c - (rows - 1).
+        by_pair: (heads, rows, columns), the same numbers: entry (i, j) is that of the distance j - i.
+    """
+
+    def __init__(self, by_distance: torch.Tensor, rows: int, columns: int):
+        self.by_distance = by_distance
+        width = by_distance.shape[-1]
+        self.by_pair = by_distance.as_strided(
+            (by_distance.shape[0], rows, columns),
+            (rows * width, width - 1, 1),
+            by_distance.storage_offset() + rows - 1,
+        )
+
+
+class Scratch:
+    """Memory for blocks, by name, used again from block to block."""
+
+    def __init__(self, like: torch.Tensor):
+        self.like = like
+        self.memory: dict[str, torch.Tensor] = {}
+        self.layouts: dict[str, tuple[int, int, int]] = {}
+
+    def get(self, name: str, *shape: int) -> torch.Tensor:
+        """A contiguous tensor with any content."""
+        size = math.prod(shape)
+        if name not in self.memory or self.memory[name].numel() < size:
+            self.memory[name] = self.like.new_empty(size)
+            self.layouts.pop(name, None)
+        return self.memory[name][:size].view(shape)
+
+    def skewed(self, name: str, heads: int, rows: int, columns: int, zero: bool = False) -> Skewed:
+        """A block; with `zero`, what is written through `by_pair` alone stays 0 where there are no pairs."""
+        by_distance = self.get(name, heads, rows, aligned(rows + columns - 1))
+        if zero and self.layouts.get(name) != (heads, rows, columns):
+            by_distance.zero_()
+            self.layouts[name] = heads, rows, columns
+        return Skewed(by_distance, rows, columns)
+
+
+def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep: bool = True) -> None:
+    """out = out + left · right, or without `keep` just the product, for batches of matrices."""
+    if out.is_contiguous():
+        out.baddbmm_(left, right, beta=float(keep))
+    elif keep:
+        # One product of the whole batch and a sum are faster than what PyTorch does here: a product for each matrix.
+        out.add_(torch.bmm(left, right))
+    else:
+        out.copy_(torch.bmm(left, right))
+
+
+class Table:
+    """Vectors per distance, and products with them.
+
+    Args:
+        rows: (heads or 1, distances, head_dim).
+        heads: how many there are.
+        first, last: how many distances at either end share one vector.
+    """
+
+    def __init__(self, rows: torch.Tensor, heads: int, first: int, last: int):
+        self.distances, self.first, self.last = rows.shape[1], first, last
+        # Products may read on to the end of a line.
+        self._rows = nn.functional.pad(rows, (0, 0, 0, LINE - 1))
+        self.rows = self._rows.expand(heads, -1, -1)
+        self._gradient: torch.Tensor | None = None
+
+    @functools.cached_property
+    def columns(self) -> torch.Tensor:
+        """(heads, head_dim, distances); products with it are faster than with the transposed rows."""
+        return self._rows.transpose(1, 2).contiguous().expand(self.rows.shape[0], -1, -1)
+
+    @property
+    def gradient(self) -> torch.Tensor:
+        """What was learned, (heads, distances, head_dim)."""
+        return self._gradient[:, : self.distances]
+
+    def _ends(self, start: int, width: int) -> tuple[int, int]:
+        """How many of the distances from `start` on share the first vector, and from which on they share the last."""
+        first = min(max(self.first - start, 0), width)
+        last = min(max(self.distances - self.last - start, first), width)
+        # Cutting a product into pieces has a price.
+        return (first, last) if 4 * (last - first) < 3 * width else (0, width)
+
+    def times(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
+        """out = vectors · table, added to `out` with `keep`: (heads, rows, head_dim) -> (heads, rows, width)."""
+        width = out.shape[-1]
+        first, last = self._ends(start, width)
+        for ends, row in ((out[..., :first], 0), (out[..., last:], self.distances - 1)):
+            if ends.shape[-1]:
+                product = torch.bmm(vectors, self.rows[heads, row, :, None])
+                ends.add_(product) if keep else ends.copy_(product.expand_as(ends))
+        if first < last:
+            add_product(out[..., first:last], vectors, self.columns[heads, :, start + first : start + last], keep)
+
+    def combine(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
+        """Add weights · table to `out`: (heads, rows, width) -> (heads, rows, head_dim)."""
+        first, last = self._ends(start, weights.shape[-1])
+        if first < last:
+            add_product(out, weights[..., first:last], self.rows[heads, start + first : start + last])
+        for ends, row in ((weights[..., :first], 0), (weights[..., last:], self.distances - 1)):
+            if ends.shape[-1]:
+                out.add_(ends.sum(-1, keepdim=True) * self.rows[heads, None, row])
+
+    def learn(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
+        """Add weightsᵀ · vectors to the gradient: (heads, rows, width), (heads, rows, head_dim)."""
+        first, last = self._ends(start, weights.shape[-1])
+        if first < last:
+            self.learn_rows(
+                weights[..., first:last].transpose(1, 2), vectors, heads, slice(start + first, start + last)
+            )
+        for ends, row in ((weights[..., :first], 0), (weights[..., last:], self.distances - 1)):
+            if ends.shape[-1]:
+                self.learn_rows(ends.sum(-1)[:, None], vectors, heads, slice(row, row + 1))
+
+    def learn_windows(self, gradients: torch.Tensor, heads: slice, start: int, step: int) -> None:
+        """Add the gradients of windows, (windows, heads, width, head_dim), each `step` rows after the last."""
+        for number, gradient in enumerate(gradients):
+            rows = self._gradient_of(heads)[:, start + number * step :][:, : gradient.shape[1]]
+            rows.add_(gradient[:, : rows.shape[1]])
+
+    def _gradient_of(self, heads: slice) -> torch.Tensor:
+        if self._gradient is None:
+            self._gradient = torch.zeros_like(self.rows, memory_format=torch.contiguous_format)
+        return self._gradient[heads]
+
+    def learn_rows(self, left: torch.Tensor, right: torch.Tensor, heads: slice, rows: slice) -> None:
+        """Add a product to the gradient of some rows."""
+        self._gradient_of(heads)[:, rows].add_(torch.bmm(left, right))
+
+
+class KeyBlocks:
+    """Some heads' keys in blocks of equal length, each with the rows of a table that it meets: one product for them all.
+
+    A block of keys meets a window of the table that depends on how far it is from the queries. The windows are laid out
+    once, the next nearer the end of the table first, and all queries of all sequences use them again: those from `q` on
+    multiply key block b with window b + (last q - q) / size.
+
+    Args:
+        keys: (batch, heads, key, head_dim).
+        table: by the opposite distance, query - key.
+        heads: which.
+        rows: queries of a block, a multiple of `size` unless there is one block only.
+        size: keys of a block.
+        query_length: of all queries.
+    """
+
+    def __init__(self, keys: torch.Tensor, table: Table, heads: slice, rows: int, size: int, query_length: int):
+        self.table, self.heads, self.size = table, heads, size
+        self.number, self.rest = divmod(keys.shape[2], size)
+        self.last_query = (query_length - 1) // rows * rows
+        whole = keys[:, heads, : self.number * size].unflatten(2, (self.number, size))
+        # (batch, number, heads, size, head_dim)
+        self.keys = whole.transpose(1, 2).contiguous()
+        # The last queries may be fewer, and then their windows end before these do.
+        rows_met = nn.functional.pad(table.rows[heads, self.rest :], (0, 0, 0, self.last_query + rows - query_length))
+        windows = rows_met.unfold(1, aligned(rows + size - 1), size)[:, : self.number + self.last_query // size]
+        # (windows, heads, head_dim, width)
+        self.windows = windows.flip(1).transpose(0, 1).contiguous()
+        self.key_gradient = self.window_gradient = None
+
+    def whole(self, keys: slice) -> slice:
+        """The blocks that lie within some keys."""
+        first = -(-keys.start // self.size)
+        return slice(first, max(first, min(keys.stop // self.size, self.number)))
+
+    def keys_of(self, blocks: slice) -> slice:
+        """The keys in some blocks."""
+        return slice(blocks.start * self.size, blocks.stop * self.size)
+
+    def _windows_of(self, windows: torch.Tensor, blocks: slice, queries: slice) -> torch.Tensor:
+        """(blocks · heads, head_dim, width)."""
+        nearer = (self.last_query - queries.start) // self.size
+        width = aligned(queries.stop - queries.start + self.size - 1)
+        return windows[blocks.start + nearer : blocks.stop + nearer].flatten(0, 1)[..., :width]
+
+    def times(self, sequence: int, blocks: slice, queries: slice, out: torch.Tensor) -> None:
+        """out = keys · windows, (blocks · heads, size, width)."""
+        windows = self._windows_of(self.windows, blocks, queries)
+        out.baddbmm_(self.keys[sequence, blocks].flatten(0, 1), windows, beta=0.0)
+
+    def learn(self, weights: torch.Tensor, sequence: int, blocks: slice, queries: slice, table_too: bool) -> None:
+        """Add the gradients of the keys and with `table_too` of the windows, given that of a product."""
+        if self.key_gradient is None:
+            self.key_gradient = torch.zeros_like(self.keys)
+            self.window_gradient = torch.zeros_like(self.windows) if table_too else None
+        windows = self._windows_of(self.windows, blocks, queries)
+        self.key_gradient[sequence, blocks].flatten(0, 1).baddbmm_(weights, windows.transpose(1, 2))
+        if table_too:
+            gradient = self._windows_of(self.window_gradient, blocks, queries)
+            add_product(gradient, self.keys[sequence, blocks].flatten(0, 1).transpose(1, 2), weights)
+
+    def finish(self, key_gradient: torch.Tensor) -> None:
+        """Add what was learned to the gradients of all keys and of the table."""
+        if self.key_gradient is None:
+            return
+        whole = self.keys_of(slice(0, self.number))
+        key_gradient[:, self.heads, whole].unflatten(2, (self.number, self.size)).add_(
+            self.key_gradient.transpose(1, 2)
+        )
+        if self.window_gradient is not None:
+            gradients = self.window_gradient.flip(0).transpose(2, 3)
+            self.table.learn_windows(gradients, self.heads, self.rest, self.size)
+
+
+def shared_ends(rows: torch.Tensor) -> tuple[int, int]:
+    """How many distances at either end of (distances,) look up the same row."""
+    other_than_first, other_than_last = (rows != rows[0]).nonzero(), (rows != rows[-1]).nonzero()
+    if not len(other_than_first):
+        return len(rows), 0
+    return int(other_than_first[0]), len(rows) - 1 - int(other_than_last[-1])
