@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, shared_ends
+from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, shared_ends, to_line_end
 from .scheme import PairTerm, ProductTerm, RelativeTerm
 
 
@@ -125,15 +125,13 @@ class Computation:
             else:
                 by_kind.setdefault(name, []).append((tensor, plan.rows[index]))
         for name, terms in by_kind.items():
-            total = functools.reduce(torch.add, [tensor[:, rows] for tensor, rows in terms])
+            # The table of the keys is read by the opposite distance, query - key.
+            rows = [rows.flip(0) if name == "key_table" else rows for _, rows in terms]
+            total = functools.reduce(torch.add, [tensor[:, to_line_end(r)] for (tensor, _), r in zip(terms, rows)])
             if name == "bias":
-                # Blocks may read on to the end of a line, as in a table.
-                self.bias = nn.functional.pad(total, (0, LINE - 1)).expand(self.heads, -1)
-                continue
-            first, last = map(min, zip(*(shared_ends(rows) for _, rows in terms)))
-            if name == "key_table":
-                total, first, last = total.flip(1), last, first  # by query - key
-            setattr(self, name, Table(total, self.heads, first, last))
+                self.bias = total.expand(self.heads, -1)
+            else:
+                setattr(self, name, Table(total, self.heads, *map(min, zip(*(shared_ends(r) for r in rows)))))
         self.generator = None
         if plan.dropout:
             self.generator = torch.Generator(content_query.device)

@@ -18,6 +18,11 @@ def aligned(width: int) -> int:
     return -(-width // LINE) * LINE
 
 
+def to_line_end(rows: torch.Tensor) -> torch.Tensor:
+    """(distances,) with the last one repeated: products with a table may read on to the end of a line."""
+    return torch.cat([rows, rows[-1:].expand(LINE - 1)])
+
+
 class Skewed:
     """Memory seen per distance and per pair.
 
@@ -77,16 +82,15 @@ class Table:
     """Vectors per distance, and products with them.
 
     Args:
-        rows: (heads or 1, distances, head_dim).
+        rows: (heads or 1, distances and the rest of a line, head_dim); see [`to_line_end`].
         heads: how many there are.
         first, last: how many distances at either end share one vector.
     """
 
     def __init__(self, rows: torch.Tensor, heads: int, first: int, last: int):
-        self.distances, self.first, self.last = rows.shape[1], first, last
-        # Products may read on to the end of a line.
-        self._rows = nn.functional.pad(rows, (0, 0, 0, LINE - 1))
-        self.rows = self._rows.expand(heads, -1, -1)
+        self.distances, self.first, self.last = rows.shape[1] - (LINE - 1), first, last
+        self._rows = rows
+        self.rows = rows.expand(heads, -1, -1)
         self._gradient: torch.Tensor | None = None
 
     @functools.cached_property
@@ -177,10 +181,10 @@ class KeyBlocks:
         # (batch, number, heads, size, head_dim)
         self.keys = whole.transpose(1, 2).contiguous()
         # The last queries may be fewer, and then their windows end before these do.
-        rows_met = nn.functional.pad(table.rows[heads, self.rest :], (0, 0, 0, self.last_query + rows - query_length))
-        windows = rows_met.unfold(1, aligned(rows + size - 1), size)[:, : self.number + self.last_query // size]
+        met = nn.functional.pad(table.columns[heads, :, self.rest :], (0, self.last_query + rows - query_length))
+        windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, : self.number + self.last_query // size]
         # (windows, heads, head_dim, width)
-        self.windows = windows.flip(1).transpose(0, 1).contiguous()
+        self.windows = windows.permute(2, 0, 1, 3).flip(0).contiguous()
         self.key_gradient = self.window_gradient = None
 
     def whole(self, keys: slice) -> slice:
