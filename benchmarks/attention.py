@@ -8,15 +8,14 @@ Each model runs once, and what its first self-attention was called with is kept;
 models do in model.py, on the same arguments every time. Writes results/<name>.json and .md.
 """
 
-import argparse
 import json
 from collections.abc import Callable
 from functools import partial
 
 import report
 import torch
-from contestants import ALL_SCHEMES, PEERS, Size, build_bert, contestants, make_batch
-from model import MODES, build, table, take_turns
+from contestants import MODES, Size, build_bert, comparison_parser, contestants, make_batch
+from model import build, table, take_turns
 from torch import nn
 from transformers.utils import logging
 
@@ -66,20 +65,8 @@ def replay(model: nn.Module, inputs: dict[str, torch.Tensor], mode: str) -> Call
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="attention", help="name of the files in results/")
-    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
-    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser = comparison_parser(__doc__, "attention")
     parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=["sdpa", "eager", "flex_attention"])
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512])
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
-    parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()

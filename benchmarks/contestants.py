@@ -1,9 +1,11 @@
 """The models that the benchmarks compare: stock BERT, every scheme on it, and the peers that transformers has."""
 
+import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +31,8 @@ from hf_posenc.modeling.schemes import SCHEMES
 STOCK = "BERT"
 STOCK_AGAIN = "BERT, a second copy"
 STOCK_EAGER = "BERT, eager"
+# What is measured, and with which dropout.
+MODES = {"forward": 0.1, "training": 0.1, "training without dropout": 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,17 +52,24 @@ class Size:
     dropout: float = 0.1
 
 
+def bert_sizes(size: Size) -> dict[str, Any]:
+    """Keywords of a BertConfig, and of the configs that call their sizes the same."""
+    return {
+        "vocab_size": size.vocabulary,
+        "hidden_size": size.hidden,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+        "intermediate_size": 4 * size.hidden,
+        "hidden_dropout_prob": size.dropout,
+        "attention_probs_dropout_prob": size.dropout,
+    }
+
+
 def build_bert(size: Size, scheme: str | None = None, backend: str = "sdpa") -> nn.Module:
     config_class, model_class = (BertConfig, BertModel) if scheme is None else (PosencBertConfig, PosencBertModel)
     config = config_class(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=4 * size.hidden,
+        **bert_sizes(size),
         max_position_embeddings=size.length,
-        hidden_dropout_prob=size.dropout,
-        attention_probs_dropout_prob=size.dropout,
         attn_implementation=backend,
         **({} if scheme is None else {"position_scheme": scheme}),
     )
@@ -77,18 +88,7 @@ def fill_positions(model: nn.Module) -> None:
 
 
 def build_peer(model_class: type[nn.Module], config_class: type, size: Size, **own) -> nn.Module:
-    config = config_class(
-        vocab_size=size.vocabulary,
-        hidden_size=size.hidden,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=4 * size.hidden,
-        max_position_embeddings=size.length + 2,
-        hidden_dropout_prob=size.dropout,
-        attention_probs_dropout_prob=size.dropout,
-        **own,
-    )
-    return model_class(config)
+    return model_class(config_class(**bert_sizes(size), max_position_embeddings=size.length + 2, **own))
 
 
 def build_xlnet(size: Size) -> nn.Module:
@@ -170,6 +170,24 @@ def contestants(schemes: list[str], peers: list[str]) -> dict[str, Callable[[Siz
 
 
 ALL_SCHEMES = [*SCHEMES, "none"]
+
+
+def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
+    """The options of every comparison: of what, on which batches and how; `name` is that of its files in results/."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--name", default=name, help="name of the files in results/")
+    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--lengths", nargs="+", type=int, default=[512])
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
+    parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser
 
 
 def make_batch(size: Size, batch: int, padding: float, device: str) -> dict[str, torch.Tensor]:

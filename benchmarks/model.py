@@ -24,12 +24,9 @@ from pathlib import Path
 
 import report
 import torch
-from contestants import ALL_SCHEMES, PEERS, STOCK, STOCK_AGAIN, Size, contestants, make_batch
+from contestants import MODES, PEERS, STOCK, STOCK_AGAIN, Size, comparison_parser, contestants, make_batch
 from torch import nn
 from transformers.utils import logging
-
-
-MODES = {"forward": 0.1, "training": 0.1, "training without dropout": 0.0}
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:
@@ -195,20 +192,8 @@ def plot(results: list[dict], file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default="model", help="name of the files in results/")
-    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
-    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512])
+    parser = comparison_parser(__doc__, "model")
     parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
-    parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--no_times", action="store_true", help="measure memory only")
     parser.add_argument("--profile", action="store_true", help="profile every scheme in every mode, and nothing else")

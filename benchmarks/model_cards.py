@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import report
-from transformers import AutoConfig, PreTrainedConfig
 
 from hf_posenc.cards import write_card
 
@@ -29,7 +28,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 
 from compare_schemes import Candidate  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from punctuation import LABELS  # noqa: E402
+from quickstart import load_config  # noqa: E402
 from records import write_json  # noqa: E402
 
 
@@ -53,12 +52,7 @@ def card_name(scheme: str) -> str:
 
 def variant_config(candidate: Candidate) -> dict[str, Any]:
     """What is in config.json of the trained variant, and where it came from."""
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        packaged_minilm(),
-        id2label=dict(enumerate(LABELS)),
-        label2id={label: i for i, label in enumerate(LABELS)},
-        **candidate.flags,
-    )
+    config = load_config(packaged_minilm(), **candidate.flags)
     config.architectures = [config.auto_classes["AutoModelForTokenClassification"]]
     return {"_name_or_path": BASE_MODEL, **json.loads(config.to_json_string())}
 

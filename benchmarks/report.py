@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shlex
+import statistics
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +29,12 @@ def circumstances() -> dict[str, Any]:
         "versions": {package: version(package) for package in PACKAGES},
         "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
     }
+
+
+def mean_and_deviation(values: list[float]) -> str:
+    """Mean and sample standard deviation for people; the mean alone where there is a single value."""
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.3f}{spread}"
 
 
 def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:

@@ -12,8 +12,9 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from report import RESULTS, mean_and_deviation
 
-RESULTS = Path(__file__).parent / "results"
+
 README = Path(__file__).parents[1] / "README.md"
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 
@@ -37,8 +38,7 @@ def written(numbers: list[float]) -> str:
     """Mean and sample standard deviation over the seeds, with their number where it is not three."""
     if not numbers:
         return ""
-    spread = f" ± {statistics.stdev(numbers):.3f}" if len(numbers) > 1 else ""
-    return f"{statistics.fmean(numbers):.3f}{spread}" + f" ({len(numbers)})" * (len(numbers) != 3)
+    return mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
 
 
 def deviations_above(own: list[float], baseline: list[float]) -> float:

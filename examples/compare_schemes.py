@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +34,8 @@ from typing import Any, Literal
 import torch
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer
 from minilm import packaged_minilm
-from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
+from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
+from quickstart import DEFAULTS, load_config
 from records import same_settings, write_json, write_whole
 from training import PositionTrainer, PositionTrainingArguments
 from transformers import (
@@ -107,20 +109,6 @@ class CompareArguments:
         return self.eval_lengths or [self.length]
 
 
-# Where these differ from TrainingArguments: the quick start's budget.
-DEFAULTS = {
-    "output_dir": "outputs/compare_schemes",
-    "max_steps": 240,
-    "learning_rate": 5e-4,
-    "position_learning_rate": 0.1,
-    "warmup_steps": 0.1,
-    "per_device_train_batch_size": 8,
-    "per_device_eval_batch_size": 32,
-    "logging_steps": 20,
-    "save_strategy": "no",
-    "report_to": "none",
-    "dataloader_pin_memory": torch.accelerator.is_available(),  # warns where there is none
-}
 # The settings of TrainingArguments that a result depends on most.
 RECORDED = (
     "max_steps",
@@ -197,13 +185,12 @@ def punctuation_task(arguments: CompareArguments) -> Task:
     documents = language_reference() if arguments.train_file is None else read_documents(arguments.train_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
     return Task(
         train=windows(train, tokenizer, arguments.length),
         evaluate_on={length: windows(held_out, tokenizer, length) for length in arguments.lengths},
         quality="f1",
         higher_is_better=True,
-        config=lambda **flags: AutoConfig.from_pretrained(checkpoint, **names, **flags),
+        config=partial(load_config, checkpoint),
         model=lambda config: AutoModelForTokenClassification.from_pretrained(checkpoint, config=config),
         trainer={
             "data_collator": DataCollatorForTokenClassification(tokenizer),
@@ -502,7 +489,8 @@ def costs_of(
 
 def main() -> None:
     parser = HfArgumentParser((CompareArguments, PositionTrainingArguments))
-    parser.set_defaults(**DEFAULTS)
+    # The quick start's budget.
+    parser.set_defaults(**{**DEFAULTS, "output_dir": "outputs/compare_schemes"})
     try:
         arguments, training = parser.parse_args_into_dataclasses()
         if find_spec("matplotlib") is None:  # not after hours of training

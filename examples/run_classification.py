@@ -255,9 +255,7 @@ def main() -> None:
         args=training,
         train_dataset=data.get("train"),
         eval_dataset=data.get("validation"),
-        data_collator=DataCollatorWithPadding(
-            tokenizer, pad_to_multiple_of=8 if training.fp16 or training.bf16 else None
-        ),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=training.pad_to_multiple_of),
         processing_class=tokenizer,
         compute_metrics=measure_classes(arguments.metric, config.num_labels) if arguments.metric else measure_numbers,
     )

@@ -333,9 +333,7 @@ def main() -> None:
         set_seed(training.seed)
         model = checkpoint.load_model(AutoModelForMaskedLM, config, run.finished_model)
 
-    masking = Masking(
-        tokenizer, arguments.mlm_probability, training.seed, 8 if training.fp16 or training.bf16 else None
-    )
+    masking = Masking(tokenizer, arguments.mlm_probability, training.seed, training.pad_to_multiple_of)
     data = make_inputs(texts, arguments, training, masking, length)
     trainer = PositionTrainer(
         model=model,

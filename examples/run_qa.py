@@ -351,9 +351,7 @@ def main() -> None:
         args=training,
         train_dataset=windows.get("train"),
         eval_dataset=windows.get("validation"),
-        data_collator=DataCollatorWithPadding(
-            tokenizer, pad_to_multiple_of=8 if training.fp16 or training.bf16 else None
-        ),
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=training.pad_to_multiple_of),
         processing_class=tokenizer,
         compute_metrics=answers.get("validation"),
     )

@@ -285,9 +285,7 @@ def main() -> None:
         args=training,
         train_dataset=data.get("train"),
         eval_dataset=data.get("validation"),
-        data_collator=DataCollatorForTokenClassification(
-            tokenizer, pad_to_multiple_of=8 if training.fp16 or training.bf16 else None
-        ),
+        data_collator=DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=training.pad_to_multiple_of),
         processing_class=tokenizer,
         compute_metrics=measure_tags(arguments.metric, classes.names),
         preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1),

@@ -87,6 +87,11 @@ class PositionTrainingArguments(TrainingArguments):
             self.eval_strategy = "epoch" if self.save_strategy == "best" else self.save_strategy
             self.eval_steps = self.eval_steps or self.save_steps
 
+    @property
+    def pad_to_multiple_of(self) -> int | None:
+        """What collators pad to a multiple of: half precision is for tensor cores, and these take tokens by eights."""
+        return 8 if self.fp16 or self.bf16 else None
+
     def choose_best_by(self, metric: str, greater_is_better: bool = True) -> None:
         """Choose the best checkpoint by a metric, unless another was asked for."""
         if not self._best_is_asked_for:
@@ -329,19 +334,21 @@ def describe_file(file: str) -> str:
 
 def evaluate_and_save(trainer: Trainer, rows: Dataset, prefix: str = "eval") -> None:
     """Evaluate, and write the metrics to `<prefix>_results.json` and all_results.json."""
-    metrics = trainer.evaluate(eval_dataset=rows, metric_key_prefix=prefix)
-    metrics[f"{prefix}_samples"] = len(rows)
-    trainer.log_metrics(prefix, metrics)
-    trainer.save_metrics(prefix, metrics)
+    log_and_save(trainer, rows, prefix, trainer.evaluate(eval_dataset=rows, metric_key_prefix=prefix))
 
 
 def predict_and_save(trainer: Trainer, rows: Dataset, prefix: str = "predict") -> Any:
     """What the model predicts, as `Trainer.predict` returns it; metrics are written as by [`evaluate_and_save`]."""
     output = trainer.predict(rows, metric_key_prefix=prefix)
-    metrics = {**output.metrics, f"{prefix}_samples": len(rows)}
+    log_and_save(trainer, rows, prefix, output.metrics)
+    return output
+
+
+def log_and_save(trainer: Trainer, rows: Dataset, prefix: str, metrics: dict[str, float]) -> None:
+    """Metrics of some rows, and how many these are, in the log and in the files of [`evaluate_and_save`]."""
+    metrics = {**metrics, f"{prefix}_samples": len(rows)}
     trainer.log_metrics(prefix, metrics)
     trainer.save_metrics(prefix, metrics)
-    return output
 
 
 def load_metric(name: str) -> evaluate.Metric:

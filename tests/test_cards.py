@@ -15,8 +15,7 @@ import yaml
 from fresh_process import ROOT
 from hub_server import LoopbackHub, card_errors
 from huggingface_hub import HfApi, ModelCard, constants
-from tiny import FAMILIES, build, heads, inputs, stock_config
-from torch.utils.data import Dataset
+from tiny import FAMILIES, Sentences, build, heads, inputs, stock_config
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import hf_posenc
@@ -361,15 +360,6 @@ class TestWriteCard:
             write_card(tmp_path / "absent")
 
 
-class _Sentences(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        batch = inputs(batch=1, seed=index, padding=None)
-        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
-
-
 class TestCallback:
     def trainer(self, folder: Path, scheme: str = "absolute+t5", **arguments) -> Trainer:
         model = build(scheme, head="ForSequenceClassification")
@@ -377,8 +367,8 @@ class TestCallback:
         return Trainer(
             model,
             TrainingArguments(str(folder), **{**settings, **arguments}),
-            train_dataset=_Sentences(),
-            eval_dataset=_Sentences(),
+            train_dataset=Sentences(),
+            eval_dataset=Sentences(),
             compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
         )
 

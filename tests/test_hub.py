@@ -16,8 +16,7 @@ from huggingface_hub import HfApi, ModelCard, constants
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, get_peft_model
-from tiny import FAMILIES, STOCK_CONFIGS, build, fill_positions, heads, inputs, stock_config, variant_class
-from torch.utils.data import Dataset
+from tiny import FAMILIES, STOCK_CONFIGS, Sentences, build, fill_positions, heads, inputs, stock_config, variant_class
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -148,15 +147,6 @@ def test_with_the_plugin_auto_classes_load_what_was_pushed_without_a_flag(hub, p
         assert error(outputs(model, **batch), expected) <= TOLERANCE
 
 
-class _Sentences(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        batch = inputs(batch=1, seed=index, padding=None)
-        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
-
-
 @pytest.fixture(scope="module")
 def others(hub, tmp_path_factory, minilm) -> list[tuple[str, str, dict, dict, list[torch.Tensor]]]:
     """More that was pushed: repository, Auto class, keywords to load it with, inputs and outputs."""
@@ -189,7 +179,7 @@ def others(hub, tmp_path_factory, minilm) -> list[tuple[str, str, dict, dict, li
 
     arguments = {"report_to": "none", "use_cpu": True, "max_steps": 1, "save_strategy": "no", "disable_tqdm": True}
     settings = TrainingArguments(str(folder / "trained"), hub_model_id="me/trained", **arguments)
-    trainer = Trainer(classifier("tupe"), settings, train_dataset=_Sentences(), processing_class=tokenizer)
+    trainer = Trainer(classifier("tupe"), settings, train_dataset=Sentences(), processing_class=tokenizer)
     trainer.train()
     trainer.push_to_hub()
     add("me/trained", trainer.model)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fresh_process import run_fresh
-from tiny import FAMILIES, STOCK_CONFIGS, build, fill_positions, heads, inputs, stock_config, variant_class
-from torch.utils.data import Dataset
+from tiny import FAMILIES, STOCK_CONFIGS, Sentences, build, fill_positions, heads, inputs, stock_config, variant_class
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -135,15 +134,6 @@ def test_configs_make_the_round_trip(family, tmp_path):
     assert saved == flags.keys()
 
 
-class _Sentences(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        batch = inputs(batch=1, seed=index, padding=None)
-        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
-
-
 def test_a_trainer_s_checkpoint_is_loaded_and_resumed(tmp_path):
     arguments = {
         "output_dir": str(tmp_path),
@@ -159,7 +149,7 @@ def test_a_trainer_s_checkpoint_is_loaded_and_resumed(tmp_path):
     }
     model = build("absolute+t5", head="ForSequenceClassification")
     start = {name: parameter.detach().clone() for name, parameter in position_parameters(model).items()}
-    Trainer(model, TrainingArguments(**arguments, max_steps=2), train_dataset=_Sentences()).train()
+    Trainer(model, TrainingArguments(**arguments, max_steps=2), train_dataset=Sentences()).train()
     assert all(not torch.equal(parameter, start[name]) for name, parameter in position_parameters(model).items())
 
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-2")
@@ -167,14 +157,14 @@ def test_a_trainer_s_checkpoint_is_loaded_and_resumed(tmp_path):
     assert torch.equal(outputs(again), outputs(model))
 
     fresh = build("absolute+t5", head="ForSequenceClassification", seed=1)
-    trainer = Trainer(fresh, TrainingArguments(**arguments, max_steps=4), train_dataset=_Sentences())
+    trainer = Trainer(fresh, TrainingArguments(**arguments, max_steps=4), train_dataset=Sentences())
     result = trainer.train(resume_from_checkpoint=True)
     assert result.global_step == 4
 
     # Two steps from a checkpoint are what four steps in a row are.
     whole = build("absolute+t5", head="ForSequenceClassification")
     settings = TrainingArguments(**{**arguments, "output_dir": str(tmp_path / "whole")}, max_steps=4)
-    Trainer(whole, settings, train_dataset=_Sentences()).train()
+    Trainer(whole, settings, train_dataset=Sentences()).train()
     assert (outputs(fresh) - outputs(whole)).abs().max() < 1e-5
     assert (outputs(fresh) - outputs(model)).abs().max() > 1e-3
 

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 import hf_posenc  # noqa: F401
 from hf_posenc import plugin, position_parameters
@@ -81,6 +82,17 @@ def inputs(
             attention_mask[row, columns] = 0
             input_ids[row, columns] = pad_token_id
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+class Sentences(Dataset):
+    """Eight inputs without padding, of one class and the other in turns, to train on."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        batch = inputs(batch=1, seed=index, padding=None)
+        return {**{name: value[0] for name, value in batch.items()}, "labels": index % 2}
 
 
 def build(position_scheme: str, family: str = "bert", head: str = "Model", seed: int = 0, **overrides) -> nn.Module:

@@ -45,3 +45,17 @@ def mistake(run_main, monkeypatch) -> Callable[..., str]:
         return message
 
     return run
+
+
+@pytest.fixture
+def mistake_in_training(mistake, tmp_path, monkeypatch) -> Callable[..., str]:
+    """What a script says of a command line to train with that follows right arguments, in a folder of files."""
+
+    def run(script: ModuleType, checkpoint: object, files: dict[str, str], arguments: str) -> str:
+        for name, content in files.items():
+            (tmp_path / name).write_text(content)
+        monkeypatch.chdir(tmp_path)
+        right = ["--model_name_or_path", checkpoint, "--do_train", "--use_cpu", "true", "--output_dir", "run"]
+        return mistake(script, *right, *arguments.split())
+
+    return run

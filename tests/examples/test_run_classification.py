@@ -383,14 +383,8 @@ WRONG_FILES = {
         ("--train_file train.csv --attn_implementation flash_attention_2", "flash_attention_2"),
     ],
 )
-def test_mistakes_end_in_one_line_before_weights_are_read(
-    arguments, message, checkpoint, tmp_path, monkeypatch, mistake
-):
-    for name, content in WRONG_FILES.items():
-        (tmp_path / name).write_text(content)
-    monkeypatch.chdir(tmp_path)
-    defaults = ["--model_name_or_path", checkpoint, "--do_train", "--use_cpu", "true", "--output_dir", "run"]
-    assert message in mistake(run_classification, *defaults, *arguments.split())
+def test_mistakes_end_in_one_line_before_weights_are_read(arguments, message, checkpoint, mistake_in_training):
+    assert message in mistake_in_training(run_classification, checkpoint, WRONG_FILES, arguments)
 
 
 def test_nothing_to_do_is_a_mistake_too(checkpoint, files, mistake):

@@ -294,12 +294,6 @@ WRONG_FILES = {
         ("--train_file right.json --position_scheme relativ", "did you mean 'relative'"),
     ],
 )
-def test_mistakes_end_in_one_line_before_weights_are_read(
-    arguments, message, checkpoint, tmp_path, monkeypatch, mistake
-):
-    for name, content in WRONG_FILES.items():
-        (tmp_path / name).write_text(json.dumps(content))
-    (tmp_path / "broken.json").write_text('{"data": [')
-    monkeypatch.chdir(tmp_path)
-    defaults = ["--model_name_or_path", checkpoint, "--do_train", "--use_cpu", "true", "--output_dir", "run"]
-    assert message in mistake(run_qa, *defaults, *arguments.split())
+def test_mistakes_end_in_one_line_before_weights_are_read(arguments, message, checkpoint, mistake_in_training):
+    files = {name: json.dumps(content) for name, content in WRONG_FILES.items()}
+    assert message in mistake_in_training(run_qa, checkpoint, files | {"broken.json": '{"data": ['}, arguments)

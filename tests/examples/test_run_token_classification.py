@@ -204,11 +204,5 @@ WRONG_FILES = {
         ("--train_file train.conll --position_scheme rop", "did you mean 'rope'"),
     ],
 )
-def test_mistakes_end_in_one_line_before_weights_are_read(
-    arguments, message, checkpoint, tmp_path, monkeypatch, mistake
-):
-    for name, content in WRONG_FILES.items():
-        (tmp_path / name).write_text(content)
-    monkeypatch.chdir(tmp_path)
-    defaults = ["--model_name_or_path", checkpoint, "--do_train", "--use_cpu", "true", "--output_dir", "run"]
-    assert message in mistake(run_token_classification, *defaults, *arguments.split())
+def test_mistakes_end_in_one_line_before_weights_are_read(arguments, message, checkpoint, mistake_in_training):
+    assert message in mistake_in_training(run_token_classification, checkpoint, WRONG_FILES, arguments)
