@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from .blockwise import Term, blockwise_attention
 from .relative_positions import spread
-from .scheme import AttentionScheme, PairTerm, ProductTerm, RelativeTerm
+from .scheme import AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
 
 
 logger = logging.get_logger(__name__)
@@ -101,9 +101,7 @@ def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
 
 def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor | None) -> bool:
     """Whether [`blockwise_attention`] can compute this attention, and is the best way to."""
-    if query.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if torch._C._are_functorch_transforms_active() or (mask is not None and mask.requires_grad):
+    if query.device.type != "cpu" or is_traced() or (mask is not None and mask.requires_grad):
         return False
     tables = [term for term in terms if isinstance(term, RelativeTerm)]
     if key.shape[2] == 0 or any(table.rows.dim() != 1 for table in tables):
@@ -222,8 +220,9 @@ def flex_position_attention(
     attention_mask,
     scaling: float,
     dropout: float = 0.0,
-    term_query: torch.Tensor | None = None,
-    terms: tuple[Term, ...] = (),
+    *,
+    term_query: torch.Tensor,
+    terms: list[Term],
     kernel_options: dict | None = None,
     **kwargs,
 ) -> tuple[torch.Tensor, None]:
@@ -231,7 +230,7 @@ def flex_position_attention(
 
     Args:
         query: (batch, heads, query, head_dim), of the content score.
-        term_query: that of the terms.
+        term_query, terms: what the terms ask with, and the terms.
 
     Returns:
         output (batch, query, heads, head_dim), None.
@@ -245,7 +244,7 @@ def flex_position_attention(
         raise ValueError(
             "flex_attention has no dropout: use it in eval mode, or set attention_probs_dropout_prob=0 in the config"
         )
-    modify = score_modification(term_query, key, list(terms))
+    modify = score_modification(term_query, key, terms)
     block_mask = attention_mask
     if isinstance(attention_mask, torch.Tensor):
         block_mask = None
@@ -340,8 +339,8 @@ class PositionSelfAttention:
 
         if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
             mask = dense_mask(attention_mask, self, query, key)
-            settings = [settings["scaling"], settings["dropout"]]
-            return blockwise_attention(content_query, query, key, value, terms, mask, *settings), None
+            scaling, dropout = settings["scaling"], settings["dropout"]
+            return blockwise_attention(content_query, query, key, value, terms, mask, scaling, dropout), None
 
         terms = [by_distance(term) for term in terms]
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)

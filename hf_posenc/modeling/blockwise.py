@@ -22,7 +22,7 @@ from .scheme import PairTerm, ProductTerm, RelativeTerm
 Term = RelativeTerm | PairTerm | ProductTerm
 # Scores in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
 # Python, which calls the steps.
-BLOCK_SIZE, FEWEST_HEADS = 1 << 19, 4
+BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
 # Long sequences take twice as many of both.
 ROWS, KEYS, LONG = 128, 64, 2048
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         rows: of each table term, (distances,).
-        places: for each differentiable tensor of the terms, the index of its term among those of its kind and its name.
+        places: for each differentiable tensor of the terms, the index of its term, and which part of that it is.
         mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
         scaling: of the content score.
         dropout: probability.

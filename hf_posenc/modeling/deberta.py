@@ -144,25 +144,21 @@ class Deberta(AttentionScheme):
         if self.needs_query:
             modules.append(attention.query if self.share_projections else attention.pos_query_proj)
         device = prepared.device
-        # (1 or 2, heads, rows, head_dim)
-        projected = [*derived(attention, modules, (), lambda: torch.stack(self._projections(attention, device)))]
-        key = projected.pop(0) if self.needs_key else None
-        query = projected.pop(0) * attention.scaling if self.needs_query else None
+        key, query = derived(attention, modules, (), lambda: self._projections(attention, device))
         term = RelativeTerm(rows=prepared)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling
         if "p2c" in self.attention_types:
-            term.key_table = query
+            term.key_table = query * attention.scaling
         if "p2p" in self.attention_types:
-            term.bias = (query * key.flip(1)).sum(-1)
+            term.bias = (query * key.flip(1)).sum(-1) * attention.scaling
         return [term]
 
-    def _projections(self, attention: nn.Module, device: torch.device) -> list[torch.Tensor]:
-        """K and Q, those that are needed."""
+    def _projections(
+        self, attention: nn.Module, device: torch.device
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """K and Q, each (heads, rows, head_dim), or None where it is not needed."""
         table = self._rows_of_table(attention, device)
-        needed = []
-        if self.needs_key:
-            needed.append(self._project(attention, "key", "pos_key_proj", table))
-        if self.needs_query:
-            needed.append(self._project(attention, "query", "pos_query_proj", table))
-        return needed
+        key = self._project(attention, "key", "pos_key_proj", table) if self.needs_key else None
+        query = self._project(attention, "query", "pos_query_proj", table) if self.needs_query else None
+        return key, query

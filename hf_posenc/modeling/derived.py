@@ -2,23 +2,27 @@
 
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear
+from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, is_traced
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
 PLAIN = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, PositionLinear, PositionEmbedding, PositionLayerNorm)
 
+# A tensor, or several.
+Result = TypeVar("Result")
+
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
-_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], torch.Tensor]]" = weakref.WeakKeyDictionary()
+_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], Any]]" = weakref.WeakKeyDictionary()
 
 
 def derived(
-    owner: nn.Module, modules: Iterable[nn.Module], inputs: Iterable[torch.Tensor], compute: Callable[[], torch.Tensor]
-) -> torch.Tensor:
+    owner: nn.Module, modules: Iterable[nn.Module], inputs: Iterable[torch.Tensor], compute: Callable[[], Result]
+) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
     "Changed" is told by the values, which are compared with a copy: version counters miss writes through `.data`. That
@@ -51,9 +55,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _may_keep(sources: list[torch.Tensor]) -> bool:
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    if torch._C._are_functorch_transforms_active() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"):
         return False
     return all(source.device.type == "cpu" and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
 

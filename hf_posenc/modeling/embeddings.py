@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, zeros
+from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, zeros
 
 
 class Add:
@@ -95,7 +95,7 @@ class PositionEmbeddings:
         """Raise ValueError for positions beyond the table of absolute positions."""
         if position_ids is not None:
             # Reading the values would stall a GPU and break a trace; there the stock lookup stays as it is.
-            if position_ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            if position_ids.device.type != "cpu" or is_traced():
                 return
             if position_ids.numel() == 0:
                 return

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .scheme import AttentionScheme, Positions
+from .scheme import AttentionScheme, Positions, is_traced
 
 
 def _halves(states: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,10 +20,6 @@ class Rotation(torch.autograd.Function):
     def forward(ctx, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
-        return Rotation.turn(states, cos, sin, layout)
-
-    @staticmethod
-    def turn(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
         turned = torch.empty_like(states)
         (first, second), (turned_first, turned_second) = _halves(states, layout), _halves(turned, layout)
         torch.mul(first, cos, out=turned_first).addcmul_(second, sin, value=-1)
@@ -150,7 +146,6 @@ class Rope(AttentionScheme):
     def rotate(self, query, key, prepared):
         cos, sin = prepared
         # Under autocast the hidden states, and so cos and sin, are wider than what is rotated.
-        in_place = cos.dtype == query.dtype and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
-        turn = Rotation.apply if in_place and not torch._C._are_functorch_transforms_active() else rotate_pairs
+        turn = Rotation.apply if cos.dtype == query.dtype and not is_traced() else rotate_pairs
         query, key = (turn(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))
         return query, key

@@ -16,6 +16,12 @@ from transformers import initialization as init
 from .relative_positions import relative_distances
 
 
+def is_traced() -> bool:
+    """Whether what runs is being recorded, or transformed as `torch.func` does: then values must not be looked at."""
+    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return recorded or torch._C._are_functorch_transforms_active()
+
+
 # Initial values. They go through transformers' own functions, which leave alone what was loaded from a checkpoint.
 Initial = Callable[[torch.Tensor], Any]
 
