@@ -1,12 +1,12 @@
 """CoLA with a scheme added to the checkpoint's own positions: Matthews correlation, and how far positions moved.
 
-Train each scheme with each seed, here by GLUE's name of the data:
+Train each scheme with each position learning rate and seed, here by GLUE's name of the data:
 
     python examples/run_classification.py --task_name cola --position_scheme absolute+t5 --seed 42 \\
         --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --do_train --do_eval --num_train_epochs 3 \\
         --per_device_train_batch_size 32 --learning_rate 1e-4 --position_learning_rate 0.01 --warmup_steps 0.1 \\
         --train_sampling_strategy group_by_length --save_strategy no --load_best_model_at_end false \\
-        --output_dir outputs/cola/absolute+t5-seed42
+        --output_dir outputs/cola/absolute+t5-0.01-seed42
 
 The results here are of files in GLUE's layout, which replace `--task_name cola`: train.tsv has 7,250 of GLUE's 8,551
 sentences to train on, and dev.tsv is GLUE's validation split.
@@ -21,7 +21,6 @@ Then gather what has finished; writes results/cola/results.json and .md:
 
 import argparse
 import json
-import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,7 +40,6 @@ RECORDED = (
     "num_train_epochs",
     "per_device_train_batch_size",
     "learning_rate",
-    "position_learning_rate",
     "warmup_steps",
     "weight_decay",
     "train_sampling_strategy",
@@ -50,14 +48,16 @@ RECORDED = (
 
 @dataclass
 class Run:
-    """One scheme, one seed.
+    """One scheme, one position learning rate, one seed.
 
     Attributes:
+        position_learning_rate: None where the scheme adds no parameters.
         position_parameters: those that the scheme added; all start at zero, so that their size is how far they moved.
         largest, rms: their largest absolute value and the root of their mean square; None where there are none.
     """
 
     scheme: str
+    position_learning_rate: float | None
     seed: int
     matthews_correlation: float
     position_parameters: int
@@ -73,6 +73,7 @@ def read_run(folder: Path, settings: dict) -> Run:
     moved = torch.cat(values) if values else None
     return Run(
         scheme=settings["position_scheme"],
+        position_learning_rate=None if moved is None else settings["position_learning_rate"],
         seed=settings["seed"],
         matthews_correlation=metrics[f"eval_{METRIC}"],
         position_parameters=0 if moved is None else moved.numel(),
@@ -81,27 +82,25 @@ def read_run(folder: Path, settings: dict) -> Run:
     )
 
 
-def mean_and_deviation(values: list[float | None]) -> str:
-    """Mean and sample standard deviation for people; nothing where nothing was measured."""
-    if None in values:
-        return ""
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.3f}{spread}"
+def cell(values: list[float | None]) -> str:
+    """Mean and standard deviation; nothing where nothing was measured."""
+    return "" if None in values else report.mean_and_deviation(values)
 
 
 def markdown_table(runs: list[Run]) -> str:
-    """A row per scheme: mean and standard deviation over its seeds."""
+    """A row per scheme and position learning rate: mean and standard deviation over the seeds."""
     lines = [
-        "| scheme | Matthews correlation | seeds | position parameters | their largest | their RMS |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| scheme | position learning rate | Matthews correlation | seeds | position parameters | their largest "
+        "| their RMS |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for scheme in dict.fromkeys(run.scheme for run in runs):
-        own = [run for run in runs if run.scheme == scheme]
-        quality, largest, rms = (
-            mean_and_deviation([getattr(run, name) for run in own]) for name in (METRIC, "largest", "rms")
-        )
+    for scheme, rate in dict.fromkeys((run.scheme, run.position_learning_rate) for run in runs):
+        own = [run for run in runs if (run.scheme, run.position_learning_rate) == (scheme, rate)]
+        written_rate = "" if rate is None else f"{rate:g}"
+        quality, largest, rms = (cell([getattr(run, name) for run in own]) for name in (METRIC, "largest", "rms"))
         seeds = " ".join(str(run.seed) for run in own)
-        lines.append(f"| {scheme} | {quality} | {seeds} | {own[0].position_parameters:,} | {largest} | {rms} |")
+        size = f"{own[0].position_parameters:,}"
+        lines.append(f"| {scheme} | {written_rate} | {quality} | {seeds} | {size} | {largest} | {rms} |")
     return "\n".join(lines) + "\n"
 
 
@@ -119,9 +118,10 @@ def main() -> None:
     read = [json.loads((folder / "run_settings.json").read_text(encoding="utf-8"))["settings"] for folder in folders]
     settings = [{name: own[name] for name in RECORDED} for own in read]
     if any(own != settings[0] for own in settings):
-        parser.error(f"the runs in {arguments.runs} differ in more than scheme and seed")
+        parser.error(f"the runs in {arguments.runs} differ in more than scheme, position learning rate and seed")
     runs = sorted(
-        (read_run(folder, own) for folder, own in zip(folders, read)), key=lambda run: (run.scheme, run.seed)
+        (read_run(folder, own) for folder, own in zip(folders, read)),
+        key=lambda run: (run.scheme, run.position_learning_rate or 0, run.seed),
     )
     table = markdown_table(runs)
     print(table)
@@ -129,8 +129,8 @@ def main() -> None:
 
 all-MiniLM-L6-v2, fine-tuned for {settings[0]["num_train_epochs"]:g} epochs with its own positions (`absolute`) and with a scheme added \
 to them (batch {settings[0]["per_device_train_batch_size"]}, learning rate {settings[0]["learning_rate"]:g}, that of position \
-parameters {settings[0]["position_learning_rate"]:g}); Matthews correlation on GLUE's validation split, mean and standard \
-deviation over the seeds. Position parameters start at zero: their size is how far they moved.
+parameters in the table); Matthews correlation on GLUE's validation split, mean and standard deviation over the \
+seeds. Position parameters start at zero: their size is how far they moved.
 
 {table}
 Command and details: benchmarks/cola.py.
