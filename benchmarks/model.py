@@ -5,10 +5,10 @@
     python benchmarks/model.py --profile --schemes deberta --modes forward
     python benchmarks/model.py --device cuda --dtype bfloat16 --layers 12 --batch 16
 
-Time: all models live in one process and take turns, in an order that is reversed from round to round; the first two
-rounds are dropped, and what counts is the median of a model's ratios to stock BERT (sdpa) of the same round. A second
-copy of stock BERT shows how far apart equal models come out. Memory: each model and length in a process of its own, peak
-above the level before the call. Writes results/<name>.json, .md and .png.
+Time: all models live in one process and take turns, in an order that is reversed from round to round, stock BERT (sdpa)
+before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
+mean of these two neighbours. A second copy of stock BERT shows how far apart equal models come out. Memory: each model
+and length in a process of its own, peak above the level before the call. Writes results/<name>.json, .md and .png.
 """
 
 import argparse
@@ -57,18 +57,25 @@ def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: s
 
 def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, dict]:
     """Per name: median seconds, and median ratio to stock BERT with its quartiles."""
+    stock = calls[STOCK]
+    others = [name for name in calls if name != STOCK]
     times: dict[str, list[float]] = {name: [] for name in calls}
+    ratios: dict[str, list[float]] = {name: [] for name in others}
     for turn in range(rounds + 2):
-        for name in reversed(calls) if turn % 2 else calls:
-            times[name].append(seconds(calls[name], device))
-    kept = {name: found[2:] for name, found in times.items()}
-    results = {}
-    for name, found in kept.items():
-        ratios = [own / stock for own, stock in zip(found, kept[STOCK])]
-        low, _, high = statistics.quantiles(ratios, n=4)
+        before = seconds(stock, device)
+        for name in reversed(others) if turn % 2 else others:
+            own, after = seconds(calls[name], device), seconds(stock, device)
+            if turn >= 2:
+                times[name].append(own)
+                times[STOCK].append(after)
+                ratios[name].append(2 * own / (before + after))
+            before = after
+    results = {STOCK: {"seconds": round(statistics.median(times[STOCK]), 4), "ratio": 1.0}}
+    for name, found in ratios.items():
+        low, median, high = statistics.quantiles(found, n=4)
         results[name] = {
-            "seconds": round(statistics.median(found), 4),
-            "ratio": round(statistics.median(ratios), 4),
+            "seconds": round(statistics.median(times[name]), 4),
+            "ratio": round(median, 4),
             "quartiles": [round(low, 4), round(high, 4)],
         }
     return results

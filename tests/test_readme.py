@@ -54,7 +54,7 @@ def test_papers_and_the_end_of_the_table_are_the_schemes_own(scheme):
 
 def test_the_tables_of_measured_schemes_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "which_scheme.py"))["tables"]()
+    tables = runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))["tables"]()
     assert [table.splitlines()[0] for table in tables if f"\n\n{table}\n\n" not in README] == []
 
 

@@ -1,6 +1,6 @@
-"""The README's tables of schemes, from results/punctuation, results/wikitext and results/cola.
+"""The README's tables of what was measured, from the files in results/.
 
-    python benchmarks/which_scheme.py
+    python benchmarks/readme_tables.py
 
 Prints them and puts them into README.md in place of those that are there.
 """
@@ -9,9 +9,11 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contestants import STOCK
 from report import RESULTS, mean_and_deviation
 
 
@@ -81,6 +83,19 @@ def curve_table(punctuation: Runs) -> str:
     return table(["training loss at step", *map(str, CURVE_STEPS)], rows)
 
 
+def ratio_table(names: list[str], column: Callable[[dict[str, Any]], str]) -> str:
+    """Time as a multiple of stock BERT's: a row per model, a column for each setting of model.py's results."""
+    results = [
+        entry for name in names for entry in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    ]
+    ratios: dict[str, dict[str, str]] = {}
+    for entry in results:
+        if entry["model"] != STOCK:
+            ratios.setdefault(entry["model"], {})[column(entry)] = f"{entry['ratio']:.2f}"
+    columns = list(dict.fromkeys(map(column, results)))
+    return table(["time", *columns], [[model, *(own.get(c, "") for c in columns)] for model, own in ratios.items()])
+
+
 def tables() -> list[str]:
     """All tables, as Markdown."""
     punctuation = read_runs(RESULTS / "punctuation")
@@ -89,6 +104,8 @@ def tables() -> list[str]:
         quality_table(punctuation, read_runs(RESULTS / "wikitext")),
         curve_table(punctuation),
         re.search(r"^\|.*(\n\|.*)*", cola, flags=re.MULTILINE)[0],
+        ratio_table(["model_forward", "model_training", "model_training_without_dropout"], lambda entry: entry["mode"]),
+        ratio_table(["model_lengths"], lambda entry: f"{entry['batch']} × {entry['length']:,}"),
     ]
 
 
