@@ -9,7 +9,6 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +82,16 @@ def curve_table(punctuation: Runs) -> str:
     return table(["training loss at step", *map(str, CURVE_STEPS)], rows)
 
 
-def ratio_table(names: list[str], column: Callable[[dict[str, Any]], str]) -> str:
-    """Time as a multiple of stock BERT's: a row per model, a column for each setting of model.py's results."""
-    results = [
-        entry for name in names for entry in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
-    ]
+def ratio_table(names: list[str]) -> str:
+    """Time as a multiple of stock BERT's: a row per model, a column for each mode in some results of model.py."""
+    files = [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    results = [entry for file in files for entry in file["results"]]
     ratios: dict[str, dict[str, str]] = {}
     for entry in results:
         if entry["model"] != STOCK:
-            ratios.setdefault(entry["model"], {})[column(entry)] = f"{entry['ratio']:.2f}"
-    columns = list(dict.fromkeys(map(column, results)))
-    return table(["time", *columns], [[model, *(own.get(c, "") for c in columns)] for model, own in ratios.items()])
+            ratios.setdefault(entry["model"], {})[entry["mode"]] = f"{entry['ratio']:.2f}"
+    modes = list(dict.fromkeys(entry["mode"] for entry in results))
+    return table(["time", *modes], [[model, *(own.get(mode, "") for mode in modes)] for model, own in ratios.items()])
 
 
 def tables() -> list[str]:
@@ -104,8 +102,7 @@ def tables() -> list[str]:
         quality_table(punctuation, read_runs(RESULTS / "wikitext")),
         curve_table(punctuation),
         re.search(r"^\|.*(\n\|.*)*", cola, flags=re.MULTILINE)[0],
-        ratio_table(["model_forward", "model_training", "model_training_without_dropout"], lambda entry: entry["mode"]),
-        ratio_table(["model_lengths"], lambda entry: f"{entry['batch']} × {entry['length']:,}"),
+        ratio_table(["model_forward", "model_training", "model_training_without_dropout"]),
     ]
 
 

@@ -111,12 +111,16 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
     return has_values or query.shape[1] * query.shape[2] * key.shape[2] >= FEWEST_SCORES
 
 
+def leaves_causal_mask_to_kernel(mask, module: nn.Module, query: torch.Tensor) -> bool:
+    """Whether nothing is given where a causal mask is meant, as to sdpa; a single query may see the whole cache."""
+    return mask is None and module.is_causal and query.shape[2] > 1
+
+
 def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
     """The mask of any backend as a boolean or additive tensor (batch or 1, 1, query, key), None where all may attend."""
     query_length, key_length = query.shape[2], key.shape[2]
     if mask is None:
-        # sdpa leaves the causal mask to the kernel, except for a single query, which may see the whole cache.
-        if not module.is_causal or query_length == 1:
+        if not leaves_causal_mask_to_kernel(mask, module, query):
             return None
         return torch.ones(query_length, key_length, dtype=torch.bool, device=query.device).tril()[None, None]
     if not isinstance(mask, torch.Tensor):  # flex_attention's BlockMask
@@ -338,9 +342,11 @@ class PositionSelfAttention:
             return attend(self, content_query, key, value, attention_mask, **settings)
 
         if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
-            mask = dense_mask(attention_mask, self, query, key)
             scaling, dropout = settings["scaling"], settings["dropout"]
-            return blockwise_attention(content_query, query, key, value, terms, mask, scaling, dropout), None
+            is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)
+            mask = None if is_causal else dense_mask(attention_mask, self, query, key)
+            inputs = content_query, query, key, value, terms, mask
+            return blockwise_attention(*inputs, scaling, dropout, is_causal), None
 
         terms = [by_distance(term) for term in terms]
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)

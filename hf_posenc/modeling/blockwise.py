@@ -35,18 +35,20 @@ class Plan:
     """What the computation needs to know beside tensors that may have a gradient.
 
     Attributes:
-        rows: of each table term, (distances,).
+        rows: of each table term, (distances,); None for others.
         places: for each differentiable tensor of the terms, the index of its term, and which part of that it is.
         mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
+        is_causal: whether a query attends to no later key; there is no mask then.
         scaling: of the content score.
         dropout: probability.
         seed: of the dropout.
         ranges: see [`key_ranges`].
     """
 
-    rows: list[torch.Tensor]
+    rows: list[torch.Tensor | None]
     places: list[tuple[int, str]]
     mask: torch.Tensor | None
+    is_causal: bool
     scaling: float
     dropout: float
     seed: int | None = None
@@ -65,7 +67,7 @@ class Plan:
 
 @dataclass
 class Block:
-    """Some heads and some queries of a sequence, and the keys that they may attend to.
+    """Some heads and some queries of a sequence, and keys among which are all that they may attend to.
 
     Attributes:
         query_place, key_place: where they are in (batch, heads, length, head_dim).
@@ -125,13 +127,14 @@ class Computation:
             else:
                 by_kind.setdefault(name, []).append((tensor, plan.rows[index]))
         for name, terms in by_kind.items():
-            # The table of the keys is read by the opposite distance, query - key.
-            rows = [rows.flip(0) if name == "key_table" else rows for _, rows in terms]
-            total = functools.reduce(torch.add, [tensor[:, to_line_end(r)] for (tensor, _), r in zip(terms, rows)])
+            if name == "key_table":  # read by the opposite distance, query - key
+                terms = [(tensor, rows.flip(0)) for tensor, rows in terms]
+            total = functools.reduce(torch.add, [tensor[:, to_line_end(rows)] for tensor, rows in terms])
             if name == "bias":
                 self.bias = total.expand(self.heads, -1)
             else:
-                setattr(self, name, Table(total, self.heads, *map(min, zip(*(shared_ends(r) for r in rows)))))
+                first, last = map(min, zip(*(shared_ends(rows) for _, rows in terms)))
+                setattr(self, name, Table(total, self.heads, first, last))
         self.generator = None
         if plan.dropout:
             self.generator = torch.Generator(content_query.device)
@@ -146,7 +149,7 @@ class Computation:
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
-        return ROWS if self.key_length < LONG else 2 * ROWS
+        return min(ROWS if self.key_length < LONG else 2 * ROWS, self.query_length)
 
     @property
     def block_keys(self) -> int:
@@ -202,8 +205,8 @@ class Computation:
     def key_blocks(self, heads: slice) -> KeyBlocks:
         """Made once for some heads: blocks of the same heads follow each other."""
         if self._key_blocks is None or self._key_blocks.heads != heads:
-            rows = min(self.block_rows, self.query_length)
-            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, rows, self.block_keys, self.query_length)
+            sizes = self.block_rows, self.block_keys
+            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, *sizes, self.query_length)
         return self._key_blocks
 
     def key_parts(self, block: Block) -> tuple[slice, list[slice], list[tuple[slice, int]]]:
@@ -214,10 +217,10 @@ class Computation:
             keys all of whose distances share a vector, with its row in the flipped table.
         """
         table, keys = self.key_table, block.keys
-        first = block.queries.start - self.query_length + table.last + 1
-        last = block.queries.stop + self.key_length - 1 - table.first
-        first = min(max(first, keys.start), keys.stop)
-        near = slice(first, min(max(last, first), keys.stop))
+        start = block.queries.start - self.query_length + table.last + 1
+        stop = block.queries.stop + self.key_length - 1 - table.first
+        start = min(max(start, keys.start), keys.stop)
+        near = slice(start, min(max(stop, start), keys.stop))
         blocks = whole = slice(near.start, near.start)
         if near.stop - near.start >= self.block_keys:
             blocks = self.key_blocks(block.heads).whole(near)
@@ -287,21 +290,35 @@ class Computation:
     def weights(self, block: Block) -> torch.Tensor:
         """Attention weights (heads, rows, keys) of a block."""
         scores = self.scores(block)
-        return torch.softmax(scores, dim=-1, out=scores)
+        weights = torch.softmax(scores, dim=-1, out=scores)
+        if self.bias is not None:
+            # A steep bias (ALiBi's) leaves weights, and then gradients, so small that processors compute them by microcode,
+            # many times slower. They are far below what rounding does to a sum of weights of 1.
+            numbers = torch.finfo(weights.dtype)
+            nn.functional.threshold_(weights, numbers.tiny / numbers.eps, 0.0)
+        return weights
 
     def masked(self, block: Block) -> torch.Tensor | None:
-        """Where the mask forbids a pair of a block, (heads or 1, rows or 1, keys); None where all keys of a range count."""
+        """Where the mask forbids a pair of a block, (heads or 1, rows or 1, keys); None where it is a range of keys."""
         if self.plan.ranges[block.sequence] is not None:
             return None
+        if self.plan.is_causal:
+            keys, queries = (
+                torch.arange(part.start, part.stop, device=self.key.device) for part in (block.keys, block.queries)
+            )
+            return (keys > queries[:, None])[None]
         mask = _part(self.plan.mask, block)
         return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(self.plan.mask.dtype).min
 
     def apply_mask(self, scores: torch.Tensor, block: Block) -> None:
-        """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others."""
+        """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others.
+
+        Keys beside the sequence's range are masked too.
+        """
         lowest = torch.finfo(scores.dtype).min
         masked = self.masked(block)
         if masked is not None:
-            if self.plan.mask.dtype != torch.bool:
+            if self.plan.mask is not None and self.plan.mask.dtype != torch.bool:
                 scores.add_(_part(self.plan.mask, block))
             scores.masked_fill_(masked, lowest)
         else:
@@ -588,6 +605,7 @@ def blockwise_attention(
     mask: torch.Tensor | None,
     scaling: float,
     dropout: float,
+    is_causal: bool = False,
 ) -> torch.Tensor:
     """Self-attention with position terms; distances must be contiguous.
 
@@ -598,11 +616,12 @@ def blockwise_attention(
         mask: bool (True where a query may attend) or additive, (batch or 1, heads or 1, query or 1, key), or None.
         scaling: of the content score.
         dropout: probability with which a weight is dropped.
+        is_causal: no query attends to a later key; in place of a mask.
 
     Returns:
         (batch, query, heads, head_dim).
     """
-    plan = Plan([], [], mask, scaling, dropout)
+    plan = Plan([], [], mask, is_causal, scaling, dropout)
     tensors = []
     for index, term in enumerate(terms):
         plan.rows.append(term.rows if isinstance(term, RelativeTerm) else None)
@@ -617,7 +636,8 @@ def blockwise_attention(
                 parts["value_table"] = parts["value_table"][None]
         plan.places += [(index, name) for name in parts]
         tensors += parts.values()
-    plan.ranges = key_ranges(mask, *key.shape[0:3:2])
+    batch, _, key_length, _ = key.shape
+    plan.ranges = [None] * batch if is_causal else key_ranges(mask, batch, key_length)
     if dropout:
         plan.seed = int(torch.randint(1 << 62, ()))
     other_query = None if query is content_query else query

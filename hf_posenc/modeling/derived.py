@@ -27,7 +27,7 @@ def derived(
 
     "Changed" is told by the values, which are compared with a copy: version counters miss writes through `.data`. That
     costs one reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without
-    gradients, autocast, hooks or a compiler.
+    gradients, autocast, hooks or a compiler. The copies and the result are kept until the owner is trained.
 
     Args:
         owner: the module that the result belongs to; one result is kept for each.
@@ -38,6 +38,8 @@ def derived(
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
     if not all(_is_plain(module) for module in modules) or not _may_keep(sources):
+        if torch.is_grad_enabled() and not is_traced():
+            _kept.pop(owner, None)
         return compute()
     last = _kept.get(owner)
     if last is not None and _same(sources, last[0]):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-# Numbers in a line of the cache. Products of matrices whose rows start with one are up to twice as fast.
+# float32 numbers in a line of the cache. Products of matrices whose rows start with one are up to twice as fast.
 LINE = 16
 
 
@@ -95,8 +95,13 @@ class Table:
 
     @functools.cached_property
     def columns(self) -> torch.Tensor:
-        """(heads, head_dim, distances); products with it are faster than with the transposed rows."""
-        return self._rows.transpose(1, 2).contiguous().expand(self.rows.shape[0], -1, -1)
+        """The rows transposed; products with them are faster than with a transposed view."""
+        return self.own_columns.expand(self.rows.shape[0], -1, -1)
+
+    @functools.cached_property
+    def own_columns(self) -> torch.Tensor:
+        """The same, for one head where all share the vectors."""
+        return self._rows.transpose(1, 2).contiguous()
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -142,9 +147,10 @@ class Table:
                 self.learn_rows(ends.sum(-1)[:, None], vectors, heads, slice(row, row + 1))
 
     def learn_windows(self, gradients: torch.Tensor, heads: slice, start: int, step: int) -> None:
-        """Add the gradients of windows, (windows, heads, width, head_dim), each `step` rows after the last."""
+        """Add the gradients of windows, (windows, heads, width, head_dim), each `step` rows after the one before."""
         for number, gradient in enumerate(gradients):
-            rows = self._gradient_of(heads)[:, start + number * step :][:, : gradient.shape[1]]
+            first = start + number * step
+            rows = self._gradient_of(heads)[:, first : first + gradient.shape[1]]
             rows.add_(gradient[:, : rows.shape[1]])
 
     def _gradient_of(self, heads: slice) -> torch.Tensor:
@@ -155,6 +161,11 @@ class Table:
     def learn_rows(self, left: torch.Tensor, right: torch.Tensor, heads: slice, rows: slice) -> None:
         """Add a product to the gradient of some rows."""
         self._gradient_of(heads)[:, rows].add_(torch.bmm(left, right))
+
+
+def _matrices(tensor: torch.Tensor, number: int) -> torch.Tensor:
+    """A contiguous tensor (..., width) as so many matrices of equal size, one after the other."""
+    return tensor.view(number, -1, tensor.shape[-1])
 
 
 class KeyBlocks:
@@ -168,12 +179,13 @@ class KeyBlocks:
         keys: (batch, heads, key, head_dim).
         table: by the opposite distance, query - key.
         heads: which.
-        rows: queries of a block, a multiple of `size` unless there is one block only.
+        rows: queries of a block, a multiple of `size` unless all are in one block.
         size: keys of a block.
         query_length: of all queries.
     """
 
     def __init__(self, keys: torch.Tensor, table: Table, heads: slice, rows: int, size: int, query_length: int):
+        assert rows % size == 0 or rows >= query_length
         self.table, self.heads, self.size = table, heads, size
         self.number, self.rest = divmod(keys.shape[2], size)
         self.last_query = (query_length - 1) // rows * rows
@@ -181,9 +193,11 @@ class KeyBlocks:
         # (batch, number, heads, size, head_dim)
         self.keys = whole.transpose(1, 2).contiguous()
         # The last queries may be fewer, and then their windows end before these do.
-        met = nn.functional.pad(table.columns[heads, :, self.rest :], (0, self.last_query + rows - query_length))
+        self.table_heads = heads if table.own_columns.shape[0] > 1 else slice(heads.start, heads.start + 1)
+        met = table.columns[self.table_heads, :, self.rest :]
+        met = nn.functional.pad(met, (0, self.last_query + rows - query_length))
         windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, : self.number + self.last_query // size]
-        # (windows, heads, head_dim, width)
+        # (windows, heads or 1, head_dim, width)
         self.windows = windows.permute(2, 0, 1, 3).flip(0).contiguous()
         self.key_gradient = self.window_gradient = None
 
@@ -197,7 +211,7 @@ class KeyBlocks:
         return slice(blocks.start * self.size, blocks.stop * self.size)
 
     def _windows_of(self, windows: torch.Tensor, blocks: slice, queries: slice) -> torch.Tensor:
-        """(blocks · heads, head_dim, width)."""
+        """(matrices, head_dim, width), a matrix for each block and for each head with vectors of its own."""
         nearer = (self.last_query - queries.start) // self.size
         width = aligned(queries.stop - queries.start + self.size - 1)
         return windows[blocks.start + nearer : blocks.stop + nearer].flatten(0, 1)[..., :width]
@@ -205,7 +219,10 @@ class KeyBlocks:
     def times(self, sequence: int, blocks: slice, queries: slice, out: torch.Tensor) -> None:
         """out = keys · windows, (blocks · heads, size, width)."""
         windows = self._windows_of(self.windows, blocks, queries)
-        out.baddbmm_(self.keys[sequence, blocks].flatten(0, 1), windows, beta=0.0)
+        matrices = len(windows)
+        # Where heads share vectors, the keys of all of them are the rows of one matrix.
+        keys = _matrices(self.keys[sequence, blocks], matrices)
+        _matrices(out, matrices).baddbmm_(keys, windows, beta=0.0)
 
     def learn(self, weights: torch.Tensor, sequence: int, blocks: slice, queries: slice, table_too: bool) -> None:
         """Add the gradients of the keys and with `table_too` of the windows, given that of a product."""
@@ -213,10 +230,14 @@ class KeyBlocks:
             self.key_gradient = torch.zeros_like(self.keys)
             self.window_gradient = torch.zeros_like(self.windows) if table_too else None
         windows = self._windows_of(self.windows, blocks, queries)
-        self.key_gradient[sequence, blocks].flatten(0, 1).baddbmm_(weights, windows.transpose(1, 2))
+        weights, keys, key_gradient = (
+            _matrices(tensor, len(windows))
+            for tensor in (weights, self.keys[sequence, blocks], self.key_gradient[sequence, blocks])
+        )
+        key_gradient.baddbmm_(weights, windows.transpose(1, 2))
         if table_too:
             gradient = self._windows_of(self.window_gradient, blocks, queries)
-            add_product(gradient, self.keys[sequence, blocks].flatten(0, 1).transpose(1, 2), weights)
+            add_product(gradient, keys.transpose(1, 2), weights)
 
     def finish(self, key_gradient: torch.Tensor) -> None:
         """Add what was learned to the gradients of all keys and of the table."""
@@ -228,7 +249,7 @@ class KeyBlocks:
         )
         if self.window_gradient is not None:
             gradients = self.window_gradient.flip(0).transpose(2, 3)
-            self.table.learn_windows(gradients, self.heads, self.rest, self.size)
+            self.table.learn_windows(gradients, self.table_heads, self.rest, self.size)
 
 
 def shared_ends(rows: torch.Tensor) -> tuple[int, int]:

@@ -13,19 +13,18 @@ from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket,
 from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
 
 
-BATCH, HEADS, HEAD_DIM = 3, 4, 5
+BATCH, HEADS, HEAD_DIM = 3, 5, 5
 
 
-@pytest.fixture(params=[(6, 3), (4, 4), (64, 64)], ids=["small blocks", "square blocks", "one block"], autouse=True)
+@pytest.fixture(params=[(6, 3), (24, 12), (64, 64)], ids=["small blocks", "blocks", "one block"], autouse=True)
 def blocks(request, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     rows, keys = request.param
     for name, value in {"ROWS": rows, "KEYS": keys, "KERNEL_ROWS": rows}.items():
         monkeypatch.setattr(blockwise, name, value)
-    monkeypatch.setattr(blockwise, "FEWEST_HEADS", 1)
-    if rows < 64:
-        monkeypatch.setattr(blockwise, "BLOCK_SIZE", 3 * rows * 40)
-        monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 3 * rows * 40)
+    if rows < 64:  # two heads, two, and one
+        for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
+            monkeypatch.setattr(blockwise, name, value)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -147,24 +146,54 @@ def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind):
-    compare(kind, "right padding", 9, 21)
+@pytest.mark.parametrize(
+    "mask, query_length, key_length",
+    [("right padding", 9, 21), ("none", 1, 21), ("left padding, per key", 1, 40), ("none", 61, 77)],
+)
+def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind, mask, query_length, key_length):
+    compare(kind, mask, query_length, key_length)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients_with_dropout_are_those_of_what_was_computed(kind):
+@pytest.mark.parametrize("mask", ["right padding", "left padding, per key"])
+def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
+    compare(kind, mask, 61, 61)
+
+
+@pytest.mark.parametrize("kind", ["key table", "both tables", "everything"])
+def test_long_sequences_take_larger_blocks(kind, monkeypatch):
+    monkeypatch.setattr(blockwise, "LONG", 16)
+    compare(kind, "left padding, per key", 61, 61)
+
+
+def test_causal_without_a_mask_is_causal():
     torch.manual_seed(0)
-    terms = make_terms(kind, 5, 5)
-    inputs = [random(1, HEADS, 5, HEAD_DIM) for _ in range(3)]
-    if any(tensor.shape[0] == BATCH for tensor in leaves(terms)):
-        inputs = [tensor.detach().repeat(BATCH, 1, 1, 1).requires_grad_() for tensor in inputs]
+    terms = make_terms("everything", 40, 40)
+    query, key, value = (random(BATCH, HEADS, 40, HEAD_DIM) for _ in range(3))
+    causal = make_mask("causal", 40, 40)
+    found, expected = (
+        torch.autograd.grad(output.square().sum(), [query, key, value, *leaves(terms)])
+        for output in (
+            blockwise_attention(query, query, key, value, terms, None, 0.4, 0.0, is_causal=True),
+            blockwise_attention(query, query, key, value, terms, causal, 0.4, 0.0),
+        )
+    )
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize("mask_kind", ["left padding, per key", "holes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_with_dropout_are_those_of_what_was_computed(kind, mask_kind):
+    torch.manual_seed(0)
+    terms, mask = make_terms(kind, 17, 17), make_mask(mask_kind, 17, 17)
+    inputs = [random(BATCH, HEADS, 17, HEAD_DIM) for _ in range(3)]
     tables = leaves(terms)
 
     def attend(query, key, value, *_):
         torch.manual_seed(1)  # the same weights are dropped in every call
-        return blockwise_attention(query, query, key, value, terms, None, 0.4, 0.3)
+        return blockwise_attention(query, query, key, value, terms, mask, 0.4, 0.3)
 
-    undropped = blockwise_attention(inputs[0], *inputs, terms, None, 0.4, 0.0)
+    undropped = blockwise_attention(inputs[0], *inputs, terms, mask, 0.4, 0.0)
     assert (attend(*inputs) - undropped).abs().max() > 1e-2
     assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
 

@@ -97,6 +97,14 @@ def test_training_between_two_evaluations_is_seen(model):
     assert (after - before).abs().max() > 1e-4
 
 
+def test_training_forgets_it(model):
+    with torch.no_grad():
+        model(**tiny.inputs())
+    assert any(module in derived._kept for module in model.modules())
+    model.train()(**tiny.inputs())
+    assert not any(module in derived._kept for module in model.modules())
+
+
 def test_gradients_flow_in_eval_mode_too(model):
     output(model)
     model(**tiny.inputs()).last_hidden_state.square().mean().backward()

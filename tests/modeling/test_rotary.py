@@ -7,7 +7,7 @@ from torch import nn
 from transformers import EsmConfig, EsmModel, LlamaConfig, RoFormerConfig, RoFormerModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from hf_posenc.modeling.rotary import rotate_pairs
+from hf_posenc.modeling.rotary import Rotation, rotate_pairs
 from hf_posenc.modeling.schemes import build_schemes
 
 
@@ -118,6 +118,17 @@ def llama(scaling: dict, positions: int, base: float) -> LlamaConfig:
         max_position_embeddings=positions,
         rope_parameters={"rope_theta": base, **scaling},
     )
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_rotation_in_place_has_the_derivatives_of_the_formula(layout):
+    torch.manual_seed(0)
+    states = torch.randn(2, 4, 3, 6, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    angles = torch.randn(2, 1, 4, 3, dtype=torch.float64)
+    given = states, angles.cos(), angles.sin(), layout
+    torch.testing.assert_close(Rotation.apply(*given), rotate_pairs(*given), rtol=0, atol=1e-15)
+    assert torch.autograd.gradcheck(Rotation.apply, given)
+    assert torch.autograd.gradgradcheck(Rotation.apply, given)
 
 
 @pytest.mark.parametrize("family, positions", [("bert", 64), ("roberta", 62)])
