@@ -213,7 +213,8 @@ def main() -> None:
     if arguments.memory_of:
         name, mode = arguments.memory_of
         size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
-        builders = contestants([name] if name not in PEERS else [], [name] if name in PEERS else [])
+        schemes = [] if name in (STOCK, STOCK_AGAIN, *PEERS) else [name]
+        builders = contestants(schemes, [name] if name in PEERS else [])
         measured = measure_memory_here(
             builders[name], size, arguments.batch, arguments.padding, mode, arguments.device, dtype
         )

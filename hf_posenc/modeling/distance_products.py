@@ -192,8 +192,8 @@ class KeyBlocks:
         whole = keys[:, heads, : self.number * size].unflatten(2, (self.number, size))
         # (batch, number, heads, size, head_dim)
         self.keys = whole.transpose(1, 2).contiguous()
-        # The last queries may be fewer, and then their windows end before these do.
         self.table_heads = heads if table.own_columns.shape[0] > 1 else slice(heads.start, heads.start + 1)
+        # The last queries may be fewer, and then their windows end before these do.
         met = table.columns[self.table_heads, :, self.rest :]
         met = nn.functional.pad(met, (0, self.last_query + rows - query_length))
         windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, : self.number + self.last_query // size]
