@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -46,7 +47,7 @@ def by_distance(term: Term) -> Term:
         name: (table := getattr(term, name)).index_select(dim, term.rows.to(table.device))
         for name, dim in given.items()
     }
-    return RelativeTerm(rows=torch.arange(term.rows.shape[0], device=term.rows.device), **reached)
+    return replace(term, rows=torch.arange(term.rows.shape[0], device=term.rows.device), **reached)
 
 
 def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
@@ -82,7 +83,9 @@ def _relative_parts(
         # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
         parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
     if term.query_table is not None:
-        by_row = query @ term.query_table.to(query.device).transpose(-1, -2)  # (batch, heads, query, rows)
+        by_row = term.asking(query) @ term.query_table.to(query.device).transpose(
+            -1, -2
+        )  # (batch, heads, query, rows)
         parts.append(by_row.gather(-1, rows[:, None].expand(shape)))
     if term.key_table is not None:
         by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)
@@ -185,7 +188,7 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
         if isinstance(term, RelativeTerm):
             rows = term.rows.to(query.device)
             if term.query_table is not None:
-                by_row = query @ term.query_table.to(query.device).transpose(-1, -2)
+                by_row = term.asking(query) @ term.query_table.to(query.device).transpose(-1, -2)
                 lookups.append(("query", by_row, rows))
             if term.key_table is not None:
                 by_row = key @ term.key_table.to(query.device).transpose(-1, -2)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, shared_ends, to_line_end
+from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, looked_up, shared_ends
 from .scheme import PairTerm, ProductTerm, RelativeTerm
 
 
@@ -24,8 +24,9 @@ Term = RelativeTerm | PairTerm | ProductTerm
 # Python, which calls the steps.
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
-# Long sequences take twice as many of both.
-ROWS, KEYS, LONG = 128, 64, 2048
+ROWS, KEYS = 128, 64
+# Biases of a head that differ by so much may, with the content, leave weights near the smallest numbers (exp(-87)).
+STEEP = 40
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_ROWS = 1 << 23, 768
 
@@ -95,14 +96,21 @@ def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[t
         return [(0, key_length)] * batch
     if mask.dtype != torch.bool or mask.shape[1] != 1:
         return [None] * batch
-    if mask.shape[2] > 1 and mask.stride(2) and not torch.equal(mask, mask[:, :, :1].expand_as(mask)):
-        return [None] * batch
+    if mask.shape[2] > 1 and mask.stride(2):
+        # Eight at a time where they lie so.
+        rows = mask.view(torch.int64) if _holds_eights(mask) else mask
+        if not torch.equal(rows, rows[:, :, :1].expand_as(rows)):
+            return [None] * batch
     kept = mask[:, 0, 0].expand(batch, key_length)
     counts = kept.sum(-1)
     first = kept.to(torch.uint8).argmax(-1)
     last = key_length - kept.flip(-1).to(torch.uint8).argmax(-1)
     whole = (counts > 0) & (last - first == counts)
     return [(start, end) if ok else None for start, end, ok in zip(first.tolist(), last.tolist(), whole.tolist())]
+
+
+def _holds_eights(mask: torch.Tensor) -> bool:
+    return mask.is_contiguous() and mask.shape[-1] % 8 == 0 and mask.storage_offset() % 8 == 0
 
 
 class Computation:
@@ -126,35 +134,58 @@ class Computation:
                 self.products.setdefault(index, {})[name] = tensor
             else:
                 by_kind.setdefault(name, []).append((tensor, plan.rows[index]))
+        self.first, self.last = self._shared_ends([rows for terms in by_kind.values() for _, rows in terms])
+        self.reach = self._reach()
         for name, terms in by_kind.items():
+            reach = slice(None) if name == "bias" else self.reach
+            terms = [(tensor, rows[reach]) for tensor, rows in terms]
             if name == "key_table":  # read by the opposite distance, query - key
                 terms = [(tensor, rows.flip(0)) for tensor, rows in terms]
-            total = functools.reduce(torch.add, [tensor[:, to_line_end(rows)] for tensor, rows in terms])
             if name == "bias":
-                self.bias = total.expand(self.heads, -1)
+                self.bias = looked_up(terms, 1).expand(self.heads, -1)
             else:
-                first, last = map(min, zip(*(shared_ends(rows) for _, rows in terms)))
-                setattr(self, name, Table(total, self.heads, first, last))
+                before = self.distances - self.reach.stop if name == "key_table" else self.reach.start
+                setattr(self, name, Table(terms, self.heads, before))
         self.generator = None
         if plan.dropout:
             self.generator = torch.Generator(content_query.device)
             self.generator.manual_seed(plan.seed)
 
     @property
+    def distances(self) -> int:
+        """How many there are between all queries and keys."""
+        return self.query_length + self.key_length - 1
+
+    def _shared_ends(self, rows: list[torch.Tensor]) -> tuple[int, int]:
+        """How many distances at either end share all they look up; 0 where it is not worth making a difference."""
+        if not rows or self.pairs or self.products:
+            return 0, 0
+        first, last = map(min, zip(*map(shared_ends, rows)))
+        near = self.distances - first - last + self.block_rows
+        return (first, last) if 4 * near < 3 * self.key_length else (0, 0)
+
+    def _reach(self) -> slice:
+        """The distances of the pairs in near blocks (see [`near_and_far`]), and perhaps some more."""
+        beside = self.block_rows + KEYS
+        start = max(self.first - beside, 0)
+        return slice(start, max(start, min(self.distances - self.last + beside, self.distances)))
+
+    @property
     def suits_kernel(self) -> bool:
-        """Whether PyTorch's own kernel can do the rest: it takes what is added to the content score, and no dropout."""
+        """Whether PyTorch's own kernel does the rest: it takes what is added to the content score, and no dropout.
+
+        Products that each sequence computes for itself are better done in blocks.
+        """
         tables = (self.query_table, self.key_table, self.value_table)
-        return all(table is None for table in tables) and not self.plan.dropout
+        products_are_shared = self.batch > 1 and self.terms_are_shared
+        if any(table is not None for table in tables) or (self.products and not products_are_shared):
+            return False
+        return not self.plan.dropout
 
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
-        return min(ROWS if self.key_length < LONG else 2 * ROWS, self.query_length)
-
-    @property
-    def block_keys(self) -> int:
-        """Keys of a block that is multiplied with its own rows of a table."""
-        return KEYS if self.key_length < LONG else 2 * KEYS
+        return min(ROWS, self.query_length)
 
     def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
@@ -178,74 +209,108 @@ class Computation:
         """Index among all distances of a block's smallest one."""
         return block.keys.start - block.queries.stop + self.query_length
 
-    def bias_of(self, block: Block) -> torch.Tensor | None:
-        """What is added to the content score, (heads, rows, keys), but for the key tables; None if that is nothing."""
-        heads, rows, columns = block.shape
-        added = self.scratch.skewed("bias", heads, rows, columns)
+    def added_by_distance(self, block: Block) -> torch.Tensor | None:
+        """What biases and queries give the scores of a block, (heads, rows, keys), a view; None if that is nothing."""
+        if self.bias is None and self.query_table is None:
+            return None
+        added = self.scratch.skewed("by distance", *block.shape)
         start = self.first_distance(block)
-        width = added.by_distance.shape[-1]
-        started = False
         if self.bias is not None:
-            added.by_distance.copy_(self.bias[block.heads, None, start : start + width].expand(-1, rows, -1))
-            started = True
+            bias = self.bias[block.heads, None, start : start + added.by_distance.shape[-1]]
+            added.by_distance.copy_(bias.expand(-1, block.shape[1], -1))
         if self.query_table is not None:
-            self.query_table.times(self.query[block.query_place], block.heads, start, added.by_distance, started)
-            started = True
+            keep = self.bias is not None
+            self.query_table.times(self.query[block.query_place], block.heads, start, added.by_distance, keep)
+        return added.by_pair
+
+    def add_by_pair(self, out: torch.Tensor, block: Block, keep: bool) -> bool:
+        """Add the terms that are known per pair to `out`, or put them there without `keep`; whether something is there."""
         for product in self.products.values():
             query = _of(product["product_query"], block.sequence)[block.heads, block.queries]
             key = _of(product["product_key"], block.sequence)[block.heads, block.keys]
-            add_product(added.by_pair, query, key.transpose(1, 2), started)
-            started = True
+            add_product(out, query, key.transpose(1, 2), keep)
+            keep = True
         for pair in self.pairs:
             part = _part(pair, block)
-            added.by_pair.add_(part) if started else added.by_pair.copy_(part.expand_as(added.by_pair))
-            started = True
-        return added.by_pair if started else None
+            out.add_(part) if keep else out.copy_(part.expand_as(out))
+            keep = True
+        return keep
+
+    @functools.cached_property
+    def has_steep_bias(self) -> bool:
+        """Whether it alone can bring a weight near the smallest numbers."""
+        if self.bias is None:
+            return False
+        return bool((self.bias.amax(-1) - self.bias.amin(-1)).amax() > STEEP)
 
     def key_blocks(self, heads: slice) -> KeyBlocks:
         """Made once for some heads: blocks of the same heads follow each other."""
         if self._key_blocks is None or self._key_blocks.heads != heads:
-            sizes = self.block_rows, self.block_keys
+            sizes = self.block_rows, KEYS
             self._key_blocks = KeyBlocks(self.key, self.key_table, heads, *sizes, self.query_length)
         return self._key_blocks
 
-    def key_parts(self, block: Block) -> tuple[slice, list[slice], list[tuple[slice, int]]]:
-        """A block's keys, divided by what they are multiplied with.
+    def near_and_far(self, block: Block) -> tuple[Block, list[tuple[slice, int]]]:
+        """A block's keys, divided by what their distances look up.
 
         Returns:
-            Blocks of keys (see [`KeyBlocks`]), and the few keys beside them; both have vectors of their own distances. And
-            keys all of whose distances share a vector, with its row in the flipped table.
+            The part of the block, perhaps empty, whose distances may have vectors of their own. And the keys all of whose
+            distances share them, with the index of such a distance: 0, or -1 for the last.
         """
-        table, keys = self.key_table, block.keys
-        start = block.queries.start - self.query_length + table.last + 1
-        stop = block.queries.stop + self.key_length - 1 - table.first
+        keys, size = block.keys, KEYS
+        start = (self.first - self.query_length + 1 + block.queries.start) // size * size
+        stop = -(-(self.key_length - 1 - self.last + block.queries.stop) // size) * size
         start = min(max(start, keys.start), keys.stop)
-        near = slice(start, min(max(stop, start), keys.stop))
-        blocks = whole = slice(near.start, near.start)
-        if near.stop - near.start >= self.block_keys:
-            blocks = self.key_blocks(block.heads).whole(near)
+        stop = min(max(stop, start), keys.stop)
+        far = [(slice(keys.start, start), 0), (slice(stop, keys.stop), -1)]
+        near = Block(block.sequence, block.heads, block.queries, slice(start, stop))
+        return near, [part for part in far if part[0].start < part[0].stop]
+
+    def key_parts(self, block: Block) -> tuple[slice, list[slice]]:
+        """A block's keys, divided into blocks of keys (see [`KeyBlocks`]) and the few beside them."""
+        keys = block.keys
+        blocks = whole = slice(keys.start, keys.start)
+        if keys.stop - keys.start >= KEYS:
+            blocks = self.key_blocks(block.heads).whole(keys)
             whole = self.key_blocks(block.heads).keys_of(blocks)
-        few = [slice(near.start, whole.start), slice(whole.stop, near.stop)] if whole.start < whole.stop else [near]
-        far = [(slice(keys.start, near.start), table.distances - 1), (slice(near.stop, keys.stop), 0)]
-        return (
-            blocks,
-            [part for part in few if part.start < part.stop],
-            [part for part in far if part[0].start < part[0].stop],
-        )
+        few = [slice(keys.start, whole.start), slice(whole.stop, keys.stop)] if whole.start < whole.stop else [keys]
+        return blocks, [part for part in few if part.start < part.stop]
 
     def scores(self, block: Block) -> torch.Tensor:
         """Masked scores (heads, rows, keys) of a block."""
         scores = self.scratch.get("scores", *block.shape)
-        added = self.bias_of(block)
-        if self.key_table is not None:
-            self._put_key_table(scores, added, block)
-        elif added is not None:
-            scores.copy_(added)
-        key, content = self.key[block.key_place], self.content_query[block.query_place]
-        started = added is not None or self.key_table is not None
-        scores.baddbmm_(content, key.transpose(1, 2), beta=float(started), alpha=self.plan.scaling)
+        near, far = self.near_and_far(block)
+        if near.shape[-1]:
+            self._put_near(scores[..., block.columns(near.keys)], near)
+        for keys, end in far:
+            self._put_far(scores[..., block.columns(keys)], block, keys, end)
         self.apply_mask(scores, block)
         return scores
+
+    def _put_near(self, out: torch.Tensor, near: Block) -> None:
+        """out = the scores of pairs whose distances may have vectors of their own."""
+        added = self.added_by_distance(near)
+        if self.key_table is not None:
+            self._put_key_table(out, added, near)
+        elif added is not None:
+            out.copy_(added)
+        keep = self.add_by_pair(out, near, added is not None or self.key_table is not None)
+        content, key = self.content_query[near.query_place], self.key[near.key_place]
+        out.baddbmm_(content, key.transpose(1, 2), beta=float(keep), alpha=self.plan.scaling)
+
+    def _put_far(self, out: torch.Tensor, block: Block, keys: slice, end: int) -> None:
+        """out = the scores of pairs whose distances share all vectors: one product, and a number for each query."""
+        query = self.content_query[block.query_place] * self.plan.scaling
+        if self.key_table is not None:
+            query += self.key_table.shared(block.heads, -1 - end)[:, None]
+        out.baddbmm_(query, self.key[block.sequence, block.heads, keys].transpose(1, 2), beta=0.0)
+        added = []
+        if self.query_table is not None:
+            added.append(self.query[block.query_place] @ self.query_table.shared(block.heads, end)[..., None])
+        if self.bias is not None:
+            added.append(self.bias[block.heads, end, None, None])
+        if added:
+            out.add_(sum(added))
 
     def _put_key_table(self, scores: torch.Tensor, added: torch.Tensor | None, block: Block) -> None:
         """scores = products of keys and table, and what is added to them."""
@@ -258,25 +323,29 @@ class Computation:
             else:
                 torch.add(part, added[..., columns].unflatten(-1, keys), out=out)
 
-        blocks, few, far = self.key_parts(block)
-        if blocks.start < blocks.stop:
-            asked = self._skewed_blocks("by key", block, blocks)
-            self.key_blocks(block.heads).times(block.sequence, blocks, block.queries, asked.by_distance)
-            columns = block.columns(self.key_blocks(block.heads).keys_of(blocks))
-            put(self._as_pairs(asked, block), columns, (-1, self.block_keys))
+        blocks, few = self.key_parts(block)
+        for some in self._parts_of(blocks, block):
+            asked = self._skewed_blocks("by key", block, some)
+            self.key_blocks(block.heads).times(block.sequence, some, block.queries, asked.by_distance)
+            columns = block.columns(self.key_blocks(block.heads).keys_of(some))
+            put(self._as_pairs(asked, block), columns, (-1, KEYS))
         for keys in few:
             asked = self.scratch.skewed("by few keys", block.shape[0], keys.stop - keys.start, block.shape[1])
             start = self.key_length - keys.stop + block.queries.start
             self.key_table.times(self.key[block.sequence, block.heads, keys], block.heads, start, asked.by_distance)
             put(asked.by_pair.transpose(1, 2), block.columns(keys))
-        for keys, row in far:
-            vector = self.key_table.rows[block.heads, row, None]
-            put(vector @ self.key[block.sequence, block.heads, keys].transpose(1, 2), block.columns(keys))
+
+    def _parts_of(self, blocks: slice, block: Block) -> Iterator[slice]:
+        """Blocks of keys, so many at a time that their products stay in a cache too."""
+        numbers = block.shape[0] * block.shape[1] * 3 * KEYS
+        step = max(BLOCK_SIZE // numbers, 1)
+        for start in range(blocks.start, blocks.stop, step):
+            yield slice(start, min(start + step, blocks.stop))
 
     def _skewed_blocks(self, name: str, block: Block, blocks: slice, zero: bool = False) -> Skewed:
         """Memory for products of blocks of keys, (blocks · heads, keys, queries) by pair."""
         number = (blocks.stop - blocks.start) * block.shape[0]
-        return self.scratch.skewed(name, number, self.block_keys, block.shape[1], zero)
+        return self.scratch.skewed(name, number, KEYS, block.shape[1], zero)
 
     def _as_pairs(self, skewed: Skewed, block: Block) -> torch.Tensor:
         """(heads, rows, blocks, keys), a view of what [`_skewed_blocks`] gives."""
@@ -285,13 +354,13 @@ class Computation:
     def _pairs_of(self, scores: torch.Tensor, block: Block, blocks: slice) -> torch.Tensor:
         """The same view of a block's scores."""
         columns = block.columns(self.key_blocks(block.heads).keys_of(blocks))
-        return scores[..., columns].unflatten(-1, (-1, self.block_keys))
+        return scores[..., columns].unflatten(-1, (-1, KEYS))
 
     def weights(self, block: Block) -> torch.Tensor:
         """Attention weights (heads, rows, keys) of a block."""
         scores = self.scores(block)
         weights = torch.softmax(scores, dim=-1, out=scores)
-        if self.bias is not None:
+        if self.has_steep_bias:
             # A steep bias (ALiBi's) leaves weights, and then gradients, so small that processors compute them by microcode,
             # many times slower. They are far below what rounding does to a sum of weights of 1.
             numbers = torch.finfo(weights.dtype)
@@ -348,15 +417,23 @@ class Computation:
                 weights.mul_(self.kept(weights))
             part = torch.bmm(weights, self.value[block.key_place])
             if self.value_table is not None:
-                by_distance = self._by_distance(weights)
-                self.value_table.combine(by_distance, block.heads, self.first_distance(block), part)
+                self._add_value_table(part, weights, block)
             if self.plan.dropout:
                 part.div_(self.plan.share_kept)
             output[block.query_place] = part
 
+    def _add_value_table(self, part: torch.Tensor, weights: torch.Tensor, block: Block) -> None:
+        near, far = self.near_and_far(block)
+        if near.shape[-1]:
+            by_distance = self._by_distance(weights[..., block.columns(near.keys)])
+            self.value_table.combine(by_distance, block.heads, self.first_distance(near), part)
+        for keys, end in far:
+            total = weights[..., block.columns(keys)].sum(-1, keepdim=True)
+            part.add_(total * self.value_table.shared(block.heads, end)[:, None])
+
     def _by_distance(self, weights: torch.Tensor) -> torch.Tensor:
         """Values per pair laid out per distance, 0 where the block has no pair."""
-        skewed = self.scratch.skewed("by distance", *weights.shape, zero=True)
+        skewed = self.scratch.skewed("weights by distance", *weights.shape, zero=True)
         skewed.by_pair.copy_(weights)
         return skewed.by_distance
 
@@ -370,7 +447,12 @@ class Computation:
             for sequences in groups:
                 block = Block(sequences.start, part.heads, part.queries, every)
                 if block.sequence == 0 or not self.terms_are_shared:
-                    bias = self.bias_of(block)
+                    bias = self.added_by_distance(block)
+                    if bias is None:
+                        bias = self.scratch.get("by pair", *block.shape)
+                        self.add_by_pair(bias, block, keep=False)
+                    else:
+                        self.add_by_pair(bias, block, keep=True)
                 added = bias
                 if self.plan.ranges[block.sequence] is None:
                     added = bias.clone() if self.terms_are_shared else bias
@@ -411,22 +493,25 @@ class Computation:
         }
         if self.plan.dropout:
             output_gradient = output_gradient / self.plan.share_kept
-        by_distance_wanted = self.query_table is not None or "bias" in wanted
-
         for block in self.small_blocks():
             if self._key_blocks is not None and self._key_blocks.heads != block.heads:
                 self._finish_key_blocks(gradients)
             score_gradient = self._score_gradient(block, output_gradient[block.query_place], gradients, wanted)
             self._learn_content(block, score_gradient, gradients)
-            if by_distance_wanted:
-                self._learn_by_distance(block, score_gradient, gradients, wanted)
-            if self.key_table is not None:
-                self._learn_key_table(block, score_gradient, gradients, wanted)
+            near, far = self.near_and_far(block)
+            if near.shape[-1]:
+                part = score_gradient[..., block.columns(near.keys)]
+                self._learn_by_distance(near, part, gradients, wanted)
+                self._learn_key_table(near, part, gradients, wanted)
+            for keys, end in far:
+                self._learn_far(block, keys, end, score_gradient[..., block.columns(keys)], gradients, wanted)
             self._learn_by_pair(block, score_gradient, gradients)
         if self._key_blocks is not None:
             self._finish_key_blocks(gradients)
 
         if "bias" in wanted:
+            # The rest of the line stands for the last distance.
+            gradients["bias"][:, -LINE] += gradients["bias"][:, 1 - LINE :].sum(-1)
             gradients["bias"] = gradients["bias"][:, : 1 - LINE]
         for name in wanted & {"query_table", "key_table", "value_table"}:
             gradients[name] = getattr(self, name).gradient
@@ -441,18 +526,13 @@ class Computation:
     def _score_gradient(self, block, asked, gradients, wanted) -> torch.Tensor:
         """The gradient of a block's scores; learns the values on the way."""
         weights = self.weights(block)
-        start = self.first_distance(block)
         kept = self.kept(weights) if self.plan.dropout else None
         used = weights if kept is None else weights * kept
         add_product(gradients["value"][block.key_place], used.transpose(1, 2), asked)
         gradient = self.scratch.get("gradient", *block.shape)
         gradient.baddbmm_(asked, self.value[block.key_place].transpose(1, 2), beta=0.0)
         if self.value_table is not None:
-            if "value_table" in wanted:
-                self.value_table.learn(self._by_distance(used), asked, block.heads, start)
-            by_distance = self.scratch.skewed("value bias", *block.shape)
-            self.value_table.times(asked, block.heads, start, by_distance.by_distance)
-            gradient.add_(by_distance.by_pair)
+            self._learn_value_table(block, asked, used, gradient, "value_table" in wanted)
         if kept is not None:
             gradient.mul_(kept)
         gradient = torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
@@ -468,7 +548,25 @@ class Computation:
         scaled = self.content_query[block.query_place] * self.plan.scaling
         add_product(gradients["key"][block.key_place], score_gradient.transpose(1, 2), scaled)
 
+    def _learn_value_table(self, block, asked, used, gradient, is_wanted) -> None:
+        """Add to the weights' gradient what the table's vectors give."""
+        near, far = self.near_and_far(block)
+        if near.shape[-1]:
+            columns, start = block.columns(near.keys), self.first_distance(near)
+            if is_wanted:
+                self.value_table.learn(self._by_distance(used[..., columns]), asked, block.heads, start)
+            by_distance = self.scratch.skewed("value bias", *near.shape)
+            self.value_table.times(asked, block.heads, start, by_distance.by_distance)
+            gradient[..., columns].add_(by_distance.by_pair)
+        for keys, end in far:
+            columns = block.columns(keys)
+            gradient[..., columns].add_(asked @ self.value_table.shared(block.heads, end)[..., None])
+            if is_wanted:
+                self.value_table.learn_shared(used[..., columns].sum(-1), asked, block.heads, end)
+
     def _learn_by_distance(self, block, score_gradient, gradients, wanted) -> None:
+        if self.query_table is None and "bias" not in wanted:
+            return
         by_distance = self._by_distance(score_gradient)
         start = self.first_distance(block)
         if "bias" in wanted:
@@ -480,12 +578,14 @@ class Computation:
                 self.query_table.learn(by_distance, self.query[block.query_place], block.heads, start)
 
     def _learn_key_table(self, block, score_gradient, gradients, wanted) -> None:
+        if self.key_table is None:
+            return
         table_too = "key_table" in wanted
-        blocks, few, far = self.key_parts(block)
-        if blocks.start < blocks.stop:
-            turned = self._skewed_blocks("by key gradient", block, blocks, zero=True)
-            self._as_pairs(turned, block).copy_(self._pairs_of(score_gradient, block, blocks))
-            self.key_blocks(block.heads).learn(turned.by_distance, block.sequence, blocks, block.queries, table_too)
+        blocks, few = self.key_parts(block)
+        for some in self._parts_of(blocks, block):
+            turned = self._skewed_blocks("by key gradient", block, some, zero=True)
+            self._as_pairs(turned, block).copy_(self._pairs_of(score_gradient, block, some))
+            self.key_blocks(block.heads).learn(turned.by_distance, block.sequence, some, block.queries, table_too)
         for keys in few:
             turned = self.scratch.skewed(
                 "by few keys gradient", block.shape[0], keys.stop - keys.start, block.shape[1], zero=True
@@ -496,13 +596,25 @@ class Computation:
             self.key_table.combine(turned.by_distance, block.heads, start, gradients["key"][place])
             if table_too:
                 self.key_table.learn(turned.by_distance, self.key[place], block.heads, start)
-        for keys, row in far:
+
+    def _learn_far(self, block, keys: slice, end: int, score_gradient, gradients, wanted) -> None:
+        """What [`_put_far`] adds to the content score."""
+        if self.query_table is not None or "bias" in wanted:
+            of_query = score_gradient.sum(-1)  # (heads, rows)
+            if "bias" in wanted:
+                gradients["bias"][block.heads, end] += of_query.sum(-1)
+            if self.query_table is not None:
+                vector = self.query_table.shared(block.heads, end)[:, None]
+                gradients["query"][block.query_place].add_(of_query[..., None] * vector)
+                if "query_table" in wanted:
+                    self.query_table.learn_shared(of_query, self.query[block.query_place], block.heads, end)
+        if self.key_table is not None:
+            of_key = score_gradient.sum(1)  # (heads, keys)
             place = block.sequence, block.heads, keys
-            total = score_gradient[..., block.columns(keys)].sum(1, keepdim=True)  # (heads, 1, keys)
-            vector = self.key_table.rows[block.heads, row, None]
-            gradients["key"][place].add_(total.transpose(1, 2) * vector)
-            if table_too:
-                self.key_table.learn_rows(total, self.key[place], block.heads, slice(row, row + 1))
+            vector = self.key_table.shared(block.heads, -1 - end)[:, None]
+            gradients["key"][place].add_(of_key[..., None] * vector)
+            if "key_table" in wanted:
+                self.key_table.learn_shared(of_key, self.key[place], block.heads, -1 - end)
 
     def _learn_by_pair(self, block, score_gradient, gradients) -> None:
         for gradient in gradients["pairs"]:
@@ -582,7 +694,8 @@ class Blockwise(torch.autograd.Function):
                 gradient = found["products"][index][name]
             else:
                 by_distance = found[name].sum(0, keepdim=True) if tensor.shape[0] == 1 else found[name]
-                gradient = torch.zeros_like(tensor, dtype=dtype).index_add_(1, plan.rows[index], by_distance)
+                rows = plan.rows[index] if name == "bias" else plan.rows[index][computation.reach]
+                gradient = torch.zeros_like(tensor, dtype=dtype).index_add_(1, rows, by_distance)
             given.append(gradient if is_needed else None)
         inputs = (content_query, query, key, value, *tensors)
         return None, *(g if g is None else g.to(given_to.dtype) for g, given_to in zip(given, inputs))
@@ -621,6 +734,12 @@ def blockwise_attention(
     Returns:
         (batch, query, heads, head_dim).
     """
+    asking = [term for term in terms if isinstance(term, RelativeTerm) and term.query_table is not None]
+    if len(asking) == 1:
+        # Added to the queries, their bias costs nothing per pair.
+        query = asking[0].asking(query)
+    else:
+        terms = [term.without_query_bias() if isinstance(term, RelativeTerm) else term for term in terms]
     plan = Plan([], [], mask, is_causal, scaling, dropout)
     tensors = []
     for index, term in enumerate(terms):

@@ -18,9 +18,15 @@ def aligned(width: int) -> int:
     return -(-width // LINE) * LINE
 
 
-def to_line_end(rows: torch.Tensor) -> torch.Tensor:
-    """(distances,) with the last one repeated: products with a table may read on to the end of a line."""
-    return torch.cat([rows, rows[-1:].expand(LINE - 1)])
+def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]], dim: int) -> torch.Tensor:
+    """The sum of tables' rows per distance, with the last one repeated: products may read on to the end of a line.
+
+    Args:
+        terms: tables, (heads or 1, ...), and the rows that they are asked for, (distances,).
+        dim: the dimension of the tables' rows.
+    """
+    parts = [table.index_select(dim, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
+    return functools.reduce(torch.add, parts)
 
 
 class Skewed:
@@ -82,74 +88,65 @@ class Table:
     """Vectors per distance, and products with them.
 
     Args:
-        rows: (heads or 1, distances and the rest of a line, head_dim); see [`to_line_end`].
+        terms: tables (heads or 1, rows, head_dim), whose sum it is, and their rows per distance, (distances,).
         heads: how many there are.
-        first, last: how many distances at either end share one vector.
+        before: how many distances are smaller than the first one here. Others are counted from the smallest of all.
     """
 
-    def __init__(self, rows: torch.Tensor, heads: int, first: int, last: int):
-        self.distances, self.first, self.last = rows.shape[1] - (LINE - 1), first, last
-        self._rows = rows
-        self.rows = rows.expand(heads, -1, -1)
+    def __init__(self, terms: list[tuple[torch.Tensor, torch.Tensor]], heads: int, before: int):
+        self.terms, self.heads, self.before = terms, heads, before
+        self.distances = len(terms[0][1])
         self._gradient: torch.Tensor | None = None
+
+    @functools.cached_property
+    def rows(self) -> torch.Tensor:
+        """(heads, distances and the rest of a line, head_dim); see [`looked_up`]."""
+        return looked_up(self.terms, 1).expand(self.heads, -1, -1)
 
     @functools.cached_property
     def columns(self) -> torch.Tensor:
         """The rows transposed; products with them are faster than with a transposed view."""
-        return self.own_columns.expand(self.rows.shape[0], -1, -1)
+        return self.own_columns.expand(self.heads, -1, -1)
 
     @functools.cached_property
     def own_columns(self) -> torch.Tensor:
         """The same, for one head where all share the vectors."""
-        return self._rows.transpose(1, 2).contiguous()
+        return looked_up([(table.transpose(1, 2), rows) for table, rows in self.terms], 2)
 
     @property
     def gradient(self) -> torch.Tensor:
         """What was learned, (heads, distances, head_dim)."""
-        return self._gradient[:, : self.distances]
+        return self._gradient_of(slice(None))[:, : self.distances]
 
-    def _ends(self, start: int, width: int) -> tuple[int, int]:
-        """How many of the distances from `start` on share the first vector, and from which on they share the last."""
-        first = min(max(self.first - start, 0), width)
-        last = min(max(self.distances - self.last - start, first), width)
-        # Cutting a product into pieces has a price.
-        return (first, last) if 4 * (last - first) < 3 * width else (0, width)
+    def shared(self, heads: slice, end: int) -> torch.Tensor:
+        """The vectors of the first distance (`end` 0) or of the last (-1), (heads, head_dim)."""
+        return self.columns[heads, :, end]
+
+    def _slice(self, start: int, width: int) -> slice:
+        return slice(start - self.before, start - self.before + width)
 
     def times(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
         """out = vectors · table, added to `out` with `keep`: (heads, rows, head_dim) -> (heads, rows, width)."""
-        width = out.shape[-1]
-        first, last = self._ends(start, width)
-        for ends, row in ((out[..., :first], 0), (out[..., last:], self.distances - 1)):
-            if ends.shape[-1]:
-                product = torch.bmm(vectors, self.rows[heads, row, :, None])
-                ends.add_(product) if keep else ends.copy_(product.expand_as(ends))
-        if first < last:
-            add_product(out[..., first:last], vectors, self.columns[heads, :, start + first : start + last], keep)
+        add_product(out, vectors, self.columns[heads, :, self._slice(start, out.shape[-1])], keep)
 
     def combine(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
         """Add weights · table to `out`: (heads, rows, width) -> (heads, rows, head_dim)."""
-        first, last = self._ends(start, weights.shape[-1])
-        if first < last:
-            add_product(out, weights[..., first:last], self.rows[heads, start + first : start + last])
-        for ends, row in ((weights[..., :first], 0), (weights[..., last:], self.distances - 1)):
-            if ends.shape[-1]:
-                out.add_(ends.sum(-1, keepdim=True) * self.rows[heads, None, row])
+        add_product(out, weights, self.rows[heads, self._slice(start, weights.shape[-1])])
 
     def learn(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
         """Add weightsᵀ · vectors to the gradient: (heads, rows, width), (heads, rows, head_dim)."""
-        first, last = self._ends(start, weights.shape[-1])
-        if first < last:
-            self.learn_rows(
-                weights[..., first:last].transpose(1, 2), vectors, heads, slice(start + first, start + last)
-            )
-        for ends, row in ((weights[..., :first], 0), (weights[..., last:], self.distances - 1)):
-            if ends.shape[-1]:
-                self.learn_rows(ends.sum(-1)[:, None], vectors, heads, slice(row, row + 1))
+        rows = self._slice(start, weights.shape[-1])
+        self._gradient_of(heads)[:, rows].add_(torch.bmm(weights.transpose(1, 2), vectors))
+
+    def learn_shared(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, end: int) -> None:
+        """The same with the vectors of [`shared`]: (heads, rows), (heads, rows, head_dim)."""
+        row = self.distances - 1 if end else 0
+        self._gradient_of(heads)[:, row].add_(torch.bmm(weights[:, None], vectors)[:, 0])
 
     def learn_windows(self, gradients: torch.Tensor, heads: slice, start: int, step: int) -> None:
         """Add the gradients of windows, (windows, heads, width, head_dim), each `step` rows after the one before."""
         for number, gradient in enumerate(gradients):
-            first = start + number * step
+            first = start - self.before + number * step
             rows = self._gradient_of(heads)[:, first : first + gradient.shape[1]]
             rows.add_(gradient[:, : rows.shape[1]])
 
@@ -157,10 +154,6 @@ class Table:
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.rows, memory_format=torch.contiguous_format)
         return self._gradient[heads]
-
-    def learn_rows(self, left: torch.Tensor, right: torch.Tensor, heads: slice, rows: slice) -> None:
-        """Add a product to the gradient of some rows."""
-        self._gradient_of(heads)[:, rows].add_(torch.bmm(left, right))
 
 
 def _matrices(tensor: torch.Tensor, number: int) -> torch.Tensor:
@@ -194,9 +187,13 @@ class KeyBlocks:
         self.keys = whole.transpose(1, 2).contiguous()
         self.table_heads = heads if table.own_columns.shape[0] > 1 else slice(heads.start, heads.start + 1)
         # The last queries may be fewer, and then their windows end before these do.
-        met = table.columns[self.table_heads, :, self.rest :]
+        # Windows that no pair of the table's distances belongs to are left out.
+        self.skipped = -(-max(table.before - self.rest, 0) // size)
+        self.start = self.rest + self.skipped * size
+        met = table.columns[self.table_heads, :, self.start - table.before :]
         met = nn.functional.pad(met, (0, self.last_query + rows - query_length))
-        windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, : self.number + self.last_query // size]
+        number = self.number + self.last_query // size - self.skipped
+        windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, :number]
         # (windows, heads or 1, head_dim, width)
         self.windows = windows.permute(2, 0, 1, 3).flip(0).contiguous()
         self.key_gradient = self.window_gradient = None
@@ -212,7 +209,7 @@ class KeyBlocks:
 
     def _windows_of(self, windows: torch.Tensor, blocks: slice, queries: slice) -> torch.Tensor:
         """(matrices, head_dim, width), a matrix for each block and for each head with vectors of its own."""
-        nearer = (self.last_query - queries.start) // self.size
+        nearer = len(windows) - self.number + self.skipped - queries.start // self.size
         width = aligned(queries.stop - queries.start + self.size - 1)
         return windows[blocks.start + nearer : blocks.stop + nearer].flatten(0, 1)[..., :width]
 
@@ -249,7 +246,7 @@ class KeyBlocks:
         )
         if self.window_gradient is not None:
             gradients = self.window_gradient.flip(0).transpose(2, 3)
-            self.table.learn_windows(gradients, self.table_heads, self.rest, self.size)
+            self.table.learn_windows(gradients, self.table_heads, self.start, self.size)
 
 
 def shared_ends(rows: torch.Tensor) -> tuple[int, int]:

@@ -6,7 +6,7 @@ and reads them from there. Adding a scheme is one file with a subclass and a lin
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -157,13 +157,14 @@ class RelativeTerm:
 
     With r the row of the pair (i, j), and every part optional, the score of query i and key j in head h gets
 
-        query_i · query_table[h, r]  +  key_j · key_table[h, r]  +  bias[h, r]
+        (query_i + query_bias[h]) · query_table[h, r]  +  key_j · key_table[h, r]  +  bias[h, r]
 
     and the output of query i gets Σ_j weight_ij · value_table[r].
 
     Attributes:
         rows: int64, (query + key - 1,) per distance in the order of [`relative_distances`], or (batch or 1, query, key).
         query_table, key_table: (heads or 1, rows, head_dim). They carry their scale themselves.
+        query_bias: (heads, head_dim), beside a query table.
         bias: (heads or 1, rows).
         value_table: (rows, head_dim).
     """
@@ -173,6 +174,19 @@ class RelativeTerm:
     key_table: torch.Tensor | None = None
     bias: torch.Tensor | None = None
     value_table: torch.Tensor | None = None
+    query_bias: torch.Tensor | None = None
+
+    def asking(self, query: torch.Tensor) -> torch.Tensor:
+        """What is multiplied with the query table, given (batch, heads, query, head_dim)."""
+        return query if self.query_bias is None else query + self.query_bias.to(query.device)[:, None]
+
+    def without_query_bias(self) -> "RelativeTerm":
+        """The same term, with a bias per row in place of the queries' bias."""
+        if self.query_bias is None:
+            return self
+        # (heads or 1, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
+        bias = (self.query_table @ self.query_bias.to(self.query_table.device)[..., None]).squeeze(-1)
+        return replace(self, bias=bias if self.bias is None else self.bias + bias, query_bias=None)
 
 
 @dataclass

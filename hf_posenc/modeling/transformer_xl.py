@@ -37,7 +37,7 @@ class TransformerXL(AttentionScheme):
         add_parameter(attention, "pos_bias_u", shape, initial)
         add_parameter(attention, "pos_bias_v", shape, initial)
 
-    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # The formula counts query - key.
         distances = -positions.relative
         if positions.contiguous:
@@ -50,17 +50,20 @@ class TransformerXL(AttentionScheme):
         sines, cosines = sines_and_cosines(
             distances, inverse_frequencies(self.width, self.base, distances.device), dtype
         )
-        return rows, torch.cat([sines, cosines], dim=-1)
+        return rows, distances, torch.cat([sines, cosines], dim=-1)
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         return query + attention.pos_bias_u[:, None, :]
 
-    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, torch.Tensor]) -> list[RelativeTerm]:
-        rows, sinusoids = prepared
+    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[RelativeTerm]:
+        rows, distances, sinusoids = prepared
         linear = attention.linear_pos
-        projected = derived(attention, (linear,), (sinusoids,), lambda: linear(sinusoids)) * attention.scaling
+
+        def project() -> torch.Tensor:
+            return linear(sinusoids) * attention.scaling
+
+        # The distances tell which sinusoids these are, and are compared faster.
+        projected = derived(attention, (linear,), (distances,), project)
         # (rows, hidden_size) -> (heads, rows, head_dim)
         table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
-        # (heads, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
-        bias = (table @ attention.pos_bias_v[:, :, None]).squeeze(-1)
-        return [RelativeTerm(rows=rows, query_table=table, bias=bias)]
+        return [RelativeTerm(rows=rows, query_table=table, query_bias=attention.pos_bias_v)]

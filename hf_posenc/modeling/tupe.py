@@ -67,7 +67,24 @@ class Tupe(AttentionScheme):
 
     def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[ProductTerm]:
         encoder = attention.position_encoder
-        query_ids, key_ids, query_is_cls, key_is_cls = (tensor.to(encoder.cls_to_others.device) for tensor in prepared)
+        table = encoder.position_embeddings.position_embeddings
+        modules = table, encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
+        places = [tensor.to(encoder.cls_to_others.device) for tensor in prepared]
+        inputs = *places, encoder.cls_to_others, encoder.others_to_cls
+        # Kept with a projection, so that it is done once for all layers.
+        query, key = derived(encoder.pos_q_linear, modules, inputs, lambda: self._vectors(attention, *places))
+        return [ProductTerm(query, key)]
+
+    def _vectors(
+        self,
+        attention: nn.Module,
+        query_ids: torch.Tensor,
+        key_ids: torch.Tensor,
+        query_is_cls: torch.Tensor,
+        key_is_cls: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys of positions, each (batch or 1, heads, length, head_dim + 2)."""
+        encoder = attention.position_encoder
         query = self._project(attention, encoder.pos_q_linear, query_ids) * attention.scaling
         key = self._project(attention, encoder.pos_k_linear, key_ids)
         # [CLS] untied is a product too, with two more features: one for its column, one for its row, which wins.
@@ -90,18 +107,12 @@ class Tupe(AttentionScheme):
             ],
             dim=-1,
         )
-        return [ProductTerm(query, key)]
+        return query, key
 
     def _project(self, attention: nn.Module, linear: nn.Module, position_ids: torch.Tensor) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
-        encoder, embeddings = attention.position_encoder, attention.position_encoder.position_embeddings
-        modules = embeddings.position_embeddings, encoder.pos_ln, linear
-
-        def project() -> torch.Tensor:
-            # A model spread over devices may have its table on one, and the encoder's own parameters on another.
-            rows = embeddings.table_positions(position_ids)
-            return linear(encoder.pos_ln(rows.to(position_ids.device)))
-
-        # Kept with the projection, so that it is done once for all layers.
-        projected = derived(linear, modules, (position_ids,), project)
+        encoder = attention.position_encoder
+        # A model spread over devices may have its table on one, and the encoder's own parameters on another.
+        rows = encoder.position_embeddings.table_positions(position_ids)
+        projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
         return projected.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)

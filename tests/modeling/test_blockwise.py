@@ -42,6 +42,9 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
         case "query table and bias":
             tables = {"query_table": random(HEADS, len(every), HEAD_DIM), "bias": random(HEADS, len(every))}
             return [RelativeTerm(rows=every, **tables)]
+        case "query table and query bias":
+            tables = {"query_table": random(HEADS, len(every), HEAD_DIM), "query_bias": random(HEADS, HEAD_DIM)}
+            return [RelativeTerm(rows=every, **tables)]
         case "both tables":
             rows = (deberta_bucket(-distance, 4, 6) + 4).clamp(0, 7)
             tables = {"query_table": random(HEADS, 8, HEAD_DIM), "key_table": random(HEADS, 8, HEAD_DIM)}
@@ -57,12 +60,27 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
             return [ProductTerm(random(BATCH, HEADS, query_length, 6), random(BATCH, HEADS, key_length, 6))]
         case "pairs":
             return [PairTerm(random(1, HEADS, query_length, key_length)), PairTerm(random(BATCH, 1, 1, key_length))]
+        case "shared ends":
+            return [
+                term
+                for kind in ("bias", "both tables", "values")
+                for term in make_terms(kind, query_length, key_length)
+            ]
         case "everything":
-            kinds = ("bias", "both tables", "values", "product", "pairs", "query table and bias")
+            kinds = ("bias", "both tables", "values", "product", "pairs", "query table and query bias")
             return [term for kind in kinds for term in make_terms(kind, query_length, key_length)]
 
 
-KINDS = ["bias", "query table", "query table and bias", "both tables", "key table", "values", "product"]
+KINDS = [
+    "bias",
+    "query table",
+    "query table and bias",
+    "query table and query bias",
+    "both tables",
+    "key table",
+    "values",
+    "product",
+]
 KINDS += ["product per sequence", "pairs", "everything"]
 
 
@@ -160,10 +178,32 @@ def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
     compare(kind, mask, 61, 61)
 
 
-@pytest.mark.parametrize("kind", ["key table", "both tables", "everything"])
-def test_long_sequences_take_larger_blocks(kind, monkeypatch):
-    monkeypatch.setattr(blockwise, "LONG", 16)
-    compare(kind, "left padding, per key", 61, 61)
+@pytest.mark.parametrize("kind", ["both tables", "values", "shared ends"])
+@pytest.mark.parametrize(
+    "mask, query_length, key_length",
+    [
+        ("none", 160, 160),
+        ("left padding, per key", 163, 163),
+        ("right padding", 90, 171),
+        ("holes", 171, 171),
+        ("causal", 90, 131),
+        ("additive", 160, 160),
+        ("right padding", 1, 150),
+    ],
+)
+def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, mask, query_length, key_length, monkeypatch):
+    tables = []
+
+    class Recorded(blockwise.Table):
+        def __init__(self, rows, *arguments):
+            super().__init__(rows, *arguments)
+            tables.append(self)
+
+    monkeypatch.setattr(blockwise, "Table", Recorded)
+    compare(kind, mask, query_length, key_length)
+    assert tables
+    if blockwise.ROWS < 64:
+        assert all(table.distances < 90 for table in tables)
 
 
 def test_causal_without_a_mask_is_causal():
