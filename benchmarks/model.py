@@ -8,11 +8,12 @@
 Time: all models live in one process and take turns, in an order that is reversed from round to round, stock BERT (sdpa)
 before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
 mean of these two neighbours. A second copy of stock BERT shows how far apart equal models come out. Memory: each model
-and length in a process of its own, peak above the level before the call. Writes results/<name>.json, .md and .png.
+and length in a process of its own that returns what it frees at once, peak above the level before the call. Writes results/<name>.json, .md and .png.
 """
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -122,7 +123,9 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
     command = [sys.executable, __file__, "--memory_of", name, mode, "--lengths", str(length), "--batch", str(batch)]
     for option in ("layers", "padding", "device", "dtype", "threads"):
         command += [f"--{option}", str(getattr(arguments, option))]
-    done = subprocess.run(command, capture_output=True, text=True)
+    # What is freed goes back to the system at once, so that the level shows what is in use (glibc).
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     if "OutOfMemory" in done.stderr or "can't allocate memory" in done.stderr or done.returncode == -9:

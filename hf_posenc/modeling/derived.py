@@ -56,10 +56,13 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module) in PLAIN and not hooks and not module.training
 
 
+def keeps_on(device: torch.device) -> bool:
+    """Whether results on a device are kept at this moment, where the modules allow it."""
+    return device.type == "cpu" and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
+
+
 def _may_keep(sources: list[torch.Tensor]) -> bool:
-    if torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"):
-        return False
-    return all(source.device.type == "cpu" and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
+    return all(keeps_on(source.device) and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
 
 
 def _same(sources: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:

@@ -96,22 +96,27 @@ class Table:
     def __init__(self, terms: list[tuple[torch.Tensor, torch.Tensor]], heads: int, before: int):
         self.terms, self.heads, self.before = terms, heads, before
         self.distances = len(terms[0][1])
+        self.is_shared = all(table.shape[0] == 1 for table, _ in terms)
+        self._laid_out: dict[int, tuple[slice, torch.Tensor]] = {}
         self._gradient: torch.Tensor | None = None
 
-    @functools.cached_property
-    def rows(self) -> torch.Tensor:
-        """(heads, distances and the rest of a line, head_dim); see [`looked_up`]."""
-        return looked_up(self.terms, 1).expand(self.heads, -1, -1)
+    def rows(self, heads: slice) -> torch.Tensor:
+        """Of some heads, or of one where all share the vectors: (heads, distances and the rest of a line, head_dim)."""
+        return self._lay_out(heads, 1)
 
-    @functools.cached_property
-    def columns(self) -> torch.Tensor:
+    def columns(self, heads: slice) -> torch.Tensor:
         """The rows transposed; products with them are faster than with a transposed view."""
-        return self.own_columns.expand(self.heads, -1, -1)
+        return self._lay_out(heads, 2)
 
-    @functools.cached_property
-    def own_columns(self) -> torch.Tensor:
-        """The same, for one head where all share the vectors."""
-        return looked_up([(table.transpose(1, 2), rows) for table, rows in self.terms], 2)
+    def _lay_out(self, heads: slice, dim: int) -> torch.Tensor:
+        """Kept until other heads are asked for: blocks of the same heads follow each other."""
+        heads = slice(0, 1) if self.is_shared else heads
+        if dim not in self._laid_out or self._laid_out[dim][0] != heads:
+            self._laid_out.pop(dim, None)
+            parts = [(table[heads] if table.shape[0] > 1 else table, rows) for table, rows in self.terms]
+            parts = [(table if dim == 1 else table.transpose(1, 2), rows) for table, rows in parts]
+            self._laid_out[dim] = heads, looked_up(parts, dim)
+        return self._laid_out[dim][1]
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -120,18 +125,20 @@ class Table:
 
     def shared(self, heads: slice, end: int) -> torch.Tensor:
         """The vectors of the first distance (`end` 0) or of the last (-1), (heads, head_dim)."""
-        return self.columns[heads, :, end]
+        return self.columns(heads)[:, :, end].expand(heads.stop - heads.start, -1)
 
     def _slice(self, start: int, width: int) -> slice:
         return slice(start - self.before, start - self.before + width)
 
     def times(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
         """out = vectors · table, added to `out` with `keep`: (heads, rows, head_dim) -> (heads, rows, width)."""
-        add_product(out, vectors, self.columns[heads, :, self._slice(start, out.shape[-1])], keep)
+        columns = self.columns(heads)[:, :, self._slice(start, out.shape[-1])]
+        add_product(out, vectors, columns.expand(len(vectors), -1, -1), keep)
 
     def combine(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
         """Add weights · table to `out`: (heads, rows, width) -> (heads, rows, head_dim)."""
-        add_product(out, weights, self.rows[heads, self._slice(start, weights.shape[-1])])
+        rows = self.rows(heads)[:, self._slice(start, weights.shape[-1])]
+        add_product(out, weights, rows.expand(len(weights), -1, -1))
 
     def learn(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
         """Add weightsᵀ · vectors to the gradient: (heads, rows, width), (heads, rows, head_dim)."""
@@ -152,7 +159,8 @@ class Table:
 
     def _gradient_of(self, heads: slice) -> torch.Tensor:
         if self._gradient is None:
-            self._gradient = torch.zeros_like(self.rows, memory_format=torch.contiguous_format)
+            like = self.terms[0][0]
+            self._gradient = like.new_zeros(self.heads, self.distances + LINE - 1, like.shape[-1])
         return self._gradient[heads]
 
 
@@ -165,8 +173,7 @@ class KeyBlocks:
     """Some heads' keys in blocks of equal length, each with the rows of a table that it meets: one product for them all.
 
     A block of keys meets a window of the table that depends on how far it is from the queries. The windows are laid out
-    once, the next nearer the end of the table first, and all queries of all sequences use them again: those from `q` on
-    multiply key block b with window b + (last q - q) / size.
+    once, the next nearer the end of the table first, and all queries of all sequences use them again.
 
     Args:
         keys: (batch, heads, key, head_dim).
@@ -185,12 +192,13 @@ class KeyBlocks:
         whole = keys[:, heads, : self.number * size].unflatten(2, (self.number, size))
         # (batch, number, heads, size, head_dim)
         self.keys = whole.transpose(1, 2).contiguous()
-        self.table_heads = heads if table.own_columns.shape[0] > 1 else slice(heads.start, heads.start + 1)
-        # The last queries may be fewer, and then their windows end before these do.
-        # Windows that no pair of the table's distances belongs to are left out.
+        # Where all share the vectors, the first of these heads stands for them.
+        self.table_heads = slice(heads.start, heads.start + 1) if table.is_shared else heads
+        # Windows beside all of the table's distances are left out.
         self.skipped = -(-max(table.before - self.rest, 0) // size)
         self.start = self.rest + self.skipped * size
-        met = table.columns[self.table_heads, :, self.start - table.before :]
+        met = table.columns(heads)[:, :, self.start - table.before :]
+        # The last queries may be fewer, and then their windows end before these do.
         met = nn.functional.pad(met, (0, self.last_query + rows - query_length))
         number = self.number + self.last_query // size - self.skipped
         windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, :number]

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .derived import derived
+from .derived import derived, keeps_on
 from .scheme import AttentionScheme, Normal, PositionLinear, Positions, RelativeTerm, add_parameter, zeros
 from .sinusoidal import inverse_frequencies, sines_and_cosines
 
@@ -37,7 +37,7 @@ class TransformerXL(AttentionScheme):
         add_parameter(attention, "pos_bias_u", shape, initial)
         add_parameter(attention, "pos_bias_v", shape, initial)
 
-    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
         # The formula counts query - key.
         distances = -positions.relative
         if positions.contiguous:
@@ -47,22 +47,25 @@ class TransformerXL(AttentionScheme):
             lowest, highest = distances.min().item(), distances.max().item()
             rows = distances - lowest
             distances = torch.arange(lowest, highest + 1, device=distances.device)
-        sines, cosines = sines_and_cosines(
-            distances, inverse_frequencies(self.width, self.base, distances.device), dtype
-        )
-        return rows, distances, torch.cat([sines, cosines], dim=-1)
+        # Where projections are kept, they are all that is needed.
+        return rows, distances, None if keeps_on(distances.device) else self._sinusoids(distances, dtype)
+
+    def _sinusoids(self, distances: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """(distances, hidden_size)."""
+        frequencies = inverse_frequencies(self.width, self.base, distances.device)
+        return torch.cat(sines_and_cosines(distances, frequencies, dtype), dim=-1)
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         return query + attention.pos_bias_u[:, None, :]
 
-    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[RelativeTerm]:
+    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor | None, ...]) -> list[RelativeTerm]:
         rows, distances, sinusoids = prepared
-        linear = attention.linear_pos
+        linear, dtype = attention.linear_pos, attention.pos_bias_v.dtype
 
         def project() -> torch.Tensor:
-            return linear(sinusoids) * attention.scaling
+            given = self._sinusoids(distances, dtype) if sinusoids is None else sinusoids
+            return linear(given).mul_(attention.scaling)
 
-        # The distances tell which sinusoids these are, and are compared faster.
         projected = derived(attention, (linear,), (distances,), project)
         # (rows, hidden_size) -> (heads, rows, head_dim)
         table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
