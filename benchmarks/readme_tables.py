@@ -19,6 +19,18 @@ from report import RESULTS, mean_and_deviation
 README = Path(__file__).parents[1] / "README.md"
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 
+# The columns of the tables of speed; see `ratio_table`.
+SHORT = [
+    ("forward", ["model_forward"], "forward", "ratio"),
+    ("training", ["model_training"], "training", "ratio"),
+    ("training without dropout", ["model_training_without_dropout"], "training without dropout", "ratio"),
+]
+LONG = [
+    ("time, forward", ["model_forward_4096"], "forward", "ratio"),
+    ("memory, forward", ["model_memory_4096"], "forward", "memory_ratio"),
+    ("memory, training without dropout", ["model_memory_4096"], "training without dropout", "memory_ratio"),
+]
+
 Runs = dict[str, list[dict[str, Any]]]
 
 
@@ -82,16 +94,25 @@ def curve_table(punctuation: Runs) -> str:
     return table(["training loss at step", *map(str, CURVE_STEPS)], rows)
 
 
-def ratio_table(names: list[str]) -> str:
-    """Time as a multiple of stock BERT's: a row per model, a column for each mode in some results of model.py."""
-    files = [json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in names]
-    results = [entry for file in files for entry in file["results"]]
-    ratios: dict[str, dict[str, str]] = {}
-    for entry in results:
-        if entry["model"] != STOCK:
-            ratios.setdefault(entry["model"], {})[entry["mode"]] = f"{entry['ratio']:.2f}"
-    modes = list(dict.fromkeys(entry["mode"] for entry in results))
-    return table(["time", *modes], [[model, *(own.get(mode, "") for mode in modes)] for model, own in ratios.items()])
+def ratio_table(corner: str, columns: list[tuple[str, list[str], str, str]]) -> str:
+    """Multiples of what stock BERT takes, a row per model.
+
+    Args:
+        corner: heading of the models.
+        columns: of each its heading, the results of model.py that it is from (a later one counts where both have a model),
+            the mode there, and the name of the number.
+    """
+    rows: dict[str, list[str]] = {}
+    for number, (_, names, mode, key) in enumerate(columns):
+        entries = {}
+        for name in names:
+            results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+            entries |= {entry["model"]: entry for entry in results if entry["mode"] == mode}
+        for model, entry in entries.items():
+            if model != STOCK:
+                cells = rows.setdefault(model, [""] * len(columns))
+                cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
+    return table([corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()])
 
 
 def tables() -> list[str]:
@@ -102,7 +123,8 @@ def tables() -> list[str]:
         quality_table(punctuation, read_runs(RESULTS / "wikitext")),
         curve_table(punctuation),
         re.search(r"^\|.*(\n\|.*)*", cola, flags=re.MULTILINE)[0],
-        ratio_table(["model_forward", "model_training", "model_training_without_dropout"]),
+        ratio_table("time", SHORT),
+        ratio_table("1 × 4,096", LONG),
     ]
 
 
