@@ -21,14 +21,14 @@ CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 
 # The columns of the tables of speed; see `ratio_table`.
 SHORT = [
-    ("forward", ["model_forward"], "forward", "ratio"),
-    ("training", ["model_training"], "training", "ratio"),
-    ("training without dropout", ["model_training_without_dropout"], "training without dropout", "ratio"),
+    ("forward", "model_forward", "forward", "ratio"),
+    ("training", "model_training", "training", "ratio"),
+    ("training without dropout", "model_training_without_dropout", "training without dropout", "ratio"),
 ]
 LONG = [
-    ("time, forward", ["model_forward_4096"], "forward", "ratio"),
-    ("memory, forward", ["model_memory_4096"], "forward", "memory_ratio"),
-    ("memory, training without dropout", ["model_memory_4096"], "training without dropout", "memory_ratio"),
+    ("time, forward", "model_forward_4096", "forward", "ratio"),
+    ("memory, forward", "model_memory_4096", "forward", "memory_ratio"),
+    ("memory, training without dropout", "model_memory_4096", "training without dropout", "memory_ratio"),
 ]
 
 Runs = dict[str, list[dict[str, Any]]]
@@ -94,23 +94,18 @@ def curve_table(punctuation: Runs) -> str:
     return table(["training loss at step", *map(str, CURVE_STEPS)], rows)
 
 
-def ratio_table(corner: str, columns: list[tuple[str, list[str], str, str]]) -> str:
+def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
     """Multiples of what stock BERT takes, a row per model.
 
     Args:
         corner: heading of the models.
-        columns: of each its heading, the results of model.py that it is from (a later one counts where both have a model),
-            the mode there, and the name of the number.
+        columns: of each its heading, the results of model.py that it is from, the mode there, and the name of the number.
     """
     rows: dict[str, list[str]] = {}
-    for number, (_, names, mode, key) in enumerate(columns):
-        entries = {}
-        for name in names:
-            results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
-            entries |= {entry["model"]: entry for entry in results if entry["mode"] == mode}
-        for model, entry in entries.items():
-            if model != STOCK:
-                cells = rows.setdefault(model, [""] * len(columns))
+    for number, (_, name, mode, key) in enumerate(columns):
+        for entry in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
+            if entry["mode"] == mode and entry["model"] != STOCK:
+                cells = rows.setdefault(entry["model"], [""] * len(columns))
                 cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
     return table([corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()])
 
