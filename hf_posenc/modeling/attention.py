@@ -83,9 +83,8 @@ def _relative_parts(
         # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
         parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
     if term.query_table is not None:
-        by_row = term.asking(query) @ term.query_table.to(query.device).transpose(
-            -1, -2
-        )  # (batch, heads, query, rows)
+        # (batch, heads, query, rows)
+        by_row = term.asking(query) @ term.query_table.to(query.device).transpose(-1, -2)
         parts.append(by_row.gather(-1, rows[:, None].expand(shape)))
     if term.key_table is not None:
         by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)

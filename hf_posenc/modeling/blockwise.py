@@ -134,7 +134,7 @@ class Computation:
                 self.products.setdefault(index, {})[name] = tensor
             else:
                 by_kind.setdefault(name, []).append((tensor, plan.rows[index]))
-        self.first, self.last = self._shared_ends([rows for terms in by_kind.values() for _, rows in terms])
+        self.first, self.last = self._shared_ends()
         self.reach = self._reach()
         for name, terms in by_kind.items():
             reach = slice(None) if name == "bias" else self.reach
@@ -156,8 +156,9 @@ class Computation:
         """How many there are between all queries and keys."""
         return self.query_length + self.key_length - 1
 
-    def _shared_ends(self, rows: list[torch.Tensor]) -> tuple[int, int]:
+    def _shared_ends(self) -> tuple[int, int]:
         """How many distances at either end share all they look up; 0 where it is not worth making a difference."""
+        rows = [rows for rows in self.plan.rows if rows is not None]
         if not rows or self.pairs or self.products:
             return 0, 0
         first, last = map(min, zip(*map(shared_ends, rows)))
@@ -246,8 +247,7 @@ class Computation:
     def key_blocks(self, heads: slice) -> KeyBlocks:
         """Made once for some heads: blocks of the same heads follow each other."""
         if self._key_blocks is None or self._key_blocks.heads != heads:
-            sizes = self.block_rows, KEYS
-            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, *sizes, self.query_length)
+            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, self.block_rows, KEYS, self.query_length)
         return self._key_blocks
 
     def near_and_far(self, block: Block) -> tuple[Block, list[tuple[slice, int]]]:
@@ -257,9 +257,9 @@ class Computation:
             The part of the block, perhaps empty, whose distances may have vectors of their own. And the keys all of whose
             distances share them, with the index of such a distance: 0, or -1 for the last.
         """
-        keys, size = block.keys, KEYS
-        start = (self.first - self.query_length + 1 + block.queries.start) // size * size
-        stop = -(-(self.key_length - 1 - self.last + block.queries.stop) // size) * size
+        keys = block.keys
+        start = (self.first - self.query_length + 1 + block.queries.start) // KEYS * KEYS
+        stop = -(-(self.key_length - 1 - self.last + block.queries.stop) // KEYS) * KEYS
         start = min(max(start, keys.start), keys.stop)
         stop = min(max(stop, start), keys.stop)
         far = [(slice(keys.start, start), 0), (slice(stop, keys.stop), -1)]
@@ -336,9 +336,9 @@ class Computation:
             put(asked.by_pair.transpose(1, 2), block.columns(keys))
 
     def _parts_of(self, blocks: slice, block: Block) -> Iterator[slice]:
-        """Blocks of keys, so many at a time that their products stay in a cache too."""
-        numbers = block.shape[0] * block.shape[1] * 3 * KEYS
-        step = max(BLOCK_SIZE // numbers, 1)
+        """Blocks of keys, so many at a time that their products take half the room of a block's scores."""
+        numbers = block.shape[0] * KEYS * aligned(block.shape[1] + KEYS - 1)
+        step = max(BLOCK_SIZE // 2 // numbers, 1)
         for start in range(blocks.start, blocks.stop, step):
             yield slice(start, min(start + step, blocks.stop))
 
@@ -448,11 +448,10 @@ class Computation:
                 block = Block(sequences.start, part.heads, part.queries, every)
                 if block.sequence == 0 or not self.terms_are_shared:
                     bias = self.added_by_distance(block)
-                    if bias is None:
+                    keep = bias is not None
+                    if not keep:
                         bias = self.scratch.get("by pair", *block.shape)
-                        self.add_by_pair(bias, block, keep=False)
-                    else:
-                        self.add_by_pair(bias, block, keep=True)
+                    self.add_by_pair(bias, block, keep)
                 added = bias
                 if self.plan.ranges[block.sequence] is None:
                     added = bias.clone() if self.terms_are_shared else bias
@@ -510,8 +509,6 @@ class Computation:
             self._finish_key_blocks(gradients)
 
         if "bias" in wanted:
-            # The rest of the line stands for the last distance.
-            gradients["bias"][:, -LINE] += gradients["bias"][:, 1 - LINE :].sum(-1)
             gradients["bias"] = gradients["bias"][:, : 1 - LINE]
         for name in wanted & {"query_table", "key_table", "value_table"}:
             gradients[name] = getattr(self, name).gradient
@@ -602,7 +599,7 @@ class Computation:
         if self.query_table is not None or "bias" in wanted:
             of_query = score_gradient.sum(-1)  # (heads, rows)
             if "bias" in wanted:
-                gradients["bias"][block.heads, end] += of_query.sum(-1)
+                gradients["bias"][block.heads, self.distances - 1 if end else 0] += of_query.sum(-1)
             if self.query_table is not None:
                 vector = self.query_table.shared(block.heads, end)[:, None]
                 gradients["query"][block.query_place].add_(of_query[..., None] * vector)

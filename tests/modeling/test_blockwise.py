@@ -195,8 +195,8 @@ def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, mask, quer
     tables = []
 
     class Recorded(blockwise.Table):
-        def __init__(self, rows, *arguments):
-            super().__init__(rows, *arguments)
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
             tables.append(self)
 
     monkeypatch.setattr(blockwise, "Table", Recorded)
