@@ -25,6 +25,8 @@ Term = RelativeTerm | PairTerm | ProductTerm
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
 ROWS, KEYS = 128, 64
+# From so many keys on, blocks have twice as many queries: what a table's products do beside the pairs is little then.
+MANY_KEYS = 2048
 # Biases of a head that differ by so much may, with the content, leave weights near the smallest numbers (exp(-87)).
 STEEP = 40
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
@@ -142,7 +144,7 @@ class Computation:
             if name == "key_table":  # read by the opposite distance, query - key
                 terms = [(tensor, rows.flip(0)) for tensor, rows in terms]
             if name == "bias":
-                self.bias = looked_up(terms, 1).expand(self.heads, -1)
+                self.bias = looked_up(terms).expand(self.heads, -1)
             else:
                 before = self.distances - self.reach.stop if name == "key_table" else self.reach.start
                 setattr(self, name, Table(terms, self.heads, before))
@@ -186,7 +188,7 @@ class Computation:
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
-        return min(ROWS, self.query_length)
+        return min(ROWS if self.key_length < MANY_KEYS else 2 * ROWS, self.query_length)
 
     def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
@@ -320,8 +322,12 @@ class Computation:
             out = scores[..., columns].unflatten(-1, keys)
             if added is None:
                 out.copy_(part)
-            else:
-                torch.add(part, added[..., columns].unflatten(-1, keys), out=out)
+                return
+            # Turned round by itself first: in one step with the sum, memory would be crossed in strides too long for a cache.
+            turned = self.scratch.get("turned", *part.shape[2:-1], *part.shape[:2], part.shape[-1])
+            turned = turned.movedim((-3, -2), (0, 1))
+            turned.copy_(part)
+            torch.add(turned, added[..., columns].unflatten(-1, keys), out=out)
 
         blocks, few = self.key_parts(block)
         for some in self._parts_of(blocks, block):
@@ -336,10 +342,11 @@ class Computation:
             put(asked.by_pair.transpose(1, 2), block.columns(keys))
 
     def _parts_of(self, blocks: slice, block: Block) -> Iterator[slice]:
-        """Blocks of keys, so many at a time that their products take half the room of a block's scores."""
+        """Blocks of keys, as many at a time as have products for a block of [`BLOCK_SIZE`]; equal parts."""
         numbers = block.shape[0] * KEYS * aligned(block.shape[1] + KEYS - 1)
-        step = max(BLOCK_SIZE // 2 // numbers, 1)
-        for start in range(blocks.start, blocks.stop, step):
+        parts = math.ceil((blocks.stop - blocks.start) * numbers / BLOCK_SIZE)
+        step = math.ceil((blocks.stop - blocks.start) / max(parts, 1))
+        for start in range(blocks.start, blocks.stop, max(step, 1)):
             yield slice(start, min(start + step, blocks.stop))
 
     def _skewed_blocks(self, name: str, block: Block, blocks: slice, zero: bool = False) -> Skewed:

@@ -4,6 +4,7 @@ gathering.
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -18,14 +19,13 @@ def aligned(width: int) -> int:
     return -(-width // LINE) * LINE
 
 
-def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]], dim: int) -> torch.Tensor:
+def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     """The sum of tables' rows per distance, with the last one repeated: products may read on to the end of a line.
 
     Args:
-        terms: tables, (heads or 1, ...), and the rows that they are asked for, (distances,).
-        dim: the dimension of the tables' rows.
+        terms: tables, (heads or 1, rows, ...), and the rows that they are asked for, (distances,).
     """
-    parts = [table.index_select(dim, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
+    parts = [table.index_select(1, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
     return functools.reduce(torch.add, parts)
 
 
@@ -54,23 +54,31 @@ class Scratch:
     def __init__(self, like: torch.Tensor):
         self.like = like
         self.memory: dict[str, torch.Tensor] = {}
-        self.layouts: dict[str, tuple[int, int, int]] = {}
+        # Views of it, by name and shape: most blocks have the same.
+        self.views: dict[str, dict[tuple[int, ...], torch.Tensor]] = {}
+        self.blocks: dict[str, Skewed] = {}
 
     def get(self, name: str, *shape: int) -> torch.Tensor:
         """A contiguous tensor with any content."""
-        size = math.prod(shape)
-        if name not in self.memory or self.memory[name].numel() < size:
-            self.memory[name] = self.like.new_empty(size)
-            self.layouts.pop(name, None)
-        return self.memory[name][:size].view(shape)
+        views = self.views.setdefault(name, {})
+        if shape not in views:
+            size = math.prod(shape)
+            if name not in self.memory or self.memory[name].numel() < size:
+                self.memory[name] = self.like.new_empty(size)
+                views.clear()
+                self.blocks.pop(name, None)
+            views[shape] = self.memory[name][:size].view(shape)
+        return views[shape]
 
     def skewed(self, name: str, heads: int, rows: int, columns: int, zero: bool = False) -> Skewed:
         """A block; with `zero`, what is written through `by_pair` alone stays 0 where there are no pairs."""
-        by_distance = self.get(name, heads, rows, aligned(rows + columns - 1))
-        if zero and self.layouts.get(name) != (heads, rows, columns):
-            by_distance.zero_()
-            self.layouts[name] = heads, rows, columns
-        return Skewed(by_distance, rows, columns)
+        block = self.blocks.get(name)
+        if block is None or block.by_pair.shape != (heads, rows, columns):
+            block = Skewed(self.get(name, heads, rows, aligned(rows + columns - 1)), rows, columns)
+            if zero:
+                block.by_distance.zero_()
+            self.blocks[name] = block
+        return block
 
 
 def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep: bool = True) -> None:
@@ -97,26 +105,27 @@ class Table:
         self.terms, self.heads, self.before = terms, heads, before
         self.distances = len(terms[0][1])
         self.is_shared = all(table.shape[0] == 1 for table, _ in terms)
-        self._laid_out: dict[int, tuple[slice, torch.Tensor]] = {}
+        self._laid_out: dict[str, tuple[slice, torch.Tensor]] = {}
         self._gradient: torch.Tensor | None = None
 
     def rows(self, heads: slice) -> torch.Tensor:
         """Of some heads, or of one where all share the vectors: (heads, distances and the rest of a line, head_dim)."""
-        return self._lay_out(heads, 1)
+        return self._lay_out("rows", heads, self._rows_of)
 
     def columns(self, heads: slice) -> torch.Tensor:
         """The rows transposed; products with them are faster than with a transposed view."""
-        return self._lay_out(heads, 2)
+        return self._lay_out("columns", heads, lambda heads: self._rows_of(heads).transpose(1, 2).contiguous())
 
-    def _lay_out(self, heads: slice, dim: int) -> torch.Tensor:
+    def _lay_out(self, name: str, heads: slice, make: Callable[[slice], torch.Tensor]) -> torch.Tensor:
         """Kept until other heads are asked for: blocks of the same heads follow each other."""
         heads = slice(0, 1) if self.is_shared else heads
-        if dim not in self._laid_out or self._laid_out[dim][0] != heads:
-            self._laid_out.pop(dim, None)
-            parts = [(table[heads] if table.shape[0] > 1 else table, rows) for table, rows in self.terms]
-            parts = [(table if dim == 1 else table.transpose(1, 2), rows) for table, rows in parts]
-            self._laid_out[dim] = heads, looked_up(parts, dim)
-        return self._laid_out[dim][1]
+        if name not in self._laid_out or self._laid_out[name][0] != heads:
+            self._laid_out.pop(name, None)
+            self._laid_out[name] = heads, make(heads)
+        return self._laid_out[name][1]
+
+    def _rows_of(self, heads: slice) -> torch.Tensor:
+        return looked_up([(table[heads] if table.shape[0] > 1 else table, rows) for table, rows in self.terms])
 
     @property
     def gradient(self) -> torch.Tensor:
@@ -200,10 +209,11 @@ class KeyBlocks:
         met = table.columns(heads)[:, :, self.start - table.before :]
         # The last queries may be fewer, and then their windows end before these do.
         met = nn.functional.pad(met, (0, self.last_query + rows - query_length))
-        number = self.number + self.last_query // size - self.skipped
-        windows = met.unfold(2, aligned(rows + size - 1), size)[:, :, :number]
+        width = aligned(rows + size - 1)
+        number = min(self.number + self.last_query // size - self.skipped, (met.shape[2] - width) // size + 1)
+        windows = [met[..., first : first + width] for first in range(0, number * size, size)]
         # (windows, heads or 1, head_dim, width)
-        self.windows = windows.permute(2, 0, 1, 3).flip(0).contiguous()
+        self.windows = torch.stack(windows[::-1])
         self.key_gradient = self.window_gradient = None
 
     def whole(self, keys: slice) -> slice:
