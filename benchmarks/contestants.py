@@ -183,7 +183,7 @@ def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--tokens", type=int, help="tokens of a batch, in place of --batch")
     parser.add_argument("--padding", type=float, default=0.125, help="share of padding in a batch")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds that count, beside two that do not")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds beside the first two; half of them count")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

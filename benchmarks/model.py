@@ -7,20 +7,21 @@
 
 Time: all models live in one process and take turns, in an order that is reversed from round to round, stock BERT (sdpa)
 before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
-mean of these two neighbours. A second copy of stock BERT shows how far apart equal models come out. Memory: each model
+mean of these two neighbours, in the half of the rounds in which these agree best. A second copy of stock BERT shows how far apart equal models come out. Memory: each model
 and length in a process of its own that returns what it frees at once, peak above the level before the call. Writes
 results/<name>.json, .md and .png.
 """
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -58,25 +59,30 @@ def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: s
 
 
 def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, dict]:
-    """Per name: median seconds, and median ratio to stock BERT with its quartiles."""
+    """Per name: median seconds, and median ratio to stock BERT with its quartiles, of the rounds that count.
+
+    A machine that others use too changes its speed at any moment. So of each model's rounds beside the first two, those
+    half count (two at least) in which the calls of stock BERT before and after took the most similar time.
+    """
     stock = calls[STOCK]
     others = [name for name in calls if name != STOCK]
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    ratios: dict[str, list[float]] = {name: [] for name in others}
+    times: list[float] = []
+    # Of each round: how far apart the neighbours are, the model's own time, and its ratio to their mean.
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in others}
     for turn in range(rounds + 2):
         before = seconds(stock, device)
         for name in reversed(others) if turn % 2 else others:
             own, after = seconds(calls[name], device), seconds(stock, device)
             if turn >= 2:
-                times[name].append(own)
-                times[STOCK].append(after)
-                ratios[name].append(2 * own / (before + after))
+                times.append(after)
+                found[name].append((abs(math.log(after / before)), own, 2 * own / (before + after)))
             before = after
-    results = {STOCK: {"seconds": round(statistics.median(times[STOCK]), 4), "ratio": 1.0}}
-    for name, found in ratios.items():
-        low, median, high = statistics.quantiles(found, n=4)
+    results = {STOCK: {"seconds": round(statistics.median(times), 4), "ratio": 1.0}}
+    for name, measured in found.items():
+        _, own, ratios = zip(*sorted(measured)[: max(2, math.ceil(rounds / 2))])
+        low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
         results[name] = {
-            "seconds": round(statistics.median(times[name]), 4),
+            "seconds": round(statistics.median(own), 4),
             "ratio": round(median, 4),
             "quartiles": [round(low, 4), round(high, 4)],
         }
@@ -202,12 +208,20 @@ def plot(results: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def settings(arguments: argparse.Namespace) -> Iterator[tuple[str, Size, int]]:
+    """Mode, size and batch of everything that is to be measured."""
+    for mode in arguments.modes:
+        for length in arguments.lengths:
+            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
+            yield mode, Size(layers=arguments.layers, length=length, dropout=MODES[mode]), batch
+
+
 def main() -> None:
     parser = comparison_parser(__doc__, "model")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--no_times", action="store_true", help="measure memory only")
-    parser.add_argument("--profile", action="store_true", help="profile every scheme in every mode, and nothing else")
+    parser.add_argument("--profile", action="store_true", help="profile stock BERT and the schemes, nothing else")
     parser.add_argument("--memory_of", nargs=2, metavar=("MODEL", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -227,40 +241,36 @@ def main() -> None:
 
     builders = contestants(arguments.schemes, arguments.peers)
     if arguments.profile:
-        for mode in arguments.modes:
-            size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
+        for mode, size, batch in settings(arguments):
             for name in [STOCK, *arguments.schemes]:
-                options = (arguments.batch, arguments.padding, mode, arguments.device, dtype)
-                file = report.RESULTS / "profiles" / f"{name} {mode}.txt".replace(" ", "_")
+                found = profile(builders[name], size, batch, arguments.padding, mode, arguments.device, dtype)
+                file = report.RESULTS / "profiles" / f"{name} {mode} {size.length}.txt".replace(" ", "_")
                 file.parent.mkdir(exist_ok=True)
-                file.write_text(profile(builders[name], size, *options) + "\n", encoding="utf-8")
+                file.write_text(f"{found}\n", encoding="utf-8")
                 print(f"wrote {file}")
         return
     results = []
-    for mode in arguments.modes:
-        for length in arguments.lengths:
-            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
-            size = Size(layers=arguments.layers, length=length, dropout=MODES[mode])
-            setting = {"mode": mode, "batch": batch, "length": length}
-            entries = {name: {"model": name, **setting} for name in builders}
-            if not arguments.no_times:
-                options = (mode, arguments.rounds, arguments.device, dtype)
-                for name, found in measure_times(builders, size, batch, arguments.padding, *options).items():
-                    entries[name] |= found
-            if arguments.memory:
-                for name in builders:
-                    entries[name]["memory"] = measure_memory(name, arguments, length, batch, mode)
-                stock = entries[STOCK]["memory"]
-                for entry in entries.values():
-                    if isinstance(entry["memory"], int) and isinstance(stock, int):
-                        entry["memory_ratio"] = round(entry["memory"] / stock, 4)
-            results += entries.values()
+    for mode, size, batch in settings(arguments):
+        setting = {"mode": mode, "batch": batch, "length": size.length}
+        entries = {name: {"model": name, **setting} for name in builders}
+        if not arguments.no_times:
+            options = (mode, arguments.rounds, arguments.device, dtype)
+            for name, found in measure_times(builders, size, batch, arguments.padding, *options).items():
+                entries[name] |= found
+        if arguments.memory:
+            for name in builders:
+                entries[name]["memory"] = measure_memory(name, arguments, size.length, batch, mode)
+            stock = entries[STOCK]["memory"]
             for entry in entries.values():
-                print(json.dumps(entry), flush=True)
+                if isinstance(entry["memory"], int) and isinstance(stock, int):
+                    entry["memory_ratio"] = round(entry["memory"] / stock, 4)
+        results += entries.values()
+        for entry in entries.values():
+            print(json.dumps(entry), flush=True)
     markdown = table(results)
     print(markdown)
-    settings = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
-    report.write(arguments.name, {"settings": settings, "results": results}, markdown + "\n")
+    chosen = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
+    report.write(arguments.name, {"settings": chosen, "results": results}, markdown + "\n")
     if not arguments.no_times:
         plot(results, report.RESULTS / f"{arguments.name}.png")
 
