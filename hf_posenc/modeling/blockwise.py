@@ -25,7 +25,7 @@ Term = RelativeTerm | PairTerm | ProductTerm
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
 ROWS, KEYS = 128, 64
-# From so many keys on, blocks have twice as many queries: what a table's products do beside the pairs is little then.
+# From so many keys on, blocks have twice as many queries if keys have a table: they meet fewer distances beside their pairs.
 MANY_KEYS = 2048
 # Biases of a head that differ by so much may, with the content, leave weights near the smallest numbers (exp(-87)).
 STEEP = 40
@@ -188,7 +188,8 @@ class Computation:
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
-        return min(ROWS if self.key_length < MANY_KEYS else 2 * ROWS, self.query_length)
+        is_doubled = self.key_length >= MANY_KEYS and any(name == "key_table" for _, name in self.plan.places)
+        return min(2 * ROWS if is_doubled else ROWS, self.query_length)
 
     def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
