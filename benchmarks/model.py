@@ -7,9 +7,9 @@
 
 Time: all models live in one process and take turns, in an order that is reversed from round to round, stock BERT (sdpa)
 before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
-mean of these two neighbours, in the half of the rounds in which these agree best. A second copy of stock BERT shows how far apart equal models come out. Memory: each model
-and length in a process of its own that returns what it frees at once, peak above the level before the call. Writes
-results/<name>.json, .md and .png.
+mean of these two neighbours, in the half of the rounds in which these agree best. A second copy of stock BERT shows how
+far apart equal models come out. Memory: each model and length in a process of its own that returns what it frees at once,
+peak above the level before the call. Writes results/<name>.json, .md and .png.
 """
 
 import argparse
