@@ -14,7 +14,7 @@ from functools import partial
 
 import report
 import torch
-from contestants import MODES, Size, build_bert, comparison_parser, contestants, make_batch
+from contestants import build_bert, comparison_parser, contestants, make_batch, settings
 from model import build, table, take_turns
 from torch import nn
 from transformers.utils import logging
@@ -78,22 +78,19 @@ def main() -> None:
             name = scheme if backend == "sdpa" else f"{scheme}, {backend}"
             builders[name] = partial(build_bert, scheme=scheme, backend=backend)
     results = []
-    for mode in arguments.modes:
-        for length in arguments.lengths:
-            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
-            size = Size(layers=1, vocabulary=2048, length=length, dropout=MODES[mode])
-            inputs = make_batch(size, batch, arguments.padding, arguments.device)
-            models = {name: build(builder, size, mode, arguments.device, dtype) for name, builder in builders.items()}
-            # FlexAttention has no dropout.
-            skipped = [name for name in models if "flex" in name and mode == "training"]
-            calls = {name: replay(model, inputs, mode) for name, model in models.items() if name not in skipped}
-            for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
-                results.append({"model": name, "mode": mode, "batch": batch, "length": length, **found})
-                print(json.dumps(results[-1]), flush=True)
+    for mode, size, batch in settings(arguments, layers=1, vocabulary=2048):
+        inputs = make_batch(size, batch, arguments.padding, arguments.device)
+        models = {name: build(builder, size, mode, arguments.device, dtype) for name, builder in builders.items()}
+        # FlexAttention has no dropout.
+        skipped = [name for name in models if "flex" in name and mode == "training"]
+        calls = {name: replay(model, inputs, mode) for name, model in models.items() if name not in skipped}
+        for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
+            results.append({"model": name, "mode": mode, "batch": batch, "length": size.length, **found})
+            print(json.dumps(results[-1]), flush=True)
     markdown = table(results)
     print(markdown)
-    settings = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
-    report.write(arguments.name, {"settings": settings, "results": results}, markdown + "\n")
+    chosen = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
+    report.write(arguments.name, {"settings": chosen, "results": results}, markdown + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The models that the benchmarks compare: stock BERT, every scheme on it, and the peers that transformers has."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -188,6 +188,14 @@ def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser
+
+
+def settings(arguments: argparse.Namespace, **sizes: int) -> Iterator[tuple[str, Size, int]]:
+    """Mode, size and batch of everything that is to be measured; `sizes` are other fields of [`Size`]."""
+    for mode in arguments.modes:
+        for length in arguments.lengths:
+            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
+            yield mode, Size(length=length, dropout=MODES[mode], **sizes), batch
 
 
 def make_batch(size: Size, batch: int, padding: float, device: str) -> dict[str, torch.Tensor]:

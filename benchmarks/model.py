@@ -21,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import report
 import torch
-from contestants import MODES, PEERS, STOCK, STOCK_AGAIN, Size, comparison_parser, contestants, make_batch
+from contestants import MODES, PEERS, STOCK, STOCK_AGAIN, Size, comparison_parser, contestants, make_batch, settings
 from torch import nn
 from transformers.utils import logging
 
@@ -208,14 +208,6 @@ def plot(results: list[dict], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def settings(arguments: argparse.Namespace) -> Iterator[tuple[str, Size, int]]:
-    """Mode, size and batch of everything that is to be measured."""
-    for mode in arguments.modes:
-        for length in arguments.lengths:
-            batch = max(1, arguments.tokens // length) if arguments.tokens else arguments.batch
-            yield mode, Size(layers=arguments.layers, length=length, dropout=MODES[mode]), batch
-
-
 def main() -> None:
     parser = comparison_parser(__doc__, "model")
     parser.add_argument("--layers", type=int, default=2)
@@ -241,7 +233,7 @@ def main() -> None:
 
     builders = contestants(arguments.schemes, arguments.peers)
     if arguments.profile:
-        for mode, size, batch in settings(arguments):
+        for mode, size, batch in settings(arguments, layers=arguments.layers):
             for name in [STOCK, *arguments.schemes]:
                 found = profile(builders[name], size, batch, arguments.padding, mode, arguments.device, dtype)
                 file = report.RESULTS / "profiles" / f"{name} {mode} {size.length}.txt".replace(" ", "_")
@@ -250,7 +242,7 @@ def main() -> None:
                 print(f"wrote {file}")
         return
     results = []
-    for mode, size, batch in settings(arguments):
+    for mode, size, batch in settings(arguments, layers=arguments.layers):
         setting = {"mode": mode, "batch": batch, "length": size.length}
         entries = {name: {"model": name, **setting} for name in builders}
         if not arguments.no_times:
