@@ -10,11 +10,10 @@ models do in model.py, on the same arguments every time. Writes results/<name>.j
 
 import json
 from collections.abc import Callable
-from functools import partial
 
 import report
 import torch
-from contestants import build_bert, comparison_parser, contestants, make_batch, settings
+from contestants import able, comparison_parser, contestants, make_batch, settings
 from model import build, table, take_turns
 from torch import nn
 from transformers.utils import logging
@@ -65,25 +64,17 @@ def replay(model: nn.Module, inputs: dict[str, torch.Tensor], mode: str) -> Call
 
 
 def main() -> None:
-    parser = comparison_parser(__doc__, "attention")
-    parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=["sdpa", "eager", "flex_attention"])
-    arguments = parser.parse_args()
+    arguments = comparison_parser(__doc__, "attention").parse_args()
     torch.set_num_threads(arguments.threads)
     logging.set_verbosity_error()
     dtype = getattr(torch, arguments.dtype)
 
-    builders = contestants([], arguments.peers)
-    for backend in arguments.backends:
-        for scheme in arguments.schemes:
-            name = scheme if backend == "sdpa" else f"{scheme}, {backend}"
-            builders[name] = partial(build_bert, scheme=scheme, backend=backend)
     results = []
     for mode, size, batch in settings(arguments, layers=1, vocabulary=2048):
         inputs = make_batch(size, batch, arguments.padding, arguments.device)
+        builders = able(contestants(arguments), mode, arguments.device)
         models = {name: build(builder, size, mode, arguments.device, dtype) for name, builder in builders.items()}
-        # FlexAttention has no dropout.
-        skipped = [name for name in models if "flex" in name and mode == "training"]
-        calls = {name: replay(model, inputs, mode) for name, model in models.items() if name not in skipped}
+        calls = {name: replay(model, inputs, mode) for name, model in models.items()}
         for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
             results.append({"model": name, "mode": mode, "batch": batch, "length": size.length, **found})
             print(json.dumps(results[-1]), flush=True)

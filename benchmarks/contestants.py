@@ -162,14 +162,33 @@ if torch.cuda.is_available():
     PEERS |= {package: build for package, build in CUDA_PEERS.items() if find_spec(package) is not None}
 
 
-def contestants(schemes: list[str], peers: list[str]) -> dict[str, Callable[[Size], nn.Module]]:
-    """What to compare, by name; stock BERT comes first, and once more to show how far equal models differ."""
-    builders: dict[str, Callable[[Size], nn.Module]] = {STOCK: build_bert, STOCK_AGAIN: build_bert}
-    builders |= {scheme: partial(build_bert, scheme=scheme) for scheme in schemes}
-    return builders | {peer: PEERS[peer] for peer in peers}
-
-
 ALL_SCHEMES = [*SCHEMES, "none"]
+FLEX = "flex_attention"
+BACKENDS = ["sdpa", "eager", FLEX]
+
+Builders = dict[str, Callable[[Size], nn.Module]]
+
+
+def contestants(arguments: argparse.Namespace) -> Builders:
+    """What to compare, by name; stock BERT comes first, and once more to show how far equal models differ."""
+    builders: Builders = {STOCK: build_bert, STOCK_AGAIN: build_bert}
+    return builders | schemes(arguments) | {peer: PEERS[peer] for peer in arguments.peers}
+
+
+def schemes(arguments: argparse.Namespace) -> Builders:
+    """Every scheme with every backend; "scheme" is the one with sdpa, others are called "scheme, backend"."""
+    return {
+        scheme if backend == "sdpa" else f"{scheme}, {backend}": partial(build_bert, scheme=scheme, backend=backend)
+        for backend in arguments.backends
+        for scheme in arguments.schemes
+    }
+
+
+def able(builders: Builders, mode: str, device: str) -> Builders:
+    """Without those that cannot do it: FlexAttention has no dropout, and no backward pass on CPUs."""
+    if mode == "forward" or (device != "cpu" and not MODES[mode]):
+        return builders
+    return {name: builder for name, builder in builders.items() if not name.endswith(FLEX)}
 
 
 def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
@@ -177,6 +196,7 @@ def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default=name, help="name of the files in results/")
     parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
+    parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=BACKENDS, help="of the schemes")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))
     parser.add_argument("--lengths", nargs="+", type=int, default=[512])

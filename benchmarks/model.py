@@ -3,7 +3,7 @@
     python benchmarks/model.py                              # 2 layers of bert-base size, batch 8 x 512, all schemes and peers
     python benchmarks/model.py --lengths 128 512 2048 --tokens 4096 --memory
     python benchmarks/model.py --profile --schemes deberta --modes forward
-    python benchmarks/model.py --device cuda --dtype bfloat16 --layers 12 --batch 16
+    python benchmarks/model.py --device cuda --dtype bfloat16 --layers 12 --batch 16 --backends sdpa flex_attention
 
 Time: all models live in one process and take turns, in an order that is reversed from round to round, stock BERT (sdpa)
 before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
@@ -27,7 +27,20 @@ from pathlib import Path
 
 import report
 import torch
-from contestants import MODES, PEERS, STOCK, STOCK_AGAIN, Size, comparison_parser, contestants, make_batch, settings
+from contestants import (
+    MODES,
+    PEERS,
+    STOCK,
+    STOCK_AGAIN,
+    Size,
+    able,
+    build_bert,
+    comparison_parser,
+    contestants,
+    make_batch,
+    schemes,
+    settings,
+)
 from torch import nn
 from transformers.utils import logging
 
@@ -130,6 +143,8 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
     command = [sys.executable, __file__, "--memory_of", name, mode, "--lengths", str(length), "--batch", str(batch)]
     for option in ("layers", "padding", "device", "dtype", "threads"):
         command += [f"--{option}", str(getattr(arguments, option))]
+    for option in ("schemes", "backends", "peers"):
+        command += [f"--{option}", *getattr(arguments, option)]
     # What is freed goes back to the system at once, so that the level shows what is in use (glibc).
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
@@ -223,26 +238,27 @@ def main() -> None:
     if arguments.memory_of:
         name, mode = arguments.memory_of
         size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
-        schemes = [] if name in (STOCK, STOCK_AGAIN, *PEERS) else [name]
-        builders = contestants(schemes, [name] if name in PEERS else [])
+        builder = contestants(arguments)[name]
         measured = measure_memory_here(
-            builders[name], size, arguments.batch, arguments.padding, mode, arguments.device, dtype
+            builder, size, arguments.batch, arguments.padding, mode, arguments.device, dtype
         )
         print(json.dumps(measured))
         return
 
-    builders = contestants(arguments.schemes, arguments.peers)
     if arguments.profile:
         for mode, size, batch in settings(arguments, layers=arguments.layers):
-            for name in [STOCK, *arguments.schemes]:
-                found = profile(builders[name], size, batch, arguments.padding, mode, arguments.device, dtype)
-                file = report.RESULTS / "profiles" / f"{name} {mode} {size.length}.txt".replace(" ", "_")
+            builders = able({STOCK: build_bert} | schemes(arguments), mode, arguments.device)
+            for name, builder in builders.items():
+                found = profile(builder, size, batch, arguments.padding, mode, arguments.device, dtype)
+                words = f"{name} {mode} {size.length}.txt".replace(",", "").split()
+                file = report.RESULTS / "profiles" / "_".join(words)
                 file.parent.mkdir(exist_ok=True)
                 file.write_text(f"{found}\n", encoding="utf-8")
                 print(f"wrote {file}")
         return
     results = []
     for mode, size, batch in settings(arguments, layers=arguments.layers):
+        builders = able(contestants(arguments), mode, arguments.device)
         setting = {"mode": mode, "batch": batch, "length": size.length}
         entries = {name: {"model": name, **setting} for name in builders}
         if not arguments.no_times:
