@@ -369,10 +369,10 @@ class Computation:
         scores = self.scores(block)
         weights = torch.softmax(scores, dim=-1, out=scores)
         if self.has_steep_bias:
-            # A steep bias (ALiBi's) leaves weights, and then gradients, so small that processors compute them by microcode,
-            # many times slower. They are far below what rounding does to a sum of weights of 1.
-            numbers = torch.finfo(weights.dtype)
-            nn.functional.threshold_(weights, numbers.tiny / numbers.eps, 0.0)
+            # A steep bias (ALiBi's) leaves weights so small that their products with gradients are below what processors
+            # compute in hardware, and take many times as long. All such weights of a query together are far below what
+            # rounding does to its sum of weights, which is 1.
+            nn.functional.threshold_(weights, torch.finfo(weights.dtype).eps ** 2, 0.0)
         return weights
 
     def masked(self, block: Block) -> torch.Tensor | None:

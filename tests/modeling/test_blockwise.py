@@ -5,6 +5,7 @@ import math
 import pytest
 import tiny
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_posenc.modeling import attention, blockwise
 from hf_posenc.modeling.attention import score_bias, value_side
@@ -267,6 +268,33 @@ def test_where_every_weight_is_dropped_nothing_is_left():
     output = blockwise_attention(query, query, key, value, terms, None, 0.4, 1.0)
     assert not output.any()
     assert not any(gradient.any() for gradient in torch.autograd.grad(output.sum(), [query, key, value]))
+
+
+def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with():
+    """Losses are means over thousands of numbers, so gradients are small before the weights make them smaller."""
+    torch.manual_seed(0)
+    length, slow = 400, {"softmax": [], "products": []}
+
+    def is_slow(tensor: torch.Tensor) -> bool:
+        return bool(((tensor != 0) & (tensor.abs() < torch.finfo(torch.float32).tiny)).any())
+
+    class Recorded(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if function.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.baddbmm_):
+                slow["products"] += map(is_slow, args[-2:])
+            elif function.overloadpacket in (torch.ops.aten.softmax, torch.ops.aten._softmax):
+                slow["softmax"].append(is_slow(result))
+            return result
+
+    distances = torch.arange(2 * length - 1)
+    bias = -0.5 * (distances - (length - 1)).abs().float().expand(HEADS, -1)
+    terms = [RelativeTerm(rows=distances, bias=bias.clone().requires_grad_())]
+    inputs = [torch.randn(1, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3)]
+    with Recorded():
+        output = blockwise_attention(inputs[0], *inputs, terms, None, 0.4, 0.1)
+        output.backward(1e-8 * torch.randn_like(output))
+    assert any(slow["softmax"]) and slow["products"] and not any(slow["products"])
 
 
 def test_a_gradient_of_a_gradient_is_refused():
