@@ -70,6 +70,7 @@ def main() -> None:
     dtype = getattr(torch, arguments.dtype)
 
     results = []
+    chosen = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
     for mode, size, batch in settings(arguments, layers=1, vocabulary=2048):
         inputs = make_batch(size, batch, arguments.padding, arguments.device)
         builders = able(contestants(arguments), mode, arguments.device)
@@ -78,10 +79,9 @@ def main() -> None:
         for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
             results.append({"model": name, "mode": mode, "batch": batch, "length": size.length, **found})
             print(json.dumps(results[-1]), flush=True)
-    markdown = table(results)
-    print(markdown)
-    chosen = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
-    report.write(arguments.name, {"settings": chosen, "results": results}, markdown + "\n")
+        # What is measured so far is kept if the run is stopped.
+        report.write(arguments.name, {"settings": chosen, "results": results}, table(results) + "\n")
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -221,6 +221,7 @@ def plot(results: list[dict], file: Path) -> None:
         axis.set_title(mode)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -257,6 +258,7 @@ def main() -> None:
                 print(f"wrote {file}")
         return
     results = []
+    chosen = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
     for mode, size, batch in settings(arguments, layers=arguments.layers):
         builders = able(contestants(arguments), mode, arguments.device)
         setting = {"mode": mode, "batch": batch, "length": size.length}
@@ -275,12 +277,11 @@ def main() -> None:
         results += entries.values()
         for entry in entries.values():
             print(json.dumps(entry), flush=True)
-    markdown = table(results)
-    print(markdown)
-    chosen = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
-    report.write(arguments.name, {"settings": chosen, "results": results}, markdown + "\n")
-    if not arguments.no_times:
-        plot(results, report.RESULTS / f"{arguments.name}.png")
+        # What is measured so far is kept if the run is stopped.
+        report.write(arguments.name, {"settings": chosen, "results": results}, table(results) + "\n")
+        if not arguments.no_times:
+            plot(results, report.RESULTS / f"{arguments.name}.png")
+    print(table(results))
 
 
 if __name__ == "__main__":
