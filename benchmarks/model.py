@@ -13,6 +13,7 @@ peak above the level before the call. Writes results/<name>.json, .md and .png.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -210,11 +211,16 @@ def plot(results: list[dict], file: Path) -> None:
             axis.axvline(1.0, color="black", linewidth=0.8)
             axis.set_xlabel("time, stock BERT = 1")
         else:
-            for name in dict.fromkeys(r["model"] for r in own):
+            names = list(dict.fromkeys(r["model"] for r in own if r["model"] != STOCK))
+            for name, colour in zip(names, itertools.cycle(plt.get_cmap("tab20").colors)):
                 points = sorted((r["length"], r["ratio"]) for r in own if r["model"] == name)
                 style = "--" if name in (STOCK_AGAIN, *PEERS) else "-"
-                axis.plot(*zip(*points), style, marker="o", markersize=3, label=name)
+                axis.plot(*zip(*points), style, marker="o", markersize=3, color=colour, label=name)
+            axis.axhline(1.0, color="black", linewidth=0.8)
             axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
+            axis.set_yscale("log", base=2)
+            axis.yaxis.set_major_formatter("{x:g}")
             axis.set_xlabel("tokens")
             axis.set_ylabel("time, stock BERT = 1")
             axis.legend(fontsize=7)
