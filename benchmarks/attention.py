@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import report
 import torch
-from contestants import able, comparison_parser, contestants, make_batch, settings
+from contestants import comparison_parser, contestants, make_batch, settings
 from model import build, table, take_turns
 from torch import nn
 from transformers.utils import logging
@@ -73,8 +73,10 @@ def main() -> None:
     chosen = {name: getattr(arguments, name) for name in ("padding", "rounds", "dtype", "device")}
     for mode, size, batch in settings(arguments, layers=1, vocabulary=2048):
         inputs = make_batch(size, batch, arguments.padding, arguments.device)
-        builders = able(contestants(arguments), mode, arguments.device)
-        models = {name: build(builder, size, mode, arguments.device, dtype) for name, builder in builders.items()}
+        models = {
+            name: build(builder, size, mode, arguments.device, dtype)
+            for name, builder in contestants(arguments, mode).items()
+        }
         calls = {name: replay(model, inputs, mode) for name, model in models.items()}
         for name, found in take_turns(calls, arguments.rounds, arguments.device).items():
             results.append({"model": name, "mode": mode, "batch": batch, "length": size.length, **found})

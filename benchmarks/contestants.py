@@ -163,32 +163,30 @@ if torch.cuda.is_available():
 
 
 ALL_SCHEMES = [*SCHEMES, "none"]
-FLEX = "flex_attention"
-BACKENDS = ["sdpa", "eager", FLEX]
+BACKENDS = ["sdpa", "eager", "flex_attention"]
 
 Builders = dict[str, Callable[[Size], nn.Module]]
 
 
-def contestants(arguments: argparse.Namespace) -> Builders:
+def contestants(arguments: argparse.Namespace, mode: str) -> Builders:
     """What to compare, by name; stock BERT comes first, and once more to show how far equal models differ."""
     builders: Builders = {STOCK: build_bert, STOCK_AGAIN: build_bert}
-    return builders | schemes(arguments) | {peer: PEERS[peer] for peer in arguments.peers}
+    return builders | schemes(arguments, mode) | {peer: PEERS[peer] for peer in arguments.peers}
 
 
-def schemes(arguments: argparse.Namespace) -> Builders:
-    """Every scheme with every backend; "scheme" is the one with sdpa, others are called "scheme, backend"."""
+def schemes(arguments: argparse.Namespace, mode: str) -> Builders:
+    """Every scheme with every backend that can do it; "scheme" is the one with sdpa, others are "scheme, backend"."""
     return {
         scheme if backend == "sdpa" else f"{scheme}, {backend}": partial(build_bert, scheme=scheme, backend=backend)
         for backend in arguments.backends
+        if can(backend, mode, arguments.device)
         for scheme in arguments.schemes
     }
 
 
-def able(builders: Builders, mode: str, device: str) -> Builders:
-    """Without those that cannot do it: FlexAttention has no dropout, and no backward pass on CPUs."""
-    if mode == "forward" or (device != "cpu" and not MODES[mode]):
-        return builders
-    return {name: builder for name, builder in builders.items() if not name.endswith(FLEX)}
+def can(backend: str, mode: str, device: str) -> bool:
+    """FlexAttention has no dropout, and no backward pass on CPUs."""
+    return backend != "flex_attention" or mode == "forward" or (device != "cpu" and not MODES[mode])
 
 
 def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:

@@ -34,7 +34,6 @@ from contestants import (
     STOCK,
     STOCK_AGAIN,
     Size,
-    able,
     build_bert,
     comparison_parser,
     contestants,
@@ -245,7 +244,7 @@ def main() -> None:
     if arguments.memory_of:
         name, mode = arguments.memory_of
         size = Size(layers=arguments.layers, length=arguments.lengths[0], dropout=MODES[mode])
-        builder = contestants(arguments)[name]
+        builder = contestants(arguments, mode)[name]
         measured = measure_memory_here(
             builder, size, arguments.batch, arguments.padding, mode, arguments.device, dtype
         )
@@ -254,8 +253,7 @@ def main() -> None:
 
     if arguments.profile:
         for mode, size, batch in settings(arguments, layers=arguments.layers):
-            builders = able({STOCK: build_bert} | schemes(arguments), mode, arguments.device)
-            for name, builder in builders.items():
+            for name, builder in ({STOCK: build_bert} | schemes(arguments, mode)).items():
                 found = profile(builder, size, batch, arguments.padding, mode, arguments.device, dtype)
                 words = f"{name} {mode} {size.length}.txt".replace(",", "").split()
                 file = report.RESULTS / "profiles" / "_".join(words)
@@ -266,7 +264,7 @@ def main() -> None:
     results = []
     chosen = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
     for mode, size, batch in settings(arguments, layers=arguments.layers):
-        builders = able(contestants(arguments), mode, arguments.device)
+        builders = contestants(arguments, mode)
         setting = {"mode": mode, "batch": batch, "length": size.length}
         entries = {name: {"model": name, **setting} for name in builders}
         if not arguments.no_times:

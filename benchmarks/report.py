@@ -1,6 +1,5 @@
 """What every benchmark here writes: results as JSON with the circumstances of the run, and a readable page beside it."""
 
-import json
 import os
 import platform
 import shlex
@@ -11,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from records import write_json, write_whole  # noqa: E402
 
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,9 +43,7 @@ def mean_and_deviation(values: list[float]) -> str:
 
 def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:
     """Write results/<name>.json, and results/<name>.md where there is something to read."""
-    (RESULTS / name).parent.mkdir(parents=True, exist_ok=True)
-    entries = {**circumstances(), **results}
-    (RESULTS / f"{name}.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+    write_json(RESULTS / f"{name}.json", {**circumstances(), **results})
     if markdown is not None:
-        (RESULTS / f"{name}.md").write_text(markdown, encoding="utf-8")
+        write_whole(RESULTS / f"{name}.md", markdown)
     print(f"wrote {RESULTS / name}.json")

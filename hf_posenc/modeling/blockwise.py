@@ -27,7 +27,8 @@ BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 ROWS, KEYS = 128, 64
 # From so many keys on, blocks have twice as many queries if keys have a table: they meet fewer distances beside their pairs.
 MANY_KEYS = 2048
-# Biases of a head that differ by so much may, with the content, leave weights near the smallest numbers (exp(-87)).
+# Biases of a head that differ by so much may, with the content, leave weights whose products with small gradients are below
+# the numbers that processors compute in hardware (exp(-87)).
 STEEP = 40
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_ROWS = 1 << 23, 768
