@@ -54,7 +54,7 @@ class PositionArguments:
     )
     position_buckets: int | None = field(default=None, metadata={"help": "t5, deberta: number of buckets."})
     position_max_distance: int | None = field(
-        default=None, metadata={"help": "t5, deberta: distance at which the last bucket begins."}
+        default=None, metadata={"help": "t5, deberta: distance beyond which all share the last bucket."}
     )
     position_per_layer: bool | None = field(default=None, metadata={"help": "t5: a table per layer."})
     position_clip: int | None = field(
