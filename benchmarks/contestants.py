@@ -162,7 +162,6 @@ if torch.cuda.is_available():
     PEERS |= {package: build for package, build in CUDA_PEERS.items() if find_spec(package) is not None}
 
 
-ALL_SCHEMES = [*SCHEMES, "none"]
 BACKENDS = ["sdpa", "eager", "flex_attention"]
 
 Builders = dict[str, Callable[[Size], nn.Module]]
@@ -193,7 +192,7 @@ def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
     """The options of every comparison: of what, on which batches and how; `name` is that of its files in results/."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default=name, help="name of the files in results/")
-    parser.add_argument("--schemes", nargs="*", default=ALL_SCHEMES)
+    parser.add_argument("--schemes", nargs="*", default=[*SCHEMES])
     parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=BACKENDS, help="of the schemes")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))

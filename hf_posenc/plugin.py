@@ -175,8 +175,9 @@ def _register(stock: type, variant: type[PositionConfigMixin]) -> None:
 
 def install() -> None:
     """Open all doors. Runs once, when hf_posenc is imported."""
-    PreTrainedModel.__new__ = _new_model
-    PreTrainedConfig.__new__ = _new_config
+    # Set on a finished class, `__new__` does not become a static method by itself. nn.DataParallel calls it of instances.
+    PreTrainedModel.__new__ = staticmethod(_new_model)
+    PreTrainedConfig.__new__ = staticmethod(_new_config)
     _teach_from_dict()
     _teach_get_config_dict()
     for stock, variant in VARIANT_CONFIGS.items():

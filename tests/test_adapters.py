@@ -269,11 +269,12 @@ def test_every_family_and_method_carries_positions(family, config_class, tmp_pat
 def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_path):
     base = saved_base(tmp_path / "base", "deberta", position_share_projections=share)
     model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig(target_modules=["query", "key"]))
-    attention = model.base_model.model.encoder.layer[0].attention.self
+    encoder = model.base_model.model.encoder
+    attention = encoder.layer[0].attention.self
     scheme = attention.position_schemes[0]
 
     def tables():
-        [term] = scheme.terms(attention, torch.arange(9))
+        [term] = scheme.terms(attention, encoder, torch.arange(9))
         return term.query_table, term.key_table
 
     before = tables()

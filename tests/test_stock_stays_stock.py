@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from hf_posenc import PosencBertConfig
+from hf_posenc.modeling.schemes import SCHEMES
 
 
 def observe_stock(sizes: dict, minilm: str, folder: str) -> dict:
@@ -211,6 +212,38 @@ def test_models_can_be_copied(position_scheme, duplicate):
             parameter.normal_()
     assert torch.equal(model(**batch).last_hidden_state, expected)
     assert not torch.allclose(other(**batch).last_hidden_state, expected, atol=0.1)
+
+
+def replicate(model: torch.nn.Module) -> torch.nn.Module:
+    """A model's replica as `nn.DataParallel` makes them: module by module, with plain tensors for parameters."""
+    replicas = {module: module._replicate_for_data_parallel() for module in model.modules()}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            replica._modules[name] = replicas.get(child)
+        for name, parameter in module._parameters.items():
+            setattr(replica, name, None if parameter is None else parameter.clone())
+    return replicas[model]
+
+
+@pytest.mark.parametrize("position_scheme", [None, *SCHEMES])
+def test_models_can_be_replicated_by_data_parallel(position_scheme):
+    """Trainer does so on several GPUs that no launcher has divided."""
+    model = BertModel(stock_config()).eval() if position_scheme is None else build(position_scheme)
+    replica = replicate(model)
+    assert type(replica) is type(model)
+    with torch.no_grad():
+        assert torch.equal(replica(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
+        # On a GPU of its own a replica has no parameters but its own.
+        for name, parameter in model.encoder.named_parameters():
+            module, _, attribute = name.rpartition(".")
+            getattr(replica.encoder.get_submodule(module), attribute).mul_(1.5)
+            parameter.mul_(1.5)
+        assert torch.equal(replica(**inputs()).last_hidden_state, model(**inputs()).last_hidden_state)
+
+
+@pytest.mark.parametrize("config", [stock_config(), build("t5").config], ids=["stock", "variant"])
+def test_new_is_a_static_method_of_configs_too(config):
+    assert type(config.__new__(type(config))) is type(config)
 
 
 def test_other_architectures_keep_keywords_that_look_like_flags():

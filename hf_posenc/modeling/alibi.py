@@ -43,7 +43,7 @@ class Alibi(AttentionScheme):
         bias = -slopes[:, None, None] * relative.abs()[:, None]  # (batch or 1, heads, query, key)
         return bias.to(dtype)
 
-    def terms(self, attention, prepared) -> list[RelativeTerm | PairTerm]:
+    def terms(self, attention, encoder, prepared) -> list[RelativeTerm | PairTerm]:
         if isinstance(prepared, torch.Tensor):
             return [PairTerm(bias=prepared)]
         rows, bias = prepared

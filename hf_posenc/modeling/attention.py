@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .blockwise import Term, blockwise_attention
+from .blockwise import Term, allowed, blockwise_attention
 from .relative_positions import spread
 from .scheme import AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
 
@@ -20,8 +20,18 @@ logger = logging.get_logger(__name__)
 # torch.compiler.is_exporting is younger than the oldest torch supported.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
+# Under this name the encoder, which has the parameters that layers share, comes to each layer beside the schemes' own.
+ENCODER = "encoder"
+
 # Scores of a sequence below which whole matrices are faster than blocks (about 50 tokens and 12 heads).
 FEWEST_SCORES = 1 << 15
+
+
+class InHand:
+    """A module among a layer's arguments. accelerate would move it to the layer's device, as it does what has a `to`."""
+
+    def __init__(self, module: nn.Module):
+        self.module = module
 
 
 def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
@@ -132,6 +142,30 @@ def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) 
     return mask[..., :key_length]
 
 
+def additive_mask(
+    query: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Terms and mask as one additive mask for a kernel, and the query that goes with it.
+
+    Where everything is masked, both are zero: each key gets the same weight and no score a gradient, as in eager. The lowest
+    number everywhere would do that forward; but kernels keep the logarithm of a sum of exponentials for their backward
+    pass, which that number swallows, and then take each weight for 1.
+
+    Args:
+        query: (batch, heads, query, head_dim).
+        bias: (batch or 1, heads or 1, query, key).
+        mask: boolean or additive, (batch or 1, heads or 1, query or 1, key), or None.
+    """
+    if mask is None:
+        return query, bias
+    attended = allowed(mask)
+    if mask.dtype != torch.bool:
+        bias = bias + mask.to(bias.dtype)
+    nowhere = ~attended.any(-1, keepdim=True)
+    bias = torch.where(attended, bias, torch.finfo(bias.dtype).min).masked_fill(nowhere, 0.0)
+    return query.masked_fill(nowhere, 0.0), bias
+
+
 def eager_position_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -155,11 +189,10 @@ def eager_position_attention(
     if position_bias is not None:
         scores = scores + position_bias
     mask = dense_mask(attention_mask, module, query, key)
-    lowest = torch.finfo(scores.dtype).min
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, lowest)
-    elif mask is not None:
-        scores = torch.where(mask <= lowest, lowest, scores + mask)
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            scores = scores + mask.to(scores.dtype)
+        scores = scores.masked_fill(~allowed(mask), torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     output = weights @ value
@@ -257,14 +290,15 @@ def flex_position_attention(
         shape = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
         mask = attention_mask[..., : key.shape[2]].expand(shape)
         lowest = torch.finfo(query.dtype).min
+        attended = allowed(mask)
         without_mask = modify
 
         def modify(score, batch, head, query_index, key_index):
             score = without_mask(score, batch, head, query_index, key_index)
-            own = mask[batch, head, query_index, key_index]
-            if mask.dtype == torch.bool:
-                return torch.where(own, score, lowest)
-            return torch.where(own <= lowest, lowest, score + own)
+            place = batch, head, query_index, key_index
+            if mask.dtype != torch.bool:
+                score = score + mask[place].to(score.dtype)
+            return torch.where(attended[place], score, lowest)
 
     if torch.compiler.is_compiling():
         attend = flex_attention
@@ -286,20 +320,13 @@ class PositionSelfAttention:
 
     position_schemes: tuple[AttentionScheme, ...]
 
-    def install(self, config, schemes: tuple[AttentionScheme, ...], encoder: nn.Module, stock_eager: Callable) -> None:
-        """Register the schemes' parameters, and keep a way to what they share with other layers."""
+    def install(self, config, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
+        """Register the schemes' parameters of a layer."""
         self.position_schemes = schemes
-        # In a tuple, so that nn.Module does not take the encoder for a child of its own grandchild.
-        self._encoder = (encoder,)
         self._stock_eager = stock_eager
         for scheme in schemes:
             scheme.add_layer_parameters(self, config)
             self.scaling = scheme.scaling(self.scaling)
-
-    @property
-    def position_encoder(self) -> nn.Module:
-        """The encoder, which holds what the layers share."""
-        return self._encoder[0]
 
     def forward(
         self,
@@ -316,16 +343,19 @@ class PositionSelfAttention:
         key = self.key(hidden_states).view(*hidden_shape).transpose(1, 2)
         value = self.value(hidden_states).view(*hidden_shape).transpose(1, 2)
 
-        state = position_state or {}
+        if self.position_schemes and position_state is None:
+            raise ValueError(
+                "this self-attention has position schemes: call its model or encoder, which knows positions"
+            )
         for scheme in self.position_schemes:
-            query, key = scheme.rotate(query, key, state.get(scheme.name))
+            query, key = scheme.rotate(query, key, position_state[scheme.name])
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)
-        terms = [term for scheme in self.position_schemes for term in scheme.terms(self, state.get(scheme.name))]
-        content_query = query
+        content_query, terms = query, []
         for scheme in self.position_schemes:
+            terms += scheme.terms(self, position_state[ENCODER].module, position_state[scheme.name])
             content_query = scheme.content_query(self, content_query)
 
         output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
@@ -339,10 +369,19 @@ class PositionSelfAttention:
         """Call the backend that the config names, with the terms in the form that it takes."""
         implementation = self.config._attn_implementation
         settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        is_tensor = isinstance(attention_mask, torch.Tensor)
+        if is_tensor and attention_mask.dtype == torch.bool and implementation == "eager":
+            # Stock's eager function, for one, would add it as numbers.
+            lowest = torch.finfo(query.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
         if not terms:
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self._stock_eager)
             return attend(self, content_query, key, value, attention_mask, **settings)
 
+        if is_tensor and not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
+            raise TypeError(
+                f"an attention mask for pairs of positions must be boolean or additive floating point, got {attention_mask.dtype}"
+            )
         if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
             scaling, dropout = settings["scaling"], settings["dropout"]
             is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)
@@ -359,10 +398,10 @@ class PositionSelfAttention:
         if implementation == "flex_attention" and not value_terms:
             settings |= {"term_query": query, "terms": terms}
             return flex_position_attention(self, content_query, key, value, attention_mask, **settings)
-        settings["position_bias"] = score_bias(query, key, terms)
+        bias = score_bias(query, key, terms)
         if value_terms or implementation == "eager":
-            attend = eager_position_attention
-            settings["value_terms"] = value_terms
-        else:
-            attend = ALL_ATTENTION_FUNCTIONS[implementation]
-        return attend(self, content_query, key, value, attention_mask, **settings)
+            settings |= {"position_bias": bias, "value_terms": value_terms}
+            return eager_position_attention(self, content_query, key, value, attention_mask, **settings)
+        mask = dense_mask(attention_mask, self, query, key)
+        content_query, mask = additive_mask(content_query, bias.to(key.dtype), mask)
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](self, content_query, key, value, mask, **settings)

@@ -9,7 +9,7 @@ gradient of its scores through such a view, and reduces it to the tables by prod
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Plan:
         scaling: of the content score.
         dropout: probability.
         seed: of the dropout.
-        ranges: see [`key_ranges`].
+        ranges: see [`key_ranges`]; the mask is read for sequences that have none.
     """
 
     rows: list[torch.Tensor | None]
@@ -114,6 +114,11 @@ def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[t
 
 def _holds_eights(mask: torch.Tensor) -> bool:
     return mask.is_contiguous() and mask.shape[-1] % 8 == 0 and mask.storage_offset() % 8 == 0
+
+
+def allowed(mask: torch.Tensor) -> torch.Tensor:
+    """Where a boolean or additive mask lets a query attend."""
+    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
 
 
 class Computation:
@@ -385,8 +390,7 @@ class Computation:
                 torch.arange(part.start, part.stop, device=self.key.device) for part in (block.keys, block.queries)
             )
             return (keys > queries[:, None])[None]
-        mask = _part(self.plan.mask, block)
-        return ~mask if mask.dtype == torch.bool else mask <= torch.finfo(self.plan.mask.dtype).min
+        return ~allowed(_part(self.plan.mask, block))
 
     def apply_mask(self, scores: torch.Tensor, block: Block) -> None:
         """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others.
@@ -668,8 +672,9 @@ class Blockwise(torch.autograd.Function):
             computation.forward(wide)
         if wide is not output:
             output.copy_(wide)
-        ctx.plan = plan
-        ctx.save_for_backward(content_query, query, key, value, *tensors)
+        # Saved as a tensor, the mask is missed if somebody overwrites it before the backward pass.
+        ctx.plan = replace(plan, mask=None)
+        ctx.save_for_backward(plan.mask, content_query, query, key, value, *tensors)
         return output
 
     @staticmethod
@@ -679,8 +684,8 @@ class Blockwise(torch.autograd.Function):
             raise RuntimeError(
                 "position attention in blocks has no second derivative: use attn_implementation='eager' for it"
             )
-        plan = ctx.plan
-        content_query, query, key, value, *tensors = ctx.saved_tensors
+        mask, content_query, query, key, value, *tensors = ctx.saved_tensors
+        plan = replace(ctx.plan, mask=mask)
         needed = ctx.needs_input_grad[5:]
         wanted = {name for (_, name), is_needed in zip(plan.places, needed) if is_needed}
         with torch.autocast(key.device.type, enabled=False):
@@ -763,6 +768,8 @@ def blockwise_attention(
         tensors += parts.values()
     batch, _, key_length, _ = key.shape
     plan.ranges = [None] * batch if is_causal else key_ranges(mask, batch, key_length)
+    if None not in plan.ranges:
+        plan.mask = None  # they say all
     if dropout:
         plan.seed = int(torch.randint(1 << 62, ()))
     other_query = None if query is content_query else query

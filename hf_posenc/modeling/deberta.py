@@ -112,12 +112,11 @@ class Deberta(AttentionScheme):
         last = 2 * self.span if "p2p" in self.attention_types else 2 * self.span - 1
         return (distance + self.span).clamp(0, last)
 
-    def _rows_of_table(self, attention: nn.Module, device: torch.device) -> torch.Tensor:
+    def _rows_of_table(self, attention: nn.Module, encoder: nn.Module, device: torch.device) -> torch.Tensor:
         """P with LayerNorm and dropout, (2·span, hidden); for p2p its last row stands twice.
 
         Row r then belongs to the distance r - span, clipped to ±span, and row 2·span - r to its opposite.
         """
-        encoder = attention.position_encoder
         table = whole_table(encoder.rel_embeddings, 2 * self.span, device)
         if self.norm:
             table = encoder.LayerNorm(table)
@@ -134,8 +133,7 @@ class Deberta(AttentionScheme):
             projected = without_bias(getattr(attention, shared), table)
         return projected.view(-1, attention.num_attention_heads, attention.attention_head_size).transpose(0, 1)
 
-    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        encoder = attention.position_encoder
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         modules = [encoder.rel_embeddings, attention.pos_dropout]
         if self.norm:
             modules.append(encoder.LayerNorm)
@@ -144,7 +142,7 @@ class Deberta(AttentionScheme):
         if self.needs_query:
             modules.append(attention.query if self.share_projections else attention.pos_query_proj)
         device = prepared.device
-        key, query = derived(attention, modules, (), lambda: self._projections(attention, device))
+        key, query = derived(attention, modules, (), (), lambda: self._projections(attention, encoder, device))
         term = RelativeTerm(rows=prepared)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling
@@ -155,10 +153,10 @@ class Deberta(AttentionScheme):
         return [term]
 
     def _projections(
-        self, attention: nn.Module, device: torch.device
+        self, attention: nn.Module, encoder: nn.Module, device: torch.device
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """K and Q, each (heads, rows, head_dim), or None where it is not needed."""
-        table = self._rows_of_table(attention, device)
+        table = self._rows_of_table(attention, encoder, device)
         key = self._project(attention, "key", "pos_key_proj", table) if self.needs_key else None
         query = self._project(attention, "query", "pos_query_proj", table) if self.needs_query else None
         return key, query

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, is_traced
 
@@ -17,11 +18,17 @@ PLAIN = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, PositionLinear, Posi
 Result = TypeVar("Result")
 
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
-_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], Any]]" = weakref.WeakKeyDictionary()
+_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def derived(
-    owner: nn.Module, modules: Iterable[nn.Module], inputs: Iterable[torch.Tensor], compute: Callable[[], Result]
+    owner: nn.Module,
+    modules: Iterable[nn.Module],
+    inputs: Iterable[torch.Tensor],
+    constants: tuple[float, ...],
+    compute: Callable[[], Result],
 ) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
@@ -33,7 +40,8 @@ def derived(
         owner: the module that the result belongs to; one result is kept for each.
         modules: what `compute` calls.
         inputs: the tensors that it reads beside their parameters.
-        compute: a function of the two and of nothing else.
+        constants: numbers that it reads.
+        compute: a function of the three, and of nothing else that can change.
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
@@ -42,18 +50,25 @@ def derived(
             _kept.pop(owner, None)
         return compute()
     last = _kept.get(owner)
-    if last is not None and _same(sources, last[0]):
-        return last[1]
+    if last is not None and _same(sources, last[0]) and constants == last[1]:
+        return last[2]
     # Copied first: who changes a parameter meanwhile, in another thread, finds the copies different.
     copies = [source.detach().clone() for source in sources]
     result = compute()
-    _kept[owner] = copies, result
+    _kept[owner] = copies, constants, result
     return result
 
 
+def forget() -> None:
+    """Let go of all that is kept, of every model."""
+    _kept.clear()
+
+
 def _is_plain(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-    return type(module) in PLAIN and not hooks and not module.training
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    # A tensor in the place of a parameter is not among the parameters.
+    replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
+    return type(module) in PLAIN and not hooks and not replaced and not module.training
 
 
 def keeps_on(device: torch.device) -> bool:
@@ -62,7 +77,12 @@ def keeps_on(device: torch.device) -> bool:
 
 
 def _may_keep(sources: list[torch.Tensor]) -> bool:
-    return all(keeps_on(source.device) and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
+    return all(
+        keeps_on(source.device)
+        and type(source) in (torch.Tensor, nn.Parameter)
+        and forward_ad.unpack_dual(source).tangent is None
+        for source in sources
+    )
 
 
 def _same(sources: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 
+from .attention import ENCODER, InHand
 from .configuration_posenc import FLAGS
 from .scheme import (
     AttentionScheme,
@@ -56,9 +57,10 @@ class PositionLayer:
 class PositionEncoder:
     """Mixin over a family's stock encoder: works the positions out once, and hands them to the layers.
 
-    Parameters that layers share live here. The layers get integers and constants as the keyword `position_state`, and
-    compute from shared parameters themselves: a differentiable tensor handed on as a keyword would break reentrant
-    gradient checkpointing.
+    Parameters that layers share live here. The layers get integers, constants and this encoder as the keyword
+    `position_state`, and compute from shared parameters themselves: a differentiable tensor handed on as a keyword would
+    break reentrant gradient checkpointing. An encoder that a layer kept would be another model's once the layer is copied
+    into one.
     """
 
     position_schemes: tuple[AttentionScheme, ...]
@@ -126,7 +128,7 @@ class PositionEncoder:
     def _position_state(
         self, position_ids, table_position_ids, length, past_length, key_length, cache, dtype, device
     ) -> dict:
-        """What each scheme wants once per forward, by its name."""
+        """What each scheme wants once per forward, by its name; and this encoder."""
         first = self.position_embeddings.first_position
         slots = torch.arange(length, device=device)[None] + past_length
         key_slots = torch.arange(key_length, device=device)[None]
@@ -135,7 +137,7 @@ class PositionEncoder:
         key_positions = key_slots + first if contiguous else query_positions
         positions = Positions(query_positions, key_positions, past_length, contiguous, first)
 
-        state = {}
+        state = {ENCODER: InHand(self)}
         for scheme in self.position_schemes:
             if scheme.reads_table:
                 absolute = self._table_positions(positions, position_ids, table_position_ids, cache)
@@ -225,7 +227,7 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     for layer in model.encoder.layer:
         attention = layer.attention.self
         attention.__class__ = parts.self_attention
-        attention.install(config, schemes, model.encoder, parts.eager)
+        attention.install(config, schemes, parts.eager)
 
 
 def averaged_over_all(forward: Callable) -> Callable:

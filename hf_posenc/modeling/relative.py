@@ -33,7 +33,7 @@ class Relative(AttentionScheme):
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
         return clip_distance(positions.relative, self.clip)
 
-    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         # (rows, head_dim) -> (1, rows, head_dim): the heads share it
         size, device = 2 * self.clip + 1, prepared.device
         query_table = whole_table(attention.relative_key_embeddings, size, device)[None] * attention.scaling
@@ -70,7 +70,7 @@ class RelativeKey(AttentionScheme):
         # The table counts query - key.
         return clip_distance(-positions.relative, self.max_distance)
 
-    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         return [RelativeTerm(rows=prepared, query_table=self._table(attention, prepared.device))]
 
     def _table(self, attention: nn.Module, device: torch.device) -> torch.Tensor:
@@ -89,6 +89,6 @@ class RelativeKeyQuery(RelativeKey):
     name = "relative_key_query"
     formula = "(q_i·k_j + q_i·a[i−j] + k_j·a[i−j])/√d"
 
-    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
         table = self._table(attention, prepared.device)
         return [RelativeTerm(rows=prepared, query_table=table, key_table=table)]

@@ -116,12 +116,19 @@ def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tens
     return table(torch.arange(rows, device=device))
 
 
-def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """module(rows) - module(0): the linear part of a projection, whatever the module is made of.
+# By how much rows are enlarged where numbers have few digits; powers of two, small enough for the range of the type.
+ENLARGED = {torch.bfloat16: 2.0**12, torch.float16: 2.0**8}
 
-    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers.
+
+def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """(module(s·rows) - module(0)) / s: the linear part of a projection, whatever the module is made of.
+
+    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers. In half precision, with
+    s = 1, the bias would round away what small rows give before it is taken off.
     """
-    return module(rows) - module(torch.zeros_like(rows[:1]))
+    bias = module(torch.zeros_like(rows[:1]))
+    scale = ENLARGED.get(bias.dtype, 1.0)
+    return (module(rows * scale) - bias) / scale
 
 
 @dataclass
@@ -297,6 +304,8 @@ class AttentionScheme(PositionScheme):
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(self, attention: nn.Module, prepared: Any) -> list[RelativeTerm | PairTerm | ProductTerm]:
-        """The scheme's terms in this layer; `attention.position_encoder` leads to shared parameters."""
+    def terms(
+        self, attention: nn.Module, encoder: nn.Module, prepared: Any
+    ) -> list[RelativeTerm | PairTerm | ProductTerm]:
+        """The scheme's terms in this layer; `encoder` has the parameters that layers share."""
         return []

@@ -63,8 +63,8 @@ class T5(AttentionScheme):
         # The row after the last bucket stands for "no bias".
         return rows.masked_fill(query_is_cls[:, :, None] | key_is_cls[:, None, :], self.buckets)
 
-    def terms(self, attention: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        owner = attention if self.per_layer else attention.position_encoder
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+        owner = attention if self.per_layer else encoder
         # (buckets, heads) -> (heads, buckets)
         bias = whole_table(owner.relative_attention_bias, self.buckets, prepared.device).t()
         if self.unties_cls:

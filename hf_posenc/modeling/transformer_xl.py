@@ -58,15 +58,18 @@ class TransformerXL(AttentionScheme):
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         return query + attention.pos_bias_u[:, None, :]
 
-    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor | None, ...]) -> list[RelativeTerm]:
+    def terms(
+        self, attention: nn.Module, encoder: nn.Module, prepared: tuple[torch.Tensor | None, ...]
+    ) -> list[RelativeTerm]:
         rows, distances, sinusoids = prepared
         linear, dtype = attention.linear_pos, attention.pos_bias_v.dtype
 
         def project() -> torch.Tensor:
-            given = self._sinusoids(distances, dtype) if sinusoids is None else sinusoids
-            return linear(given).mul_(attention.scaling)
+            if sinusoids is None:  # made for this projection alone, so that they can be scaled in place
+                return linear(self._sinusoids(distances, dtype).mul_(attention.scaling))
+            return linear(sinusoids) * attention.scaling
 
-        projected = derived(attention, (linear,), (distances,), project)
+        projected = derived(attention, (linear,), (distances,), (attention.scaling,), project)
         # (rows, hidden_size) -> (heads, rows, head_dim)
         table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
         return [RelativeTerm(rows=rows, query_table=table, query_bias=attention.pos_bias_v)]

@@ -35,7 +35,7 @@ class Tupe(AttentionScheme):
 
     name = "tupe"
     defaults = {"position_init": "silent", "position_form": "checkpoint"}
-    formula = "q_i·k_j/√d + (U_q p_i)·(U_k p_j)/√d, [CLS] untied"
+    formula = "q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, [CLS] untied"
     paper = "Ke et al. 2021"
     extrapolates = "no: the table ends"
     reads_table = True
@@ -65,28 +65,31 @@ class Tupe(AttentionScheme):
         key = positions.key.clamp(max=self.last_position)
         return positions.query, key, positions.query == positions.first, positions.key == positions.first
 
-    def terms(self, attention: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[ProductTerm]:
-        encoder = attention.position_encoder
+    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[ProductTerm]:
         table = encoder.position_embeddings.position_embeddings
         modules = table, encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
         places = [tensor.to(encoder.cls_to_others.device) for tensor in prepared]
         inputs = *places, encoder.cls_to_others, encoder.others_to_cls
+        constants = attention.scaling, attention.attention_head_size
         # Kept with a projection, so that it is done once for all layers.
-        query, key = derived(encoder.pos_q_linear, modules, inputs, lambda: self._vectors(attention, *places))
+        query, key = derived(
+            encoder.pos_q_linear, modules, inputs, constants, lambda: self._vectors(encoder, *constants, *places)
+        )
         return [ProductTerm(query, key)]
 
     def _vectors(
         self,
-        attention: nn.Module,
+        encoder: nn.Module,
+        scaling: float,
+        head_dim: int,
         query_ids: torch.Tensor,
         key_ids: torch.Tensor,
         query_is_cls: torch.Tensor,
         key_is_cls: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of positions, each (batch or 1, heads, length, head_dim + 2)."""
-        encoder = attention.position_encoder
-        query = self._project(attention, encoder.pos_q_linear, query_ids) * attention.scaling
-        key = self._project(attention, encoder.pos_k_linear, key_ids)
+        query = self._project(encoder, encoder.pos_q_linear, head_dim, query_ids) * scaling
+        key = self._project(encoder, encoder.pos_k_linear, head_dim, key_ids)
         # [CLS] untied is a product too, with two more features: one for its column, one for its row, which wins.
         query_is_cls, key_is_cls = query_is_cls[:, None, :, None], key_is_cls[:, None, :, None]
         column, row = encoder.others_to_cls[:, None, None], encoder.cls_to_others[:, None, None]
@@ -109,10 +112,11 @@ class Tupe(AttentionScheme):
         )
         return query, key
 
-    def _project(self, attention: nn.Module, linear: nn.Module, position_ids: torch.Tensor) -> torch.Tensor:
+    def _project(
+        self, encoder: nn.Module, linear: nn.Module, head_dim: int, position_ids: torch.Tensor
+    ) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
-        encoder = attention.position_encoder
         # A model spread over devices may have its table on one, and the encoder's own parameters on another.
         rows = encoder.position_embeddings.table_positions(position_ids)
         projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
-        return projected.unflatten(-1, (-1, attention.attention_head_size)).transpose(1, 2)
+        return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)

@@ -7,6 +7,7 @@ import tiny
 import torch
 
 from hf_posenc import position_parameters
+from hf_posenc.modeling import attention
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -65,6 +66,102 @@ def test_eager_and_sdpa_give_the_same_gradients(scheme):
         # One value for [CLS]'s whole row is nothing to a softmax: TUPE's own formula, not a lost gradient.
         if not name.endswith("cls_to_others"):
             assert gradients["sdpa"][name].abs().max() > 1e-6, name
+
+
+def masks_with_nothing_to_attend_to(kind: str, batch: int, length: int) -> torch.Tensor:
+    """A mask of pairs in which some queries may attend to no key, or one of keys that leaves a sequence none."""
+    if kind == "padding":
+        mask = torch.ones(batch, length, dtype=torch.long)
+        mask[1] = 0
+        mask[2, 7:] = 0
+        return mask
+    attended = torch.rand(batch, 1, length, length) < 0.6
+    attended[..., 0] = True
+    attended[:, :, 3:6] = False
+    masked = -torch.inf if kind == "-inf" else torch.finfo(torch.float64).min
+    return torch.zeros(attended.shape, dtype=torch.float64).masked_fill(~attended, masked)
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("kind", ["padding", "pairs", "-inf"])
+@pytest.mark.parametrize("blocks", [True, False], ids=["blocks", "matrices"])
+@pytest.mark.parametrize(
+    "scheme", [name for name in ALL if {*name.split("+")} - {"absolute", "sinusoidal", "rope", "none"}]
+)
+def test_queries_that_may_attend_to_nothing_have_the_same_gradients_too(scheme, blocks, kind, frozen, monkeypatch):
+    """Frozen, a bias leads to another of PyTorch's kernels, which once turned such rows into enormous gradients."""
+    monkeypatch.setattr(attention, "FEWEST_SCORES", 0 if blocks else 1 << 30)
+    input_ids = tiny.inputs(batch=3, padding=None)["input_ids"]
+    mask = masks_with_nothing_to_attend_to(kind, *input_ids.shape)
+    found = {}
+    for backend in ("eager", "sdpa"):
+        model = tiny.build(scheme, attn_implementation=backend).double()
+        for name in position_parameters(model):
+            model.get_parameter(name).requires_grad_(not frozen)
+        output = model(input_ids, attention_mask=mask).last_hidden_state
+        (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum().backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        found[backend] = {"output": output.detach(), **gradients}
+    torch.testing.assert_close(found["sdpa"], found["eager"], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_a_boolean_mask_of_pairs_is_one_for_every_backend(scheme):
+    model = tiny.build(scheme)
+    input_ids = tiny.inputs(padding=None)["input_ids"]
+    mask = (torch.rand(3, 1, 12, 12) < 0.5) | torch.eye(12, dtype=torch.bool)
+    eager, sdpa = (run(model, backend, input_ids=input_ids, attention_mask=mask) for backend in ("eager", "sdpa"))
+    torch.testing.assert_close(sdpa, eager, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "relative"])
+def test_a_mask_of_pairs_in_whole_numbers_is_refused(scheme, backend):
+    model = tiny.build(scheme)
+    mask = torch.ones(3, 1, 12, 12, dtype=torch.long)
+    with pytest.raises(TypeError, match="boolean or additive floating point, got torch.int64"):
+        run(model, backend, input_ids=tiny.inputs()["input_ids"], attention_mask=mask)
+
+
+def test_a_mask_overwritten_before_the_backward_pass_is_missed():
+    model = tiny.build("t5", attn_implementation="sdpa")
+    mask = torch.ones(3, 1, 12, 12, dtype=torch.bool).tril()
+    output = model(tiny.inputs()["input_ids"], attention_mask=mask).last_hidden_state
+    mask.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("scheme", ALL)
+def test_a_copied_layer_reads_the_encoder_that_it_is_copied_into(scheme):
+    teacher, student = tiny.build(scheme, seed=1), tiny.build(scheme, seed=2)
+    layers = [copy.deepcopy(layer) for layer in teacher.encoder.layer]
+    student.encoder.layer = torch.nn.ModuleList(layers[::-1])
+    inputs = tiny.inputs()
+    loaded = type(student)(student.config).eval()
+    loaded.load_state_dict(student.state_dict())
+    torch.testing.assert_close(run(student, "sdpa", **inputs), run(loaded, "sdpa", **inputs), rtol=0, atol=TOLERANCE)
+    student(**inputs).last_hidden_state.square().sum().backward()
+    for name in position_parameters(student):
+        assert student.get_parameter(name).grad is not None, name
+
+
+def test_a_layer_alone_says_that_it_needs_its_encoder():
+    layer = tiny.build("t5").encoder.layer[0]
+    with pytest.raises(ValueError, match="call its model or encoder"):
+        layer(torch.zeros(1, 3, 32))
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("scheme", ALL)
+def test_backward_hooks_on_every_module_are_called(scheme, backend):
+    model = tiny.build(scheme, attn_implementation=backend)
+    called = set()
+    for name, module in model.named_modules():
+        module.register_full_backward_hook(lambda *_, name=name: called.add(name))
+    model(**tiny.inputs()).last_hidden_state.sum().backward()
+    owners = {name.rpartition(".")[0] for name in position_parameters(model)}
+    assert {name for name in owners if not [*model.get_submodule(name).children()]} <= called
 
 
 def block_mask_of(documents: torch.Tensor, implementation: str):

@@ -1,5 +1,6 @@
 """deberta: equal to transformers' DeBERTa and DeBERTa-v2, to the formula in loops, and silent where it says so."""
 
+import copy
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from transformers import BertModel, DebertaConfig, DebertaModel, DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from hf_posenc import position_parameters
+from hf_posenc.modeling.attention import ENCODER, InHand
 from hf_posenc.modeling.relative_positions import deberta_bucket
 from hf_posenc.modeling.scheme import Positions
 from hf_posenc.modeling.schemes import build_schemes
@@ -154,7 +156,7 @@ def first_attention(model: nn.Module, position_ids: torch.Tensor | None, hidden:
     if contiguous:
         position_ids = torch.arange(hidden.shape[1])[None]
     positions = Positions(position_ids, position_ids, offset=0, contiguous=contiguous, first=0)
-    state = {scheme.name: scheme.prepare(positions, hidden.dtype) for scheme in schemes}
+    state = {ENCODER: InHand(model.encoder), **{s.name: s.prepare(positions, hidden.dtype) for s in schemes}}
     model.set_attn_implementation("eager")
     with torch.no_grad():
         return model.encoder.layer[0].attention.self(hidden, position_state=state)[1]
@@ -555,3 +557,27 @@ def test_the_least_flags_are_taken():
     ):
         model = build(position_attention_types=["c2p", "p2c", "p2p"], **flags)
         assert model(**tiny.inputs(length=20)).last_hidden_state.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.bfloat16, 8e-3), (torch.float16, 2e-3)], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "model"])
+def test_small_tables_survive_the_biases_of_shared_projections_in_half_precision(dtype, bound, autocast):
+    """A table starts at zero; what is added to and taken off its projections is of the size of a trained model's biases."""
+    model = build(position_max_distance=32, position_buckets=16)
+    with torch.no_grad():
+        model.encoder.rel_embeddings.weight.mul_(1e-3)
+    model.to(dtype)
+    exact = copy.deepcopy(model).double()
+    if autocast:
+        model.float()
+
+    def projections(model) -> torch.Tensor:
+        attention = model.encoder.layer[0].attention.self
+        [scheme] = attention.position_schemes
+        return torch.cat(scheme._projections(attention, model.encoder, torch.device("cpu"))).double()
+
+    with torch.no_grad():
+        expected = projections(exact)
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            found = projections(model)
+    assert (found - expected).norm() / expected.norm() < bound

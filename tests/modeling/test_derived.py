@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.autograd import forward_ad
 
 from hf_posenc import position_parameters
 from hf_posenc.modeling import derived
@@ -168,3 +169,56 @@ def test_different_lengths_do_not_share_what_depends_on_them():
             found = model(ids).last_hidden_state
             expected = tiny.build("transformer_xl")(ids).last_hidden_state
         assert torch.equal(found, expected)
+
+
+def test_tensors_in_the_place_of_parameters_are_seen(model):
+    """As hypernetworks and replicas of nn.DataParallel have them."""
+    before = output(model)
+    for module in model.modules():
+        if type(module) in derived.PLAIN and "weight" in module._parameters:
+            weight = module.weight.detach()
+            del module.weight
+            module.weight = weight
+    assert torch.equal(output(model), before)
+    for module in model.modules():
+        if "weight" in module.__dict__:
+            module.weight = module.weight * 1.5
+    after = output(model)
+    for module in model.modules():
+        if "weight" in module.__dict__:
+            module.weight = torch.nn.Parameter(module.__dict__.pop("weight"))
+    assert torch.equal(after, fresh(model))
+    assert (after - before).abs().max() > 1e-4
+
+
+def test_another_scaling_is_seen(model):
+    before = output(model)
+    other = copy.deepcopy(model)  # has never computed anything
+    for changed in (model, other):
+        for number, layer in enumerate(changed.encoder.layer):
+            layer.attention.self.scaling *= 2 + number
+    assert torch.equal(output(model), output(other))
+    assert (output(model) - before).abs().max() > 1e-4
+
+
+def test_tangents_are_carried(model):
+    model.set_attn_implementation("eager")
+    output(model)  # a result is kept
+    parameters = {name: model.get_parameter(name).detach() for name in position_parameters(model)}
+    tangents = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
+    with torch.no_grad(), forward_ad.dual_level():
+        duals = {name: forward_ad.make_dual(parameters[name], tangents[name]) for name in parameters}
+        found = torch.func.functional_call(model, duals, kwargs=tiny.inputs()).last_hidden_state
+        tangent = forward_ad.unpack_dual(found).tangent
+    step = 1e-3
+    moved = {name: parameters[name] + step * tangents[name] for name in parameters}
+    back = {name: parameters[name] - step * tangents[name] for name in parameters}
+    with torch.no_grad():
+        high, low = (
+            torch.func.functional_call(
+                model.double(), {n: v.double() for n, v in values.items()}, kwargs=tiny.inputs()
+            )
+            for values in (moved, back)
+        )
+    expected = (high.last_hidden_state - low.last_hidden_state) / (2 * step)
+    assert (tangent.double() - expected).norm() < 1e-2 * expected.norm()

@@ -37,7 +37,8 @@ def bias_of_layer(model, layer: int, positions: Positions) -> torch.Tensor:
     """What the scheme adds to the content score in a layer, (batch, heads, query, key)."""
     _, (scheme,) = build_schemes(model.config)
     base = model.base_model
-    terms = scheme.terms(base.encoder.layer[layer].attention.self, scheme.prepare(positions, torch.float32))
+    attention = base.encoder.layer[layer].attention.self
+    terms = scheme.terms(attention, base.encoder, scheme.prepare(positions, torch.float32))
     query = torch.zeros(1, HEADS, positions.query.shape[1], 8)
     key = torch.zeros(1, HEADS, positions.key.shape[1], 8)
     return score_bias(query, key, terms)
