@@ -369,19 +369,19 @@ class PositionSelfAttention:
         """Call the backend that the config names, with the terms in the form that it takes."""
         implementation = self.config._attn_implementation
         settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
-        is_tensor = isinstance(attention_mask, torch.Tensor)
-        if is_tensor and attention_mask.dtype == torch.bool and implementation == "eager":
-            # Stock's eager function, for one, would add it as numbers.
-            lowest = torch.finfo(query.dtype).min
-            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
+        dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
         if not terms:
+            if implementation == "eager" and dtype == torch.bool:
+                # Stock's function would add it as numbers.
+                lowest = torch.finfo(query.dtype).min
+                attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
+                    ~attention_mask, lowest
+                )
             attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self._stock_eager)
             return attend(self, content_query, key, value, attention_mask, **settings)
 
-        if is_tensor and not (attention_mask.dtype == torch.bool or attention_mask.is_floating_point()):
-            raise TypeError(
-                f"an attention mask for pairs of positions must be boolean or additive floating point, got {attention_mask.dtype}"
-            )
+        if dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
+            raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")
         if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
             scaling, dropout = settings["scaling"], settings["dropout"]
             is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)

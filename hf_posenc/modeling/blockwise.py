@@ -422,7 +422,10 @@ class Computation:
     def forward(self, output: torch.Tensor) -> None:
         """Write the output, (batch, heads, query, head_dim)."""
         if self.suits_kernel:
-            self._forward_by_kernel(output)
+            if self.pairs or self.products or None in self.plan.ranges:
+                self._forward_by_kernel(output)
+            else:
+                self._forward_by_bias(output)
             return
         for block in self.small_blocks():
             weights = self.weights(block)
@@ -453,11 +456,8 @@ class Computation:
     def _forward_by_kernel(self, output: torch.Tensor) -> None:
         """Lay out what is added to the content score, once for all sequences if it is the same, for PyTorch's kernel."""
         every = slice(0, self.key_length)
-        groups = [slice(sequence, sequence + 1) for sequence in range(self.batch)]
-        if self.terms_are_shared and len({*self.plan.ranges}) == 1 and self.plan.ranges[0] is not None:
-            groups = [slice(0, self.batch)]
         for part in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS, range(1)):
-            for sequences in groups:
+            for sequences in self.like_sequences():
                 block = Block(sequences.start, part.heads, part.queries, every)
                 if block.sequence == 0 or not self.terms_are_shared:
                     bias = self.added_by_distance(block)
@@ -477,6 +477,35 @@ class Computation:
                     attn_mask=added[None, ..., keys].expand(sequences.stop - sequences.start, -1, -1, -1),
                     scale=self.plan.scaling,
                 )
+
+    def _forward_by_bias(self, output: torch.Tensor) -> None:
+        """The same where a bias per distance is all there is: nothing is laid out.
+
+        With the last query first, the distance of a pair grows with both its indices, and one row of biases is in memory
+        what a whole matrix of them looks like.
+        """
+        every = slice(None)
+        for sequences in self.like_sequences():
+            keys = slice(*self.plan.ranges[sequences.start])
+            for first in range(0, self.query_length, KERNEL_ROWS):
+                queries = slice(first, min(first + KERNEL_ROWS, self.query_length))
+                block = Block(sequences.start, slice(0, self.heads), queries, keys)
+                place = self.bias.storage_offset() + self.first_distance(block)
+                bias = self.bias.as_strided(block.shape, (self.bias.stride(0), 1, 1), place)
+                reversed_output = nn.functional.scaled_dot_product_attention(
+                    self.content_query[sequences, every, queries].flip(2),
+                    self.key[sequences, every, keys],
+                    self.value[sequences, every, keys],
+                    attn_mask=bias.expand(sequences.stop - sequences.start, -1, -1, -1),
+                    scale=self.plan.scaling,
+                )
+                output[sequences, every, queries] = reversed_output.flip(2)
+
+    def like_sequences(self) -> list[slice]:
+        """All sequences in one if they have the same terms per pair and the same range of keys, else each by itself."""
+        if self.terms_are_shared and len({*self.plan.ranges}) == 1 and self.plan.ranges[0] is not None:
+            return [slice(0, self.batch)]
+        return [slice(sequence, sequence + 1) for sequence in range(self.batch)]
 
     @property
     def terms_are_shared(self) -> bool:
