@@ -30,6 +30,12 @@ LONG = [
     ("memory, forward", "model_memory_4096", "forward", "memory_ratio"),
     ("memory, training without dropout", "model_memory_4096", "training without dropout", "memory_ratio"),
 ]
+UNPADDED = [
+    ("8 × 512: time, forward", "model_forward_unpadded", "forward", "ratio"),
+    ("1 × 4,096: time, forward", "model_forward_4096_unpadded", "forward", "ratio"),
+    ("memory, forward", "model_memory_4096_unpadded", "forward", "memory_ratio"),
+    ("memory, training without dropout", "model_memory_4096_unpadded", "training without dropout", "memory_ratio"),
+]
 
 Runs = dict[str, list[dict[str, Any]]]
 
@@ -120,6 +126,7 @@ def tables() -> list[str]:
         re.search(r"^\|.*(\n\|.*)*", cola, flags=re.MULTILINE)[0],
         ratio_table("time", SHORT),
         ratio_table("1 × 4,096", LONG),
+        ratio_table("no padding", UNPADDED),
     ]
 
 

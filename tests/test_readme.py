@@ -9,8 +9,10 @@ from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
+from hf_posenc.inspection import code_files
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+from hf_posenc.plugin import CONFIGS
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,6 +58,13 @@ def test_the_tables_of_measured_schemes_are_those_of_the_results(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     tables = runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))["tables"]()
     assert [table.splitlines()[0] for table in tables if f"\n\n{table}\n\n" not in README] == []
+
+
+def test_the_files_that_trust_runs_are_all_named():
+    [section] = re.findall(r"^## Security\n(.*?)^## ", README, flags=re.MULTILINE | re.DOTALL)
+    named = {*re.findall(r"`(\w+\.py)`", section)}
+    carried = {file.name for config in CONFIGS for file in code_files(config())}
+    assert named == {name for name in carried if name == "modeling_posenc.py" or not name.startswith("modeling_")}
 
 
 def test_files_that_it_links_to_are_there():
