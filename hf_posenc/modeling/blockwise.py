@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .distance_products import LINE, KeyBlocks, Scratch, Skewed, Table, add_product, aligned, looked_up, shared_ends
+from .distance_products import LINE, Scratch, Table, add_product, aligned, looked_up, shared_ends
 from .scheme import PairTerm, ProductTerm, RelativeTerm
 
 
@@ -23,9 +23,10 @@ Term = RelativeTerm | PairTerm | ProductTerm
 # Scores in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
 # Python, which calls the steps.
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
-# Queries of a block, and keys of it that are multiplied with their own rows of a table; the second divides the first.
+# Queries of a block, and keys of it that are multiplied with their own rows of a table at a time.
 ROWS, KEYS = 128, 64
-# From so many keys on, blocks have twice as many queries if keys have a table: they meet fewer distances beside their pairs.
+# From so many keys on, blocks have four times as many queries, and two times as many such keys, if keys have a table: they
+# meet fewer distances beside their pairs.
 MANY_KEYS = 2048
 # Biases of a head that differ by so much may, with the content, leave weights whose products with small gradients are below
 # the numbers that processors compute in hardware (exp(-87)).
@@ -131,7 +132,6 @@ class Computation:
         self.key_length = key.shape[2]
         self.scratch = Scratch(content_query)
         self.query_table = self.key_table = self.value_table = self.bias = None
-        self._key_blocks: KeyBlocks | None = None
         self.pairs: list[torch.Tensor] = []
         self.products: dict[int, dict[str, torch.Tensor]] = {}
         by_kind: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
@@ -183,19 +183,28 @@ class Computation:
     def suits_kernel(self) -> bool:
         """Whether PyTorch's own kernel does the rest: it takes what is added to the content score, and no dropout.
 
-        Products that each sequence computes for itself are better done in blocks.
+        Products that each sequence computes for itself are better done in blocks, but for those with a table where keys are
+        many and meet vectors of their own.
         """
-        tables = (self.query_table, self.key_table, self.value_table)
-        products_are_shared = self.batch > 1 and self.terms_are_shared
-        if any(table is not None for table in tables) or (self.products and not products_are_shared):
+        if self.plan.dropout or self.key_table is not None or self.value_table is not None:
             return False
-        return not self.plan.dropout
+        if self.query_table is not None:
+            return self.key_length >= MANY_KEYS and not self.products and self.first == self.last == 0
+        return not self.products or (self.batch > 1 and self.terms_are_shared)
 
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
-        is_doubled = self.key_length >= MANY_KEYS and any(name == "key_table" for _, name in self.plan.places)
-        return min(2 * ROWS if is_doubled else ROWS, self.query_length)
+        return min(4 * ROWS if self.has_wide_blocks else ROWS, self.query_length)
+
+    @property
+    def few_keys(self) -> int:
+        """Keys that are multiplied with a table at a time."""
+        return 2 * KEYS if self.has_wide_blocks else KEYS
+
+    @property
+    def has_wide_blocks(self) -> bool:
+        return self.key_length >= MANY_KEYS and any(name == "key_table" for _, name in self.plan.places)
 
     def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
@@ -205,11 +214,14 @@ class Computation:
         for first_head in range(0, self.heads, heads):
             some_heads = slice(first_head, min(first_head + heads, self.heads))
             for sequence in sequences:
-                start, stop = self.plan.ranges[sequence] or (0, self.key_length)
-                keys = slice(start // LINE * LINE, min(aligned(stop), self.key_length))
                 for first_query in range(0, self.query_length, rows):
                     queries = slice(first_query, min(first_query + rows, self.query_length))
-                    yield Block(sequence, some_heads, queries, keys)
+                    yield Block(sequence, some_heads, queries, self.keys_of(sequence))
+
+    def keys_of(self, sequence: int) -> slice:
+        """All that a sequence attends to, and the rest of a line."""
+        start, stop = self.plan.ranges[sequence] or (0, self.key_length)
+        return slice(start // LINE * LINE, min(aligned(stop), self.key_length))
 
     def small_blocks(self) -> Iterator[Block]:
         """Those whose scores fit into a cache. They come in the same order forward and backward."""
@@ -253,12 +265,6 @@ class Computation:
             return False
         return bool((self.bias.amax(-1) - self.bias.amin(-1)).amax() > STEEP)
 
-    def key_blocks(self, heads: slice) -> KeyBlocks:
-        """Made once for some heads: blocks of the same heads follow each other."""
-        if self._key_blocks is None or self._key_blocks.heads != heads:
-            self._key_blocks = KeyBlocks(self.key, self.key_table, heads, self.block_rows, KEYS, self.query_length)
-        return self._key_blocks
-
     def near_and_far(self, block: Block) -> tuple[Block, list[tuple[slice, int]]]:
         """A block's keys, divided by what their distances look up.
 
@@ -275,15 +281,20 @@ class Computation:
         near = Block(block.sequence, block.heads, block.queries, slice(start, stop))
         return near, [part for part in far if part[0].start < part[0].stop]
 
-    def key_parts(self, block: Block) -> tuple[slice, list[slice]]:
-        """A block's keys, divided into blocks of keys (see [`KeyBlocks`]) and the few beside them."""
-        keys = block.keys
-        blocks = whole = slice(keys.start, keys.start)
-        if keys.stop - keys.start >= KEYS:
-            blocks = self.key_blocks(block.heads).whole(keys)
-            whole = self.key_blocks(block.heads).keys_of(blocks)
-        few = [slice(keys.start, whole.start), slice(whole.stop, keys.stop)] if whole.start < whole.stop else [keys]
-        return blocks, [part for part in few if part.start < part.stop]
+    def key_parts(self, block: Block, *scores: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, ...]]:
+        """A few keys of a block at a time.
+
+        Args:
+            scores: (heads, rows, keys) of the block.
+
+        Yields:
+            The index in the key table of the smallest distance that these keys meet, their vectors, and their scores.
+        """
+        start = self.key_length - block.keys.start + block.queries.start
+        parts = (tensor.split(self.few_keys, -1) for tensor in scores)
+        for keys, *own in zip(self.key[block.key_place].split(self.few_keys, 1), *parts):
+            start -= keys.shape[1]
+            yield start, keys, *own
 
     def scores(self, block: Block) -> torch.Tensor:
         """Masked scores (heads, rows, keys) of a block."""
@@ -322,53 +333,19 @@ class Computation:
             out.add_(sum(added))
 
     def _put_key_table(self, scores: torch.Tensor, added: torch.Tensor | None, block: Block) -> None:
-        """scores = products of keys and table, and what is added to them."""
+        """scores = products of keys and table, and what is added to them.
 
-        def put(part: torch.Tensor, columns: slice, keys: tuple[int, ...] = (-1,)) -> None:
-            """`part`: (heads, rows, *keys)."""
-            out = scores[..., columns].unflatten(-1, keys)
-            if added is None:
-                out.copy_(part)
-                return
-            # Turned round by itself first: in one step with the sum, memory would be crossed in strides too long for a cache.
-            turned = self.scratch.get("turned", *part.shape[2:-1], *part.shape[:2], part.shape[-1])
-            turned = turned.movedim((-3, -2), (0, 1))
-            turned.copy_(part)
-            torch.add(turned, added[..., columns].unflatten(-1, keys), out=out)
-
-        blocks, few = self.key_parts(block)
-        for some in self._parts_of(blocks, block):
-            asked = self._skewed_blocks("by key", block, some)
-            self.key_blocks(block.heads).times(block.sequence, some, block.queries, asked.by_distance)
-            columns = block.columns(self.key_blocks(block.heads).keys_of(some))
-            put(self._as_pairs(asked, block), columns, (-1, KEYS))
-        for keys in few:
-            asked = self.scratch.skewed("by few keys", block.shape[0], keys.stop - keys.start, block.shape[1])
-            start = self.key_length - keys.stop + block.queries.start
-            self.key_table.times(self.key[block.sequence, block.heads, keys], block.heads, start, asked.by_distance)
-            put(asked.by_pair.transpose(1, 2), block.columns(keys))
-
-    def _parts_of(self, blocks: slice, block: Block) -> Iterator[slice]:
-        """Blocks of keys, as many at a time as have products for a block of [`BLOCK_SIZE`]; equal parts."""
-        numbers = block.shape[0] * KEYS * aligned(block.shape[1] + KEYS - 1)
-        parts = math.ceil((blocks.stop - blocks.start) * numbers / BLOCK_SIZE)
-        step = math.ceil((blocks.stop - blocks.start) / max(parts, 1))
-        for start in range(blocks.start, blocks.stop, max(step, 1)):
-            yield slice(start, min(start + step, blocks.stop))
-
-    def _skewed_blocks(self, name: str, block: Block, blocks: slice, zero: bool = False) -> Skewed:
-        """Memory for products of blocks of keys, (blocks · heads, keys, queries) by pair."""
-        number = (blocks.stop - blocks.start) * block.shape[0]
-        return self.scratch.skewed(name, number, KEYS, block.shape[1], zero)
-
-    def _as_pairs(self, skewed: Skewed, block: Block) -> torch.Tensor:
-        """(heads, rows, blocks, keys), a view of what [`_skewed_blocks`] gives."""
-        return skewed.by_pair.unflatten(0, (-1, block.shape[0])).permute(1, 3, 0, 2)
-
-    def _pairs_of(self, scores: torch.Tensor, block: Block, blocks: slice) -> torch.Tensor:
-        """The same view of a block's scores."""
-        columns = block.columns(self.key_blocks(block.heads).keys_of(blocks))
-        return scores[..., columns].unflatten(-1, (-1, KEYS))
+        The products of a few keys are summed up while they are in a cache.
+        """
+        heads, rows, _ = block.shape
+        known = [] if added is None else [added]
+        for start, keys, out, *added in self.key_parts(block, scores, *known):
+            asked = self.scratch.skewed("by key", heads, keys.shape[1], rows)
+            self.key_table.times(keys, block.heads, start, asked.by_distance)
+            if added:
+                torch.add(asked.by_pair.mT, *added, out=out)
+            else:
+                out.copy_(asked.by_pair.mT)
 
     def weights(self, block: Block) -> torch.Tensor:
         """Attention weights (heads, rows, keys) of a block."""
@@ -422,10 +399,11 @@ class Computation:
     def forward(self, output: torch.Tensor) -> None:
         """Write the output, (batch, heads, query, head_dim)."""
         if self.suits_kernel:
-            if self.pairs or self.products or None in self.plan.ranges:
-                self._forward_by_kernel(output)
-            else:
+            is_bias_alone = self.query_table is None and not self.pairs and not self.products
+            if is_bias_alone and None not in self.plan.ranges:
                 self._forward_by_bias(output)
+            else:
+                self._forward_by_kernel(output)
             return
         for block in self.small_blocks():
             weights = self.weights(block)
@@ -455,9 +433,9 @@ class Computation:
 
     def _forward_by_kernel(self, output: torch.Tensor) -> None:
         """Lay out what is added to the content score, once for all sequences if it is the same, for PyTorch's kernel."""
-        every = slice(0, self.key_length)
         for part in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS, range(1)):
             for sequences in self.like_sequences():
+                every = slice(0, self.key_length) if self.terms_are_shared else self.keys_of(sequences.start)
                 block = Block(sequences.start, part.heads, part.queries, every)
                 if block.sequence == 0 or not self.terms_are_shared:
                     bias = self.added_by_distance(block)
@@ -470,11 +448,12 @@ class Computation:
                     added = bias.clone() if self.terms_are_shared else bias
                     self.apply_mask(added, block)
                 keys = slice(*(self.plan.ranges[block.sequence] or (0, self.key_length)))
+                added = added[..., block.columns(keys)].expand(sequences.stop - sequences.start, -1, -1, -1)
                 output[sequences, block.heads, block.queries] = nn.functional.scaled_dot_product_attention(
                     self.content_query[sequences, block.heads, block.queries],
                     self.key[sequences, block.heads, keys],
                     self.value[sequences, block.heads, keys],
-                    attn_mask=added[None, ..., keys].expand(sequences.stop - sequences.start, -1, -1, -1),
+                    attn_mask=added,
                     scale=self.plan.scaling,
                 )
 
@@ -509,7 +488,9 @@ class Computation:
 
     @property
     def terms_are_shared(self) -> bool:
-        """Whether the terms that are known per pair are the same in all sequences."""
+        """Whether what is added to the content score is the same in all sequences."""
+        if self.query_table is not None or self.key_table is not None:
+            return False
         known = self.pairs + [tensor for product in self.products.values() for tensor in product.values()]
         return all(tensor.shape[0] == 1 for tensor in known)
 
@@ -535,8 +516,6 @@ class Computation:
         if self.plan.dropout:
             output_gradient = output_gradient / self.plan.share_kept
         for block in self.small_blocks():
-            if self._key_blocks is not None and self._key_blocks.heads != block.heads:
-                self._finish_key_blocks(gradients)
             score_gradient = self._score_gradient(block, output_gradient[block.query_place], gradients, wanted)
             self._learn_content(block, score_gradient, gradients)
             near, far = self.near_and_far(block)
@@ -547,8 +526,6 @@ class Computation:
             for keys, end in far:
                 self._learn_far(block, keys, end, score_gradient[..., block.columns(keys)], gradients, wanted)
             self._learn_by_pair(block, score_gradient, gradients)
-        if self._key_blocks is not None:
-            self._finish_key_blocks(gradients)
 
         if "bias" in wanted:
             gradients["bias"] = gradients["bias"][:, : 1 - LINE]
@@ -557,10 +534,6 @@ class Computation:
         if "key_table" in wanted:
             gradients["key_table"] = gradients["key_table"].flip(1)
         return gradients
-
-    def _finish_key_blocks(self, gradients) -> None:
-        self._key_blocks.finish(gradients["key"])
-        self._key_blocks = None
 
     def _score_gradient(self, block, asked, gradients, wanted) -> torch.Tensor:
         """The gradient of a block's scores; learns the values on the way."""
@@ -619,22 +592,14 @@ class Computation:
     def _learn_key_table(self, block, score_gradient, gradients, wanted) -> None:
         if self.key_table is None:
             return
-        table_too = "key_table" in wanted
-        blocks, few = self.key_parts(block)
-        for some in self._parts_of(blocks, block):
-            turned = self._skewed_blocks("by key gradient", block, some, zero=True)
-            self._as_pairs(turned, block).copy_(self._pairs_of(score_gradient, block, some))
-            self.key_blocks(block.heads).learn(turned.by_distance, block.sequence, some, block.queries, table_too)
-        for keys in few:
-            turned = self.scratch.skewed(
-                "by few keys gradient", block.shape[0], keys.stop - keys.start, block.shape[1], zero=True
-            )
-            turned.by_pair.copy_(score_gradient[..., block.columns(keys)].transpose(1, 2))
-            place = block.sequence, block.heads, keys
-            start = self.key_length - keys.stop + block.queries.start
-            self.key_table.combine(turned.by_distance, block.heads, start, gradients["key"][place])
-            if table_too:
-                self.key_table.learn(turned.by_distance, self.key[place], block.heads, start)
+        heads, rows, _ = block.shape
+        own_gradients = gradients["key"][block.key_place].split(self.few_keys, 1)
+        for (start, keys, part), own in zip(self.key_parts(block, score_gradient), own_gradients):
+            turned = self.scratch.skewed("by key gradient", heads, keys.shape[1], rows, zero=True)
+            turned.by_pair.copy_(part.mT)
+            self.key_table.combine(turned.by_distance, block.heads, start, own)
+            if "key_table" in wanted:
+                self.key_table.learn(turned.by_distance, keys, block.heads, start)
 
     def _learn_far(self, block, keys: slice, end: int, score_gradient, gradients, wanted) -> None:
         """What [`_put_far`] adds to the content score."""

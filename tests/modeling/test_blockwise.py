@@ -20,7 +20,7 @@ BATCH, HEADS, HEAD_DIM = 3, 5, 5
 BLOCKS = {
     "small blocks": (6, 3, 2048),
     "blocks": (24, 12, 2048),
-    "longer blocks": (12, 12, 30),
+    "wide blocks": (6, 6, 30),
     "one block": (64, 64, 2048),
 }
 
