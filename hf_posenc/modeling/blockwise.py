@@ -32,7 +32,7 @@ MANY_KEYS = 2048
 # the numbers that processors compute in hardware (exp(-87)).
 STEEP = 40
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
-KERNEL_BLOCK_SIZE, KERNEL_ROWS = 1 << 23, 768
+KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, KERNEL_ROWS = 1 << 23, 2, 768
 
 
 @dataclass
@@ -206,10 +206,10 @@ class Computation:
     def has_wide_blocks(self) -> bool:
         return self.key_length >= MANY_KEYS and any(name == "key_table" for _, name in self.plan.places)
 
-    def blocks(self, size: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
+    def blocks(self, size: int, fewest_heads: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
         rows = min(rows, self.query_length)
-        heads = max(FEWEST_HEADS, size // (rows * (self.key_length + rows)))
+        heads = max(fewest_heads, size // (rows * (self.key_length + rows)))
         heads = math.ceil(self.heads / math.ceil(self.heads / heads))  # equal parts
         for first_head in range(0, self.heads, heads):
             some_heads = slice(first_head, min(first_head + heads, self.heads))
@@ -225,7 +225,7 @@ class Computation:
 
     def small_blocks(self) -> Iterator[Block]:
         """Those whose scores fit into a cache. They come in the same order forward and backward."""
-        return self.blocks(BLOCK_SIZE, self.block_rows, range(self.batch))
+        return self.blocks(BLOCK_SIZE, FEWEST_HEADS, self.block_rows, range(self.batch))
 
     def first_distance(self, block: Block) -> int:
         """Index among all distances of a block's smallest one."""
@@ -433,7 +433,7 @@ class Computation:
 
     def _forward_by_kernel(self, output: torch.Tensor) -> None:
         """Lay out what is added to the content score, once for all sequences if it is the same, for PyTorch's kernel."""
-        for part in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_ROWS, range(1)):
+        for part in self.blocks(KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, KERNEL_ROWS, range(1)):
             for sequences in self.like_sequences():
                 every = slice(0, self.key_length) if self.terms_are_shared else self.keys_of(sequences.start)
                 block = Block(sequences.start, part.heads, part.queries, every)
