@@ -25,8 +25,8 @@ Term = RelativeTerm | PairTerm | ProductTerm
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table at a time.
 ROWS, KEYS = 128, 64
-# From so many keys on, blocks have four times as many queries, and two times as many such keys, if keys have a table: they
-# meet fewer distances beside their pairs.
+# From so many keys on, PyTorch's kernel takes what it can, and where keys have a table and every distance vectors of its own,
+# blocks have four times as many queries, and two times as many such keys: they meet fewer distances beside their pairs.
 MANY_KEYS = 2048
 # Biases of a head that differ by so much may, with the content, leave weights whose products with small gradients are below
 # the numbers that processors compute in hardware (exp(-87)).
@@ -92,6 +92,23 @@ class Block:
     def columns(self, keys: slice) -> slice:
         """Where some keys are among its own."""
         return slice(keys.start - self.keys.start, keys.stop - self.keys.start)
+
+
+@dataclass
+class End:
+    """What queries make of keys whose distances share all vectors: as one key, it has this score and this value.
+
+    Attributes:
+        score: (heads, rows), the logarithm of the sum of the exponentials of their scores.
+        value: (heads, rows, head_dim), the mean of their values, with their weights.
+    """
+
+    score: torch.Tensor
+    value: torch.Tensor
+
+    def of(self, rows: slice) -> "End":
+        """What some of the queries make of them."""
+        return End(self.score[:, rows], self.value[:, rows])
 
 
 def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[tuple[int, int] | None]:
@@ -170,7 +187,7 @@ class Computation:
         if not rows or self.pairs or self.products:
             return 0, 0
         first, last = map(min, zip(*map(shared_ends, rows)))
-        near = self.distances - first - last + self.block_rows
+        near = self.distances - first - last + min(ROWS, self.query_length)
         return (first, last) if 4 * near < 3 * self.key_length else (0, 0)
 
     def _reach(self) -> slice:
@@ -192,6 +209,14 @@ class Computation:
             return self.key_length >= MANY_KEYS and not self.products and self.first == self.last == 0
         return not self.products or (self.batch > 1 and self.terms_are_shared)
 
+    @functools.cached_property
+    def leaves_ends_to_kernel(self) -> bool:
+        """Whether PyTorch's own kernel attends to the keys whose distances share all vectors, which has no dropout for it."""
+        if self.plan.dropout or None in self.plan.ranges or self.key_length < MANY_KEYS:
+            return False
+        inputs = self.content_query, self.key, self.value
+        return self.first + self.last > 0 and all(tensor.stride(-1) == 1 for tensor in inputs)
+
     @property
     def block_rows(self) -> int:
         """Queries of a block."""
@@ -204,7 +229,8 @@ class Computation:
 
     @property
     def has_wide_blocks(self) -> bool:
-        return self.key_length >= MANY_KEYS and any(name == "key_table" for _, name in self.plan.places)
+        has_key_table = any(name == "key_table" for _, name in self.plan.places)
+        return has_key_table and self.key_length >= MANY_KEYS and self.first == self.last == 0
 
     def blocks(self, size: int, fewest_heads: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
@@ -296,16 +322,21 @@ class Computation:
             start -= keys.shape[1]
             yield start, keys, *own
 
-    def scores(self, block: Block) -> torch.Tensor:
-        """Masked scores (heads, rows, keys) of a block."""
-        scores = self.scratch.get("scores", *block.shape)
+    def scores(self, block: Block, ends: list[End]) -> torch.Tensor:
+        """Masked scores of a block, (heads, rows, keys). If there are ends, theirs follow, and the rest of a line."""
+        heads, rows, columns = block.shape
+        every = self.scratch.get("scores", heads, rows, aligned(columns) + LINE if ends else columns)
+        scores, others = every.tensor_split([columns], -1)
+        others.fill_(-math.inf)
+        for index, end in enumerate(ends):
+            others[..., index] = end.score
         near, far = self.near_and_far(block)
         if near.shape[-1]:
             self._put_near(scores[..., block.columns(near.keys)], near)
         for keys, end in far:
             self._put_far(scores[..., block.columns(keys)], block, keys, end)
         self.apply_mask(scores, block)
-        return scores
+        return every
 
     def _put_near(self, out: torch.Tensor, near: Block) -> None:
         """out = the scores of pairs whose distances may have vectors of their own."""
@@ -320,17 +351,22 @@ class Computation:
 
     def _put_far(self, out: torch.Tensor, block: Block, keys: slice, end: int) -> None:
         """out = the scores of pairs whose distances share all vectors: one product, and a number for each query."""
+        query, added = self._far_query(block, end)
+        out.baddbmm_(query, self.key[block.sequence, block.heads, keys].transpose(1, 2), beta=0.0)
+        if added is not None:
+            out.add_(added)
+
+    def _far_query(self, block: Block, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What keys are multiplied with whose distances share all vectors, and what is added, (heads, rows or 1, 1)."""
         query = self.content_query[block.query_place] * self.plan.scaling
         if self.key_table is not None:
             query += self.key_table.shared(block.heads, -1 - end)[:, None]
-        out.baddbmm_(query, self.key[block.sequence, block.heads, keys].transpose(1, 2), beta=0.0)
         added = []
         if self.query_table is not None:
             added.append(self.query[block.query_place] @ self.query_table.shared(block.heads, end)[..., None])
         if self.bias is not None:
             added.append(self.bias[block.heads, end, None, None])
-        if added:
-            out.add_(sum(added))
+        return query, functools.reduce(torch.add, added) if added else None
 
     def _put_key_table(self, scores: torch.Tensor, added: torch.Tensor | None, block: Block) -> None:
         """scores = products of keys and table, and what is added to them.
@@ -347,9 +383,9 @@ class Computation:
             else:
                 out.copy_(asked.by_pair.mT)
 
-    def weights(self, block: Block) -> torch.Tensor:
-        """Attention weights (heads, rows, keys) of a block."""
-        scores = self.scores(block)
+    def weights(self, block: Block, ends: list[End] | None = None) -> torch.Tensor:
+        """Attention weights of a block, laid out as [`scores`] are."""
+        scores = self.scores(block, ends or [])
         weights = torch.softmax(scores, dim=-1, out=scores)
         if self.has_steep_bias:
             # A steep bias (ALiBi's) leaves weights so small that their products with gradients are below what processors
@@ -405,16 +441,47 @@ class Computation:
             else:
                 self._forward_by_kernel(output)
             return
-        for block in self.small_blocks():
-            weights = self.weights(block)
+        for block, ends in self._blocks_and_ends():
+            weights, others = self.weights(block, ends).tensor_split([block.shape[-1]], -1)
             if self.plan.dropout:
                 weights.mul_(self.kept(weights))
             part = torch.bmm(weights, self.value[block.key_place])
             if self.value_table is not None:
                 self._add_value_table(part, weights, block)
+            for index, end in enumerate(ends):
+                part.addcmul_(others[..., index, None], end.value)
             if self.plan.dropout:
                 part.div_(self.plan.share_kept)
             output[block.query_place] = part
+
+    def _blocks_and_ends(self) -> Iterator[tuple[Block, list[End]]]:
+        """All small blocks, and what is known of other keys."""
+        if not self.leaves_ends_to_kernel:
+            yield from ((block, []) for block in self.small_blocks())
+            return
+        for wide in self.blocks(BLOCK_SIZE, self.heads, KERNEL_ROWS, range(self.batch)):
+            wide = replace(wide, keys=slice(*self.plan.ranges[wide.sequence]))
+            near, far = self.near_and_far(wide)
+            ends = [self._attended_end(wide, keys, end) for keys, end in far]
+            for first in range(0, wide.shape[1], self.block_rows):
+                rows = slice(first, min(first + self.block_rows, wide.shape[1]))
+                queries = slice(wide.queries.start + rows.start, wide.queries.start + rows.stop)
+                yield replace(near, queries=queries), [end.of(rows) for end in ends]
+
+    def _attended_end(self, block: Block, keys: slice, end: int) -> End:
+        """What all keys of an end are as one; `keys` and `end` as [`near_and_far`] gives them."""
+        query, added = self._far_query(block, end)
+        key, value = (tensor[block.sequence, block.heads, keys] for tensor in (self.key, self.value))
+        # The kernel under scaled_dot_product_attention, which returns the logarithm of the sum too.
+        mean, score = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query[None], key[None], value[None], scale=1.0
+        )
+        score, mean = score[0], mean[0]
+        if added is not None:
+            score = score + added[..., 0]
+        if self.value_table is not None:
+            mean = mean + self.value_table.shared(block.heads, end)[:, None]
+        return End(score, mean)
 
     def _add_value_table(self, part: torch.Tensor, weights: torch.Tensor, block: Block) -> None:
         near, far = self.near_and_far(block)
