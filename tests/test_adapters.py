@@ -168,8 +168,11 @@ class TestDefaultTargets:
         [
             # Looking whether PEFT is installed, as transformers does, is not importing it.
             "import hf_posenc, importlib.util\nassert importlib.util.find_spec('peft')\nmodel = made()\nimport peft",
-            "import hf_posenc, peft\nmodel = made()",
-            "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
+            pytest.param("import hf_posenc, peft\nmodel = made()", marks=pytest.mark.slow),
+            pytest.param(
+                "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
+                marks=pytest.mark.slow,
+            ),
         ],
         ids=["plugin, model, peft", "plugin, peft, model", "peft, plugin, model"],
     )

@@ -38,7 +38,11 @@ from hf_posenc import plugin
 
 
 FLAGS = {"position_scheme": "absolute+t5", "position_buckets": 8}
-HEADS = [pytest.param(family, stock, id=stock.__name__) for family in FAMILIES for stock in heads(family)]
+HEADS = [
+    pytest.param(family, stock, id=stock.__name__, marks=[] if family == "bert" or index < 2 else pytest.mark.slow)
+    for family in FAMILIES
+    for index, stock in enumerate(heads(family))
+]
 AUTO_CLASSES = {
     name: auto
     for name, auto in vars(modeling_auto).items()

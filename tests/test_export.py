@@ -18,6 +18,8 @@ OTHER_FAMILIES = [
     (family, scheme) for family in tiny.FAMILIES if family != "bert" for scheme in ("absolute", "deberta")
 ]
 CASES = [("bert", scheme) for scheme in ALL] + OTHER_FAMILIES
+# Whole products, both kinds of tables, another family: the others take their turn with the slow tests.
+DAILY = [("bert", "tupe"), ("roberta", "deberta")]
 
 
 class LastHiddenState(torch.nn.Module):
@@ -58,7 +60,9 @@ def check(family: str, scheme: str, model, exported) -> None:
         assert tiny.difference_where_attended(output, expected, inputs["attention_mask"]) < TOLERANCE, (batch, length)
 
 
-@pytest.mark.parametrize("family, scheme", CASES)
+@pytest.mark.parametrize(
+    "family, scheme", [case if case in DAILY else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_torch_export(family, scheme):
     model = tiny.build(scheme, family)
     inputs = tiny.inputs(length=TRACED_LENGTH, family=family)

@@ -200,6 +200,7 @@ def test_a_fresh_process_with_the_plugin_computes_the_same(saved, tmp_path):
         assert (logits - outputs(model, family)).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_process_without_the_plugin_computes_the_same_if_it_trusts_the_saved_code(saved, tmp_path):
     """... refuses without trust, warns with a concrete stock class, and saves what the plugin can load."""
     folder = str(saved[0][0])
@@ -232,6 +233,7 @@ except ValueError as error:
         assert (outputs(again, family) - expected).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_code_loaded_from_a_checkpoint_lives_beside_the_plugin(saved, tmp_path):
     """A process may have loaded a variant with trust before it imports the plugin."""
     folder, model = saved[0]

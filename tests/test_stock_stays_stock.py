@@ -121,6 +121,7 @@ def test_stock_classes_compute_and_save_what_they_do_without_the_plugin(minilm, 
     assert_same(observe_stock(SIZES, minilm, str(tmp_path / "with")), stock)
 
 
+@pytest.mark.slow
 def test_importing_the_plugin_imports_nothing_heavy_of_its_own(tmp_path):
     printed = run_fresh(
         "import sys\n"

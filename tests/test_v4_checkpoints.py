@@ -180,6 +180,7 @@ print(json.dumps(errors))
 """
 
 
+@pytest.mark.slow
 def test_without_the_plugin_transformers_5_computes_something_else(tmp_path):
     code = STOCK_ERRORS.format(folders=[str(folder) for folder in FOLDERS])
     errors = json.loads(run_fresh(code, tmp_path, plugin=False).splitlines()[0])

@@ -121,6 +121,7 @@ def finished(checkpoint, text_file, tmp_path_factory) -> tuple[subprocess.Comple
     return process, folder
 
 
+@pytest.mark.slow
 def test_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
     process, folder = finished
     scores = table(process.stdout)
@@ -132,6 +133,7 @@ def test_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
     assert process.stdout.count("loaded back, it predicts the same") == 2
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_the_variant_with_its_flags_and_tokenizer(finished, text_file):
     folder = finished[1] / "outputs" / "sinusoidal_t5"
     config = AutoConfig.from_pretrained(folder)
@@ -143,6 +145,7 @@ def test_what_is_saved_is_the_variant_with_its_flags_and_tokenizer(finished, tex
     assert AutoTokenizer.from_pretrained(folder)("the cat")["input_ids"][1:-1] != [1, 1]
 
 
+@pytest.mark.slow
 def test_nothing_is_read_from_the_hub(finished):
     assert not (finished[1] / "connections").exists(), (finished[1] / "connections").read_text()
 

@@ -72,6 +72,7 @@ def finished(files, checkpoint, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_model_from_scratch_has_the_sizes_and_the_length_that_were_asked_for(finished):
     config = AutoConfig.from_pretrained(finished)
     assert isinstance(config, hf_posenc.PosencRobertaConfig)
@@ -80,6 +81,7 @@ def test_a_model_from_scratch_has_the_sizes_and_the_length_that_were_asked_for(f
     assert config.max_position_embeddings == 150 + config.pad_token_id + 1
 
 
+@pytest.mark.slow
 def test_perplexity_is_that_of_every_masked_token(finished, files):
     model = AutoModelForMaskedLM.from_pretrained(finished).eval()
     tokenizer = AutoTokenizer.from_pretrained(finished)
@@ -101,12 +103,14 @@ def test_perplexity_is_that_of_every_masked_token(finished, files):
     assert scores["eval_accuracy"] == pytest.approx(right / number)
 
 
+@pytest.mark.slow
 def test_the_model_with_the_lowest_perplexity_is_kept(finished):
     state = json.loads((finished / "trainer_state.json").read_text())
     values = [row["eval_perplexity"] for row in state["log_history"] if "eval_perplexity" in row]
     assert len({*values}) > 2 and state["best_metric"] == min(values)
 
 
+@pytest.mark.slow
 def test_an_evaluation_does_not_depend_on_the_seed_or_the_batch(finished, files, tmp_path, run_main):
     arguments = ["--model_name_or_path", finished, "--validation_file", files / "valid.txt", "--max_seq_length", "150"]
     for index, more in enumerate((["--seed", "1"], ["--seed", "2", "--per_device_eval_batch_size", "1"])):

@@ -82,6 +82,7 @@ def finished(checkpoint, questions, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_trains_evaluates_predicts_and_saves_the_variant(finished, questions):
     scores = results(finished)
     assert scores["eval_samples"] > len(questions["dev"]), "some contexts should take several windows"
@@ -93,6 +94,7 @@ def test_a_run_trains_evaluates_predicts_and_saves_the_variant(finished, questio
     assert state["best_metric"] == pytest.approx(scores["eval_f1"])
 
 
+@pytest.mark.slow
 def test_predictions_are_answers_from_the_context_and_score_what_is_reported(finished, questions):
     predictions = json.loads((finished / "predict_predictions.json").read_text())
     assert predictions == json.loads((finished / "eval_predictions.json").read_text())
@@ -109,6 +111,7 @@ def test_predictions_are_answers_from_the_context_and_score_what_is_reported(fin
         assert [answer["score"] for answer in ranked] == sorted((answer["score"] for answer in ranked), reverse=True)
 
 
+@pytest.mark.slow
 def test_unanswerable_questions_are_measured_by_themselves(finished, questions, tmp_path, run_main):
     file = tmp_path / "dev.json"
     file.write_text(json.dumps(as_distributed(questions["dev2"], "v2.0")))
@@ -253,6 +256,7 @@ def test_a_window_without_context_gives_no_answer():
     assert answers.predicted == {"q": ""} and answers.score() == {"exact_match": 0.0, "f1": 0.0}
 
 
+@pytest.mark.slow
 def test_questions_without_gold_answers_are_answered_too(finished, questions, tmp_path, run_main):
     rows = [{name: row[name] for name in ("id", "question", "context")} for row in questions["dev"]]
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))

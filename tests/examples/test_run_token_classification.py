@@ -70,6 +70,7 @@ def finished(checkpoint, sentences, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_a_run_trains_evaluates_and_saves_the_variant(finished):
     scores = results(finished)
     assert {f"eval_{name}" for name in ("precision", "recall", "f1", "accuracy", "loss", "samples")} <= scores.keys()
@@ -81,6 +82,7 @@ def test_a_run_trains_evaluates_and_saves_the_variant(finished):
     assert scores["eval_f1"] > 0.5, "three epochs should teach it something"
 
 
+@pytest.mark.slow
 def test_every_word_has_a_predicted_tag_in_its_line(finished, sentences):
     lines = [line.split() for line in (finished / "predict_results.txt").read_text().splitlines()]
     assert [len(tags) for tags in lines] == [len(words) for words in sentences["test"]]

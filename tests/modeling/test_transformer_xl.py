@@ -243,6 +243,7 @@ def test_one_token_at_a_time_gives_what_the_whole_sequence_gives():
     assert (whole - without).abs().max() > 100 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_exports_with_position_ids_of_any_range():
     model = tiny.build("transformer_xl", attn_implementation="sdpa")
     inputs = tiny.inputs(batch=2, length=6, padding=None)
