@@ -8,7 +8,7 @@ gradient of its scores through such a view, and reduces it to the tables by prod
 
 import functools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -206,16 +206,20 @@ class Computation:
         if self.plan.dropout or self.key_table is not None or self.value_table is not None:
             return False
         if self.query_table is not None:
-            return self.key_length >= MANY_KEYS and not self.products and self.first == self.last == 0
+            return self.key_length >= MANY_KEYS and not self.products and not self.has_shared_ends
         return not self.products or (self.batch > 1 and self.terms_are_shared)
 
-    @functools.cached_property
+    @property
+    def has_shared_ends(self) -> bool:
+        return self.first + self.last > 0
+
+    @property
     def leaves_ends_to_kernel(self) -> bool:
         """Whether PyTorch's own kernel attends to the keys whose distances share all vectors, which has no dropout for it."""
         if self.plan.dropout or None in self.plan.ranges or self.key_length < MANY_KEYS:
             return False
         inputs = self.content_query, self.key, self.value
-        return self.first + self.last > 0 and all(tensor.stride(-1) == 1 for tensor in inputs)
+        return self.has_shared_ends and all(tensor.stride(-1) == 1 for tensor in inputs)
 
     @property
     def block_rows(self) -> int:
@@ -230,18 +234,16 @@ class Computation:
     @property
     def has_wide_blocks(self) -> bool:
         has_key_table = any(name == "key_table" for _, name in self.plan.places)
-        return has_key_table and self.key_length >= MANY_KEYS and self.first == self.last == 0
+        return has_key_table and self.key_length >= MANY_KEYS and not self.has_shared_ends
 
     def blocks(self, size: int, fewest_heads: int, rows: int, sequences: Iterable[int]) -> Iterator[Block]:
         """All heads and queries of sequences, in blocks of `rows` queries and about `size` scores; queries are innermost."""
         rows = min(rows, self.query_length)
         heads = max(fewest_heads, size // (rows * (self.key_length + rows)))
         heads = math.ceil(self.heads / math.ceil(self.heads / heads))  # equal parts
-        for first_head in range(0, self.heads, heads):
-            some_heads = slice(first_head, min(first_head + heads, self.heads))
+        for some_heads in _slices(self.heads, heads):
             for sequence in sequences:
-                for first_query in range(0, self.query_length, rows):
-                    queries = slice(first_query, min(first_query + rows, self.query_length))
+                for queries in _slices(self.query_length, rows):
                     yield Block(sequence, some_heads, queries, self.keys_of(sequence))
 
     def keys_of(self, sequence: int) -> slice:
@@ -322,7 +324,7 @@ class Computation:
             start -= keys.shape[1]
             yield start, keys, *own
 
-    def scores(self, block: Block, ends: list[End]) -> torch.Tensor:
+    def scores(self, block: Block, ends: Sequence[End]) -> torch.Tensor:
         """Masked scores of a block, (heads, rows, keys). If there are ends, theirs follow, and the rest of a line."""
         heads, rows, columns = block.shape
         every = self.scratch.get("scores", heads, rows, aligned(columns) + LINE if ends else columns)
@@ -383,9 +385,9 @@ class Computation:
             else:
                 out.copy_(asked.by_pair.mT)
 
-    def weights(self, block: Block, ends: list[End] | None = None) -> torch.Tensor:
+    def weights(self, block: Block, ends: Sequence[End] = ()) -> torch.Tensor:
         """Attention weights of a block, laid out as [`scores`] are."""
-        scores = self.scores(block, ends or [])
+        scores = self.scores(block, ends)
         weights = torch.softmax(scores, dim=-1, out=scores)
         if self.has_steep_bias:
             # A steep bias (ALiBi's) leaves weights so small that their products with gradients are below what processors
@@ -454,17 +456,16 @@ class Computation:
                 part.div_(self.plan.share_kept)
             output[block.query_place] = part
 
-    def _blocks_and_ends(self) -> Iterator[tuple[Block, list[End]]]:
+    def _blocks_and_ends(self) -> Iterator[tuple[Block, Sequence[End]]]:
         """All small blocks, and what is known of other keys."""
         if not self.leaves_ends_to_kernel:
-            yield from ((block, []) for block in self.small_blocks())
+            yield from ((block, ()) for block in self.small_blocks())
             return
         for wide in self.blocks(BLOCK_SIZE, self.heads, KERNEL_ROWS, range(self.batch)):
             wide = replace(wide, keys=slice(*self.plan.ranges[wide.sequence]))
             near, far = self.near_and_far(wide)
             ends = [self._attended_end(wide, keys, end) for keys, end in far]
-            for first in range(0, wide.shape[1], self.block_rows):
-                rows = slice(first, min(first + self.block_rows, wide.shape[1]))
+            for rows in _slices(wide.shape[1], self.block_rows):
                 queries = slice(wide.queries.start + rows.start, wide.queries.start + rows.stop)
                 yield replace(near, queries=queries), [end.of(rows) for end in ends]
 
@@ -533,8 +534,7 @@ class Computation:
         every = slice(None)
         for sequences in self.like_sequences():
             keys = slice(*self.plan.ranges[sequences.start])
-            for first in range(0, self.query_length, KERNEL_ROWS):
-                queries = slice(first, min(first + KERNEL_ROWS, self.query_length))
+            for queries in _slices(self.query_length, KERNEL_ROWS):
                 block = Block(sequences.start, slice(0, self.heads), queries, keys)
                 place = self.bias.storage_offset() + self.first_distance(block)
                 bias = self.bias.as_strided(block.shape, (self.bias.stride(0), 1, 1), place)
@@ -699,6 +699,11 @@ class Computation:
             )
             add_product(query_gradient, score_gradient, key)
             add_product(key_gradient, score_gradient.transpose(1, 2), query)
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    """Parts of a length, of one size but for the last."""
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _of(tensor: torch.Tensor, sequence: int) -> torch.Tensor:
