@@ -2,7 +2,7 @@
 
 import torch
 
-from .scheme import AttentionScheme, PairTerm, Positions, RelativeTerm
+from .scheme import AttentionContext, AttentionScheme, PairTerm, Positions, RelativeTerm
 
 
 def alibi_slopes(heads: int) -> list[float]:
@@ -43,8 +43,8 @@ class Alibi(AttentionScheme):
         bias = -slopes[:, None, None] * relative.abs()[:, None]  # (batch or 1, heads, query, key)
         return bias.to(dtype)
 
-    def terms(self, attention, encoder, prepared) -> list[RelativeTerm | PairTerm]:
-        if isinstance(prepared, torch.Tensor):
-            return [PairTerm(bias=prepared)]
-        rows, bias = prepared
+    def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm]:
+        if isinstance(context.prepared, torch.Tensor):
+            return [PairTerm(bias=context.prepared)]
+        rows, bias = context.prepared
         return [RelativeTerm(rows=rows, bias=bias)]

@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from .blockwise import Term, allowed, blockwise_attention
 from .relative_positions import spread
-from .scheme import AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
+from .scheme import AttentionContext, AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
 
 
 logger = logging.get_logger(__name__)
@@ -20,8 +20,9 @@ logger = logging.get_logger(__name__)
 # torch.compiler.is_exporting is younger than the oldest torch supported.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
-# Under this name the encoder, which has the parameters that layers share, comes to each layer beside the schemes' own.
-ENCODER = "encoder"
+# Under these names the encoder, which has the parameters that layers share, and the embeddings, which have the table of
+# absolute positions, come to each layer beside the schemes' own.
+ENCODER, EMBEDDINGS = "encoder", "embeddings"
 
 # Scores of a sequence below which whole matrices are faster than blocks (about 50 tokens and 12 heads).
 FEWEST_SCORES = 1 << 15
@@ -30,7 +31,7 @@ FEWEST_SCORES = 1 << 15
 class InHand:
     """A module among a layer's arguments. accelerate would move it to the layer's device, as it does what has a `to`."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module | None):
         self.module = module
 
 
@@ -347,15 +348,20 @@ class PositionSelfAttention:
             raise ValueError(
                 "this self-attention has position schemes: call its model or encoder, which knows positions"
             )
+        contexts = []
         for scheme in self.position_schemes:
-            query, key = scheme.rotate(query, key, position_state[scheme.name])
+            modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+            context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
+            query, key = scheme.rotate(context)
+            contexts.append(context)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)
         content_query, terms = query, []
-        for scheme in self.position_schemes:
-            terms += scheme.terms(self, position_state[ENCODER].module, position_state[scheme.name])
+        for scheme, context in zip(self.position_schemes, contexts):
+            context.query, context.key = query, key
+            terms += scheme.terms(context)
             content_query = scheme.content_query(self, content_query)
 
         output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)

@@ -284,6 +284,11 @@ class PositionConfigMixin:
         """Position id of a sequence's first token."""
         return self.pad_token_id + 1 if self.positions_follow_padding else 0
 
+    @property
+    def table_width(self) -> int:
+        """Width of the word embeddings and of the table of absolute positions."""
+        return getattr(self, "embedding_size", self.hidden_size)
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """As in transformers; flags among the keywords override stored ones before anything is validated.

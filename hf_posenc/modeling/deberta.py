@@ -8,6 +8,7 @@ from torch import nn
 from .derived import derived
 from .relative_positions import deberta_bucket
 from .scheme import (
+    AttentionContext,
     AttentionScheme,
     Normal,
     PositionEmbedding,
@@ -133,7 +134,8 @@ class Deberta(AttentionScheme):
             projected = without_bias(getattr(attention, shared), table)
         return projected.view(-1, attention.num_attention_heads, attention.attention_head_size).transpose(0, 1)
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        attention, encoder, rows = context.attention, context.encoder, context.prepared
         modules = [encoder.rel_embeddings, attention.pos_dropout]
         if self.norm:
             modules.append(encoder.LayerNorm)
@@ -141,9 +143,8 @@ class Deberta(AttentionScheme):
             modules.append(attention.key if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
             modules.append(attention.query if self.share_projections else attention.pos_query_proj)
-        device = prepared.device
-        key, query = derived(attention, modules, (), (), lambda: self._projections(attention, encoder, device))
-        term = RelativeTerm(rows=prepared)
+        key, query = derived(attention, modules, (), (), lambda: self._projections(attention, encoder, rows.device))
+        term = RelativeTerm(rows=rows)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling
         if "p2c" in self.attention_types:

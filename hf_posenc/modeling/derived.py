@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules import module as every_module
 
 from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, is_traced
 
@@ -66,6 +67,7 @@ def forget() -> None:
 
 def _is_plain(module: nn.Module) -> bool:
     hooks = module._forward_hooks or module._forward_pre_hooks
+    hooks = hooks or every_module._global_forward_hooks or every_module._global_forward_pre_hooks
     # A tensor in the place of a parameter is not among the parameters.
     replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
     return type(module) in PLAIN and not hooks and not replaced and not module.training

@@ -56,6 +56,12 @@ class Attention(Add):
         return (scores.softmax(dim=-2) * embeddings.position_value(sources)).sum(dim=-2)
 
 
+def number_of_rows(table: nn.Module) -> int:
+    """Rows of an embedding, or of what stands in its place (LoRA's wrapper), as it is now."""
+    # Only where its weight is spread over processes (ZeRO) has a table no rows of its own.
+    return table.weight.shape[0] or table.num_embeddings
+
+
 COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
 
 
@@ -89,7 +95,7 @@ class PositionEmbeddings:
 
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
-        return self.position_embeddings.num_embeddings - self.first_position
+        return number_of_rows(self.position_embeddings) - self.first_position
 
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
@@ -106,10 +112,6 @@ class PositionEmbeddings:
                 f"{self.table_length()}; without 'absolute' and 'tupe', every position_scheme goes further: "
                 "sinusoidal, t5, rope, alibi, relative, deberta, ..."
             )
-
-    def table_positions(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Rows (batch or 1, length, width) of the stock table."""
-        return self.position_embeddings(position_ids)
 
     def position_vectors(
         self, position_ids: torch.Tensor | None, length: int, past_length: int, device: torch.device

@@ -20,7 +20,7 @@ from transformers.models.bert.modeling_bert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencBertConfig
 from .embeddings import PositionEmbeddings
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
@@ -39,7 +39,7 @@ class PosencBertEncoder(PositionEncoder, BertEncoder):
     """[`BertEncoder`] that works the positions out once for all layers."""
 
 
-class PosencBertModel(PosencPreTrainedModel, BertModel):
+class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
     """[`BertModel`] with the position schemes of its [`PosencBertConfig`]."""
 
     config_class = PosencBertConfig

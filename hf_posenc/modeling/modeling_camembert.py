@@ -18,7 +18,7 @@ from transformers.models.camembert.modeling_camembert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencCamembertConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
@@ -37,7 +37,7 @@ class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
     """[`CamembertEncoder`] that works the positions out once for all layers."""
 
 
-class PosencCamembertModel(PosencPreTrainedModel, PaddingAwarePositions, CamembertModel):
+class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel):
     """[`CamembertModel`] with the position schemes of its [`PosencCamembertConfig`]."""
 
     config_class = PosencCamembertConfig

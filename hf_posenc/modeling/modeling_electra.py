@@ -19,7 +19,7 @@ from transformers.models.electra.modeling_electra import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencElectraConfig
 from .embeddings import PositionEmbeddings
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
@@ -38,7 +38,7 @@ class PosencElectraEncoder(PositionEncoder, ElectraEncoder):
     """[`ElectraEncoder`] that works the positions out once for all layers."""
 
 
-class PosencElectraModel(PosencPreTrainedModel, ElectraModel):
+class PosencElectraModel(PosencPreTrainedModel, PositionModel, ElectraModel):
     """[`ElectraModel`] with the position schemes of its [`PosencElectraConfig`]."""
 
     config_class = PosencElectraConfig

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 
-from .attention import ENCODER, InHand
+from .attention import EMBEDDINGS, ENCODER, InHand
+from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import FLAGS
 from .scheme import (
     AttentionScheme,
@@ -21,6 +22,7 @@ from .scheme import (
     PositionLinear,
     Positions,
     add_parameter,
+    is_traced,
     without_bias,
     zeros,
 )
@@ -36,7 +38,7 @@ class PositionLayer:
     """Mixin over a family's stock layer: adds the embedding-level positions to its input (`position_every_layer`).
 
     The layer does so itself because its scale is its own: under FSDP, or offloaded, it has its parameters only while it
-    is called.
+    is called. The first layer, whose input has the positions already, is called without them.
     """
 
     def install(self) -> None:
@@ -45,47 +47,46 @@ class PositionLayer:
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        encoder_hidden_states: torch.Tensor | None,
-        positions: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        hidden_states = hidden_states + self.position_scale * positions
+        if positions is not None:
+            hidden_states = hidden_states + self.position_scale * positions
         return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
 
 
 class PositionEncoder:
     """Mixin over a family's stock encoder: works the positions out once, and hands them to the layers.
 
-    Parameters that layers share live here. The layers get integers, constants and this encoder as the keyword
-    `position_state`, and compute from shared parameters themselves: a differentiable tensor handed on as a keyword would
-    break reentrant gradient checkpointing. An encoder that a layer kept would be another model's once the layer is copied
-    into one.
+    Parameters that layers share live here. The layers get integers, constants, this encoder and the embeddings as the
+    keyword `position_state`, and compute from shared parameters themselves: a differentiable tensor handed on as a keyword
+    would break reentrant gradient checkpointing. Modules are handed down with each call and never kept: kept, they would be
+    another model's once a layer is copied into one, and old ones once their owner gets others.
+
+    Attributes:
+        position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        every_layer: the embedding-level positions are added before every layer but the first.
+        first_position: the family's first position id.
     """
 
     position_schemes: tuple[AttentionScheme, ...]
     every_layer: bool
+    first_position: int
 
-    def install(self, config, schemes, embeddings: nn.Module, projection: nn.Module | None, every_layer: bool) -> None:
-        """Register shared parameters; `projection` leads from the width of the embeddings to that of the layers."""
+    def install(self, config, schemes: tuple[AttentionScheme, ...], every_layer: bool) -> None:
+        """Register the parameters that layers share."""
         self.position_schemes = schemes
         self.every_layer = every_layer
-        # In a tuple: neither is the encoder's child.
-        self._embeddings = (embeddings, projection)
+        self.first_position = config.first_position
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
 
     @property
-    def position_embeddings(self) -> nn.Module:
-        """The embeddings module, which holds the table of absolute positions."""
-        return self._embeddings[0]
-
-    @property
-    def needs_table_positions(self) -> bool:
-        """Whether something inside the encoder counts positions as the table of absolute positions does."""
-        scheme = self.position_embeddings.position_scheme
-        repeats_table = self.every_layer and scheme is not None and scheme.name == "absolute"
-        return repeats_table or any(scheme.reads_table for scheme in self.position_schemes)
+    def reads_table(self) -> bool:
+        """Whether a scheme inside the attention reads the table of absolute positions."""
+        return any(scheme.reads_table for scheme in self.position_schemes)
 
     def forward(
         self,
@@ -97,18 +98,21 @@ class PositionEncoder:
         use_cache: bool | None = None,
         position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
+        base_model: InHand | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        length, device, dtype = hidden_states.shape[1], hidden_states.device, hidden_states.dtype
-        past_length, key_length = _cache_lengths(past_key_values, length)
+        if base_model is None and (self.every_layer or self.reads_table):
+            raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
         if self.position_schemes:
+            embeddings = base_model.module.embeddings if self.reads_table else None
             kwargs["position_state"] = self._position_state(
-                position_ids, table_position_ids, length, past_length, key_length, past_key_values, dtype, device
+                hidden_states, past_key_values, position_ids, table_position_ids, embeddings
             )
         repeated = ()
         if self.every_layer:
-            ids = position_ids if table_position_ids is None else table_position_ids
-            repeated = (self._repeated_positions(ids, length, past_length, device),)
+            repeated = (
+                base_model.module.repeated_positions(hidden_states, past_key_values, position_ids, table_position_ids),
+            )
 
         for index, layer in enumerate(self.layer):
             hidden_states = layer(
@@ -126,54 +130,114 @@ class PositionEncoder:
         )
 
     def _position_state(
-        self, position_ids, table_position_ids, length, past_length, key_length, cache, dtype, device
+        self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
     ) -> dict:
-        """What each scheme wants once per forward, by its name; and this encoder."""
-        first = self.position_embeddings.first_position
-        slots = torch.arange(length, device=device)[None] + past_length
-        key_slots = torch.arange(key_length, device=device)[None]
-        contiguous = position_ids is None or cache is not None
-        query_positions = slots + first if position_ids is None else position_ids.to(device)
-        key_positions = key_slots + first if contiguous else query_positions
-        positions = Positions(query_positions, key_positions, past_length, contiguous, first)
-
-        state = {ENCODER: InHand(self)}
+        """By each scheme's name, the positions and what it wants once per forward; this encoder and the embeddings."""
+        if embeddings is None:
+            table_position_ids = None
+        positions, table_positions = self._positions(hidden_states, cache, position_ids, table_position_ids)
+        if embeddings is not None:
+            given = position_ids if table_position_ids is None else table_position_ids
+            embeddings.check_length(hidden_states.shape[1], positions.offset, given)
+        state = {ENCODER: InHand(self), EMBEDDINGS: InHand(embeddings)}
         for scheme in self.position_schemes:
-            if scheme.reads_table:
-                absolute = self._table_positions(positions, position_ids, table_position_ids, cache)
-                state[scheme.name] = scheme.prepare(absolute, dtype)
-            else:
-                state[scheme.name] = scheme.prepare(positions, dtype)
+            own = table_positions if scheme.reads_table else positions
+            state[scheme.name] = own, scheme.prepare(own, hidden_states.dtype)
         return state
 
-    def _table_positions(self, positions: Positions, position_ids, table_position_ids, cache) -> Positions:
-        """The same positions as the table of absolute positions counts them, also those of cached keys."""
-        query = position_ids if table_position_ids is None else table_position_ids
-        self.position_embeddings.check_length(positions.query.shape[1], positions.offset, query)
-        if query is None:
-            query = positions.query
-        key = query
+    def _positions(self, hidden_states, cache, position_ids, table_position_ids) -> tuple[Positions, Positions]:
+        """Where queries and keys are: as the caller counts, and as the table of absolute positions does.
+
+        Without positions of the caller's, a token's is its index; RoBERTa-like families count words for their table.
+        """
+        (batch, length, _), device, first = hidden_states.shape, hidden_states.device, self.first_position
+        past_length, key_length = cache_lengths(cache, length)
+        query = torch.arange(length, device=device)[None] + past_length + first
+        if position_ids is None and table_position_ids is None and not keeps_positions(cache):
+            key = torch.arange(key_length, device=device)[None] + first
+            if cache is not None:
+                # The empty slots of a static cache have a position that a table has.
+                key = torch.minimum(key, query[:, -1:])
+            positions = Positions(query, key, past_length, contiguous=True, first=first)
+            return positions, positions
+
+        if position_ids is not None:
+            query = position_ids.to(device)
+        table_query = query if table_position_ids is None else table_position_ids.to(device)
+        queries = torch.stack(torch.broadcast_tensors(query, table_query), dim=1)  # (batch or 1, 2, length)
+        keys = queries
         if cache is not None:
-            # Of the tokens in the cache only their number is known: they precede the last query one by one. The slots
-            # after it are a static cache's empty ones.
-            last = positions.offset + positions.query.shape[1] - 1
-            back = last - torch.arange(positions.key.shape[1], device=query.device)
-            key = (query[:, -1:] - back).clamp(min=positions.first)
-        return Positions(query, key, positions.offset, positions.contiguous, positions.first)
+            queries = queries.expand(batch, -1, -1)
+            keys = append_positions(cache, queries, past_length, key_length, first)
+        return tuple(
+            Positions(
+                queries[:, kind],
+                keys[:, kind],
+                past_length,
+                _follow_each_other(keys[:, kind], past_length + length),
+                first,
+            )
+            for kind in range(2)
+        )
 
-    def _repeated_positions(self, position_ids, length, past_length, device) -> torch.Tensor:
+
+def _follow_each_other(positions: torch.Tensor, length: int | torch.Tensor) -> bool:
+    """Whether the first `length` of (batch or 1, keys) are consecutive; only told where looking costs next to nothing."""
+    if positions.device.type != "cpu" or is_traced():
+        return False
+    positions = positions[:, : int(length)]
+    return torch.equal(positions[:, 1:], positions[:, :-1] + 1)
+
+
+class PositionModel:
+    """Mixin over a family's base model: hands itself to its encoder, which reads tables that belong to the embeddings.
+
+    In RoBERTa-like families, positions in the table count the tokens that are not padding, so they need the input. The
+    embeddings work them out themselves; here they are worked out for what reads the table inside the encoder.
+    """
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        encoder_hidden_states: torch.Tensor | None = None,
+        encoder_attention_mask: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
+    ):
+        scheme = self.embeddings.position_scheme
+        repeats_table = self.encoder.every_layer and scheme is not None and scheme.name == "absolute"
+        if self.encoder.reads_table or self.encoder.every_layer:
+            kwargs["base_model"] = InHand(self)
+            if position_ids is None and (self.encoder.reads_table or repeats_table):
+                past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+                kwargs["table_position_ids"] = self.embeddings.family_position_ids(input_ids, past_length)
+        return super().forward(
+            input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            encoder_hidden_states=encoder_hidden_states,
+            encoder_attention_mask=encoder_attention_mask,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            **kwargs,
+        )
+
+    def repeated_positions(self, hidden_states, cache, position_ids, table_position_ids) -> torch.Tensor:
         """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
-        embeddings, projection = self._embeddings
-        vectors = embeddings.position_vectors(position_ids, length, past_length, device)
+        if table_position_ids is not None and self.embeddings.position_scheme.name == "absolute":
+            position_ids = table_position_ids
+        length = hidden_states.shape[1]
+        past_length, _ = cache_lengths(cache, length)
+        vectors = self.embeddings.position_vectors(position_ids, length, past_length, hidden_states.device)
+        projection = getattr(self, "embeddings_project", None)
         return vectors if projection is None else without_bias(projection, vectors)
-
-
-def _cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
-    """Number of tokens in the cache, and number of keys once the current ones are in it."""
-    if cache is None:
-        return 0, length
-    own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
-    return own.get_seq_length(), own.get_mask_sizes(length, 0)[0]
 
 
 @dataclass(frozen=True)
@@ -217,17 +281,45 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         if without_table and not any(scheme.reads_table for scheme in schemes):
             model.embeddings.position_embeddings.position_initial = {"weight": zeros}
     model.encoder.__class__ = parts.encoder
-    projection = getattr(model, "embeddings_project", None)
-    model.encoder.install(config, schemes, model.embeddings, projection, bool(config.position_every_layer))
+    model.encoder.install(config, schemes, bool(config.position_every_layer))
     if config.position_every_layer:
-        for layer in model.encoder.layer[1:]:
+        for index, layer in enumerate(model.encoder.layer):
             layer.__class__ = parts.layer
-            layer.install()
-            model._no_split_modules.add(parts.layer.__name__)
+            if index:
+                layer.install()
+        model._no_split_modules.add(parts.layer.__name__)
     for layer in model.encoder.layer:
         attention = layer.attention.self
         attention.__class__ = parts.self_attention
         attention.install(config, schemes, parts.eager)
+
+
+def check_built_as_configured(model: nn.Module) -> None:
+    """Raise ValueError where the position flags of a variant's config are no longer those that it was built with."""
+    config, embeddings, encoder = model.config, model.base_model.embeddings, model.base_model.encoder
+    embedding_scheme, schemes = build_schemes(config)
+    built = [scheme for scheme in (embeddings.position_scheme, *encoder.position_schemes) if scheme]
+    configured = [scheme for scheme in (embedding_scheme, *schemes) if scheme]
+    was, is_now = ("+".join(scheme.name for scheme in some) or "none" for some in (built, configured))
+    changed = [] if was == is_now else [("position_scheme", was, is_now)]
+    if not changed:
+        for old, new in zip(built, configured):
+            values = vars(new)
+            changed += [
+                (f"{old.name}'s {name}", value, values[name])
+                for name, value in vars(old).items()
+                if values[name] != value
+            ]
+        if embeddings.position_scheme:
+            combine = type(embeddings.position_combine).__name__.lower()
+            changed.append(("position_combine", combine, config.position_combine or "add"))
+        changed.append(("position_every_layer", encoder.every_layer, bool(config.position_every_layer)))
+    told = [f"{what} was {old!r} and is {new!r}" for what, old, new in changed if old != new]
+    if told:
+        raise ValueError(
+            f"the config was changed after the model was built ({'; '.join(told)}), and these weights do not belong to it: "
+            "set it back, or load the checkpoint anew with the flags that you want"
+        )
 
 
 def averaged_over_all(forward: Callable) -> Callable:
@@ -282,6 +374,16 @@ class PosencPreTrainedModel:
         for name, initial in getattr(module, "position_initial", {}).items():
             with torch.no_grad():
                 initial(getattr(module, name))
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As in transformers.
+
+        Raises:
+            ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
+                another scheme's name.
+        """
+        check_built_as_configured(self)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
         """As in transformers, but from the family's first position: `generate` counts from 0 in every family.
@@ -346,39 +448,3 @@ def _carries(scheme: AttentionScheme, implementation: str) -> bool:
     if "flash_attention_2" in scheme.backends:  # nothing but rotated queries and keys: any backend
         return True
     return implementation in scheme.backends
-
-
-class PaddingAwarePositions:
-    """Mixin over a RoBERTa-like base model: position ids count the tokens that are not padding, so they need the input.
-
-    The embeddings work them out themselves; here they are worked out for what reads the table inside the encoder.
-    """
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
-    ):
-        if self.encoder.needs_table_positions and position_ids is None and input_ids is not None:
-            past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-            kwargs["table_position_ids"] = self.embeddings.family_position_ids(input_ids, past_length)
-        return super().forward(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            **kwargs,
-        )

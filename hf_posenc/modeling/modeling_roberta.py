@@ -18,7 +18,7 @@ from transformers.models.roberta.modeling_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
@@ -37,7 +37,7 @@ class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
     """[`RobertaEncoder`] that works the positions out once for all layers."""
 
 
-class PosencRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, RobertaModel):
+class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
     """[`RobertaModel`] with the position schemes of its [`PosencRobertaConfig`]."""
 
     config_class = PosencRobertaConfig

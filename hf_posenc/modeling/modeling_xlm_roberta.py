@@ -18,7 +18,7 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencXLMRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
-from .modeling_posenc import PaddingAwarePositions, Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
@@ -37,7 +37,7 @@ class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
     """[`XLMRobertaEncoder`] that works the positions out once for all layers."""
 
 
-class PosencXLMRobertaModel(PosencPreTrainedModel, PaddingAwarePositions, XLMRobertaModel):
+class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaModel):
     """[`XLMRobertaModel`] with the position schemes of its [`PosencXLMRobertaConfig`]."""
 
     config_class = PosencXLMRobertaConfig

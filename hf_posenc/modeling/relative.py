@@ -4,7 +4,17 @@ import torch
 from torch import nn
 
 from .relative_positions import clip_distance
-from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, whole_table, xavier, zeros
+from .scheme import (
+    AttentionContext,
+    AttentionScheme,
+    Normal,
+    PositionEmbedding,
+    Positions,
+    RelativeTerm,
+    whole_table,
+    xavier,
+    zeros,
+)
 
 
 class Relative(AttentionScheme):
@@ -33,12 +43,13 @@ class Relative(AttentionScheme):
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
         return clip_distance(positions.relative, self.clip)
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        attention, rows = context.attention, context.prepared
         # (rows, head_dim) -> (1, rows, head_dim): the heads share it
-        size, device = 2 * self.clip + 1, prepared.device
+        size, device = 2 * self.clip + 1, rows.device
         query_table = whole_table(attention.relative_key_embeddings, size, device)[None] * attention.scaling
         value_table = whole_table(attention.relative_value_embeddings, size, device) if self.values else None
-        return [RelativeTerm(rows=prepared, query_table=query_table, value_table=value_table)]
+        return [RelativeTerm(rows=rows, query_table=query_table, value_table=value_table)]
 
 
 class RelativeKey(AttentionScheme):
@@ -70,8 +81,9 @@ class RelativeKey(AttentionScheme):
         # The table counts query - key.
         return clip_distance(-positions.relative, self.max_distance)
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        return [RelativeTerm(rows=prepared, query_table=self._table(attention, prepared.device))]
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        rows = context.prepared
+        return [RelativeTerm(rows=rows, query_table=self._table(context.attention, rows.device))]
 
     def _table(self, attention: nn.Module, device: torch.device) -> torch.Tensor:
         """(1, rows, head_dim), scaled as the content score is; the heads share it."""
@@ -89,6 +101,7 @@ class RelativeKeyQuery(RelativeKey):
     name = "relative_key_query"
     formula = "(q_i·k_j + q_i·a[i−j] + k_j·a[i−j])/√d"
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        table = self._table(attention, prepared.device)
-        return [RelativeTerm(rows=prepared, query_table=table, key_table=table)]
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        rows = context.prepared
+        table = self._table(context.attention, rows.device)
+        return [RelativeTerm(rows=rows, query_table=table, key_table=table)]

@@ -1,11 +1,17 @@
 """Rotary positions: queries and keys turned by an angle that grows with their position."""
 
+import functools
 from types import SimpleNamespace
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from .scheme import AttentionScheme, Positions, is_traced
+from .scheme import AttentionContext, AttentionScheme, Positions, is_traced
+from .sinusoidal import inverse_frequencies, precise_dtype
+
+
+# Scalings whose frequencies change with the length of the text.
+LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 def _halves(states: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,9 +76,9 @@ class Rope(AttentionScheme):
             raise ValueError(
                 f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
             )
-        self.usable_positions = config.max_position_embeddings - config.first_position
         self.rope_type = "default"
         if self.rope_scaling is not None:
+            self.usable_positions = config.max_position_embeddings - config.first_position
             self._check_scaling(config)
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
@@ -90,7 +96,7 @@ class Rope(AttentionScheme):
                 f"position_rope_scaling: {', '.join(useless)} without a rope_type that uses it; rope_type may be one of "
                 f"{', '.join(known)}"
             )
-        if self.rope_type in ("dynamic", "longrope") and config.is_decoder:
+        if self.rope_type in LENGTH_DEPENDENT and config.is_decoder:
             raise ValueError(
                 f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
                 "length, and the keys in the cache would disagree"
@@ -116,12 +122,14 @@ class Rope(AttentionScheme):
                 f"position_rope_scaling={self.rope_scaling!r} is not usable: {type(error).__name__}: {error}"
             ) from error
 
-    def _inverse_frequencies(self, device: torch.device, length: int) -> tuple[torch.Tensor, float]:
-        """Angles per position, (head_dim / 2,), and the factor on cos and sin that some scalings bring."""
+    def _inverse_frequencies(self, device: torch.device, length: int | torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Angles per position, (head_dim / 2,), and the factor on cos and sin that some scalings bring.
+
+        Args:
+            length: the largest position and one more, which [`LENGTH_DEPENDENT`] scalings go by.
+        """
         if self.rope_type == "default":
-            precise = torch.float32 if device.type == "mps" else torch.float64
-            exponents = torch.arange(0, self.head_dim, 2, dtype=precise, device=device) / self.head_dim
-            return torch.pow(self.base, -exponents), 1.0
+            return inverse_frequencies(self.head_dim, self.base, device), 1.0
         parameters = {"rope_theta": float(self.base), **self.rope_scaling, "rope_type": self.rope_type}
         parameters.setdefault("original_max_position_embeddings", self.usable_positions)
         stand_in = SimpleNamespace(
@@ -132,19 +140,27 @@ class Rope(AttentionScheme):
             max_position_embeddings=self.usable_positions,
             standardize_rope_params=lambda: None,
         )
-        return ROPE_INIT_FUNCTIONS[self.rope_type](stand_in, device=device, seq_len=length)
+        compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], stand_in, device=device)
+        if self.rope_type == "longrope" and isinstance(length, torch.Tensor):  # its own function compares numbers
+            original = parameters["original_max_position_embeddings"]
+            (short, factor), (long, _) = compute(seq_len=original), compute(seq_len=original + 1)
+            return torch.where(length > original, long, short), factor
+        return compute(seq_len=length)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         # Angles only depend on differences, so RoBERTa's offset is of no matter; taking it off keeps them small.
         places = positions.query - positions.first
         length = positions.key.shape[1]
+        if self.rope_type in LENGTH_DEPENDENT and places.numel():
+            # As in transformers, the largest position tells. Its value is not looked at: that would stall GPUs and traces.
+            length = (places.max() + 1).to(precise_dtype(places.device))
         inverse_frequencies, factor = self._inverse_frequencies(places.device, length)
         # (batch or 1, 1, query, head_dim / 2)
         angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
-    def rotate(self, query, key, prepared):
-        cos, sin = prepared
+    def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        query, key, (cos, sin) = context.query, context.key, context.prepared
         # Under autocast the hidden states, and so cos and sin, are wider than what is rotated.
         turn = Rotation.apply if cos.dtype == query.dtype and not is_traced() else rotate_pairs
         query, key = (turn(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))

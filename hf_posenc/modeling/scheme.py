@@ -139,8 +139,8 @@ class Positions:
         query: int64 (batch or 1, query), positions of the queries; `first` is the position of a sequence's first token.
         key: int64 (batch or 1, key).
         offset: number of tokens in the cache.
-        contiguous: nobody gave positions (or a cache is in use, where distances are index distances): `key - query` is
-            `j - i - offset`, and a scheme may work per distance instead of per pair.
+        contiguous: the tokens of each sequence follow each other one by one: `key - query` is `j - i - offset`, and a
+            scheme may work per distance instead of per pair.
         first: the family's first position (0, and padding_idx + 1 in RoBERTa-like families).
     """
 
@@ -156,6 +156,31 @@ class Positions:
         if self.contiguous:
             return relative_distances(self.query.shape[1], self.key.shape[1], self.offset, self.query.device)
         return self.key[:, None, :] - self.query[:, :, None]
+
+
+@dataclass
+class AttentionContext:
+    """What a scheme may look at inside one self-attention.
+
+    Attributes:
+        attention: the self-attention, which has the scheme's parameters of a layer.
+        encoder: the encoder, which has those that layers share.
+        embeddings: the embeddings, which have the table of absolute positions; None where no scheme reads it.
+        query, key: (batch, heads, query or key, head_dim), as they are projected for `rotate`; for `terms` as all schemes
+            have rotated them, keys of the cache among them.
+        attention_mask: as the layer was given it.
+        positions: where queries and keys are; as the table of absolute positions counts them, if the scheme reads it.
+        prepared: what the scheme's `prepare` returned.
+    """
+
+    attention: nn.Module
+    encoder: nn.Module
+    embeddings: nn.Module | None
+    query: torch.Tensor
+    key: torch.Tensor
+    attention_mask: Any
+    positions: Positions
+    prepared: Any
 
 
 @dataclass
@@ -296,16 +321,14 @@ class AttentionScheme(PositionScheme):
         """What depends neither on the layer nor on a parameter, once per forward: a tensor or tuple of tensors."""
         return None
 
-    def rotate(self, query: torch.Tensor, key: torch.Tensor, prepared: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Change query and key, (batch, heads, length, head_dim), before they are cached."""
-        return query, key
+    def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
+        """Query and key, (batch, heads, length, head_dim), changed before they are cached."""
+        return context.query, context.key
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(
-        self, attention: nn.Module, encoder: nn.Module, prepared: Any
-    ) -> list[RelativeTerm | PairTerm | ProductTerm]:
-        """The scheme's terms in this layer; `encoder` has the parameters that layers share."""
+    def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm | ProductTerm]:
+        """The scheme's terms of the attention score in this layer."""
         return []

@@ -8,14 +8,14 @@ from torch import nn
 from .scheme import Constant, EmbeddingScheme, add_parameter
 
 
-def _precise(device: torch.device) -> torch.dtype:
+def precise_dtype(device: torch.device) -> torch.dtype:
     """The dtype of angles: float64, which MPS lacks."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def inverse_frequencies(width: int, base: float, device: torch.device) -> torch.Tensor:
     """base^(-2k/width) for 0 <= 2k < width: angles per position, the most precise that the device has."""
-    exponents = torch.arange(0, width, 2, dtype=_precise(device), device=device) / width
+    exponents = torch.arange(0, width, 2, dtype=precise_dtype(device), device=device) / width
     return torch.pow(base, -exponents)
 
 
@@ -49,7 +49,7 @@ def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dty
     """
     if layout == "halves":
         half = width // 2
-        spacing = torch.arange(half, dtype=_precise(positions.device), device=positions.device) / max(half - 1, 1)
+        spacing = torch.arange(half, dtype=precise_dtype(positions.device), device=positions.device) / max(half - 1, 1)
         frequencies = torch.exp(spacing * -math.log(base))
     else:
         frequencies = inverse_frequencies(width, base, positions.device)

@@ -4,7 +4,16 @@ import torch
 from torch import nn
 
 from .relative_positions import spread, t5_bucket
-from .scheme import AttentionScheme, Normal, PositionEmbedding, Positions, RelativeTerm, whole_table, zeros
+from .scheme import (
+    AttentionContext,
+    AttentionScheme,
+    Normal,
+    PositionEmbedding,
+    Positions,
+    RelativeTerm,
+    whole_table,
+    zeros,
+)
 
 
 class T5(AttentionScheme):
@@ -63,10 +72,10 @@ class T5(AttentionScheme):
         # The row after the last bucket stands for "no bias".
         return rows.masked_fill(query_is_cls[:, :, None] | key_is_cls[:, None, :], self.buckets)
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: torch.Tensor) -> list[RelativeTerm]:
-        owner = attention if self.per_layer else encoder
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        owner, rows = context.attention if self.per_layer else context.encoder, context.prepared
         # (buckets, heads) -> (heads, buckets)
-        bias = whole_table(owner.relative_attention_bias, self.buckets, prepared.device).t()
+        bias = whole_table(owner.relative_attention_bias, self.buckets, rows.device).t()
         if self.unties_cls:
             bias = nn.functional.pad(bias, (0, 1))
-        return [RelativeTerm(rows=prepared, bias=bias)]
+        return [RelativeTerm(rows=rows, bias=bias)]

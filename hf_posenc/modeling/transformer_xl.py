@@ -4,7 +4,16 @@ import torch
 from torch import nn
 
 from .derived import derived, keeps_on
-from .scheme import AttentionScheme, Normal, PositionLinear, Positions, RelativeTerm, add_parameter, zeros
+from .scheme import (
+    AttentionContext,
+    AttentionScheme,
+    Normal,
+    PositionLinear,
+    Positions,
+    RelativeTerm,
+    add_parameter,
+    zeros,
+)
 from .sinusoidal import inverse_frequencies, sines_and_cosines
 
 
@@ -43,10 +52,8 @@ class TransformerXL(AttentionScheme):
         if positions.contiguous:
             rows = torch.arange(distances.shape[0], device=distances.device)
         else:
-            # Distances per pair may be any: a row for each from the smallest to the largest.
-            lowest, highest = distances.min().item(), distances.max().item()
-            rows = distances - lowest
-            distances = torch.arange(lowest, highest + 1, device=distances.device)
+            # Distances per pair may be any: a row for each that there is.
+            distances, rows = torch.unique(distances, return_inverse=True)
         # Where projections are kept, they are all that is needed.
         return rows, distances, None if keeps_on(distances.device) else self._sinusoids(distances, dtype)
 
@@ -58,10 +65,8 @@ class TransformerXL(AttentionScheme):
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         return query + attention.pos_bias_u[:, None, :]
 
-    def terms(
-        self, attention: nn.Module, encoder: nn.Module, prepared: tuple[torch.Tensor | None, ...]
-    ) -> list[RelativeTerm]:
-        rows, distances, sinusoids = prepared
+    def terms(self, context: AttentionContext) -> list[RelativeTerm]:
+        attention, (rows, distances, sinusoids) = context.attention, context.prepared
         linear, dtype = attention.linear_pos, attention.pos_bias_v.dtype
 
         def project() -> torch.Tensor:

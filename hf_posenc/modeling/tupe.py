@@ -7,6 +7,7 @@ from torch import nn
 
 from .derived import derived
 from .scheme import (
+    AttentionContext,
     AttentionScheme,
     Normal,
     PositionLayerNorm,
@@ -41,9 +42,6 @@ class Tupe(AttentionScheme):
     reads_table = True
     pure_relative = False
 
-    def check(self, config) -> None:
-        self.last_position = config.max_position_embeddings - 1
-
     def starts_silent(self) -> bool:
         return self.form != "paper"
 
@@ -53,7 +51,7 @@ class Tupe(AttentionScheme):
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
         normal = Normal(config.initializer_range)
         zero_or_normal = zeros if self.init == "silent" else normal
-        width = encoder.position_embeddings.position_embeddings.embedding_dim
+        width = config.table_width
         encoder.pos_ln = PositionLayerNorm(width, config.layer_norm_eps, ones)
         encoder.pos_q_linear = PositionLinear(width, config.hidden_size, zero_or_normal)
         encoder.pos_k_linear = PositionLinear(width, config.hidden_size, normal)
@@ -61,25 +59,29 @@ class Tupe(AttentionScheme):
         add_parameter(encoder, "others_to_cls", (config.num_attention_heads,), zero_or_normal)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-        # Keys beyond the table are the empty slots of a static cache, which nothing attends to.
-        key = positions.key.clamp(max=self.last_position)
-        return positions.query, key, positions.query == positions.first, positions.key == positions.first
+        query, key = positions.query, positions.key
+        return query, key, query == positions.first, key == positions.first
 
-    def terms(self, attention: nn.Module, encoder: nn.Module, prepared: tuple[torch.Tensor, ...]) -> list[ProductTerm]:
-        table = encoder.position_embeddings.position_embeddings
+    def terms(self, context: AttentionContext) -> list[ProductTerm]:
+        attention, encoder, table = context.attention, context.encoder, context.embeddings.position_embeddings
         modules = table, encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
-        places = [tensor.to(encoder.cls_to_others.device) for tensor in prepared]
+        places = [tensor.to(encoder.cls_to_others.device) for tensor in context.prepared]
         inputs = *places, encoder.cls_to_others, encoder.others_to_cls
         constants = attention.scaling, attention.attention_head_size
         # Kept with a projection, so that it is done once for all layers.
         query, key = derived(
-            encoder.pos_q_linear, modules, inputs, constants, lambda: self._vectors(encoder, *constants, *places)
+            encoder.pos_q_linear,
+            modules,
+            inputs,
+            constants,
+            lambda: self._vectors(encoder, table, *constants, *places),
         )
         return [ProductTerm(query, key)]
 
     def _vectors(
         self,
         encoder: nn.Module,
+        table: nn.Module,
         scaling: float,
         head_dim: int,
         query_ids: torch.Tensor,
@@ -88,8 +90,8 @@ class Tupe(AttentionScheme):
         key_is_cls: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of positions, each (batch or 1, heads, length, head_dim + 2)."""
-        query = self._project(encoder, encoder.pos_q_linear, head_dim, query_ids) * scaling
-        key = self._project(encoder, encoder.pos_k_linear, head_dim, key_ids)
+        query = self._project(encoder, table, encoder.pos_q_linear, head_dim, query_ids) * scaling
+        key = self._project(encoder, table, encoder.pos_k_linear, head_dim, key_ids)
         # [CLS] untied is a product too, with two more features: one for its column, one for its row, which wins.
         query_is_cls, key_is_cls = query_is_cls[:, None, :, None], key_is_cls[:, None, :, None]
         column, row = encoder.others_to_cls[:, None, None], encoder.cls_to_others[:, None, None]
@@ -113,10 +115,10 @@ class Tupe(AttentionScheme):
         return query, key
 
     def _project(
-        self, encoder: nn.Module, linear: nn.Module, head_dim: int, position_ids: torch.Tensor
+        self, encoder: nn.Module, table: nn.Module, linear: nn.Module, head_dim: int, position_ids: torch.Tensor
     ) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
         # A model spread over devices may have its table on one, and the encoder's own parameters on another.
-        rows = encoder.position_embeddings.table_positions(position_ids)
-        projected = linear(encoder.pos_ln(rows.to(position_ids.device)))
+        rows = table(position_ids).to(position_ids.device)
+        projected = linear(encoder.pos_ln(rows))
         return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)

@@ -8,6 +8,7 @@ from transformers import EsmConfig, EsmModel, LlamaConfig, RoFormerConfig, RoFor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from hf_posenc.modeling.rotary import Rotation, rotate_pairs
+from hf_posenc.modeling.scheme import AttentionContext
 from hf_posenc.modeling.schemes import build_schemes
 
 
@@ -246,7 +247,8 @@ def test_autocast_rotates_in_the_dtype_of_the_projections():
     query, key = torch.randn(2, 1, 4, 5, 8, dtype=torch.bfloat16)
     scheme = scheme_of(tiny.build("rope"))
     cos, sin = torch.randn(2, 1, 1, 5, 4)
-    for states, rotated in zip((query, key), scheme.rotate(query, key, (cos, sin))):
+    context = AttentionContext(None, None, None, query, key, None, None, (cos, sin))
+    for states, rotated in zip((query, key), scheme.rotate(context)):
         assert torch.equal(rotated, rotate_pairs(states.float(), cos, sin, "halves").bfloat16())
 
 

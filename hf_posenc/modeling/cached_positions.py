@@ -1,0 +1,134 @@
+"""Positions of the tokens in a cache. They lie in the cache itself, and so follow what is done to its keys and values."""
+
+import functools
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache, StaticLayer
+
+
+class PositionCacheLayer:
+    """Mixin over a cache layer of transformers that keeps the positions of its tokens beside their keys and values.
+
+    What shortens a layer (`crop`) leaves its first tokens: [`append_positions`] goes by their number.
+
+    Attributes:
+        positions: int64 (batch, 2, length): as the caller counts, and as the table of absolute positions does; None where
+            nobody gave positions, and a token's is its index.
+    """
+
+    positions: torch.Tensor | None = None
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.positions is not None:
+            self.positions = self.positions.index_select(0, beam_idx.to(self.positions.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.positions is not None:
+            self.positions = self.positions.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.positions is not None:
+            self.positions = self.positions[indices, ...]
+
+    def reset(self) -> None:
+        super().reset()
+        # A static layer keeps its memory, which is overwritten token by token.
+        if not isinstance(self, StaticLayer):
+            self.positions = None
+
+
+class PositionDynamicLayer(PositionCacheLayer, DynamicLayer):
+    """[`DynamicLayer`] that keeps positions."""
+
+
+class PositionStaticLayer(PositionCacheLayer, StaticLayer):
+    """[`StaticLayer`] that keeps positions."""
+
+
+@functools.cache
+def _with_positions(kind: type[CacheLayerMixin]) -> type[PositionCacheLayer]:
+    """The class of a layer that keeps positions, for kinds beside the two above (quantized ones)."""
+    return type(f"Position{kind.__name__}", (PositionCacheLayer, kind), {})
+
+
+def self_attention_cache(cache: Cache) -> Cache:
+    return cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+
+
+def cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor, int]:
+    """Number of tokens in the cache, and number of keys once the current ones are in it (empty slots of a static one too)."""
+    if cache is None:
+        return 0, length
+    own = self_attention_cache(cache)
+    return own.get_seq_length(), own.get_mask_sizes(length, 0)[0]
+
+
+def keeps_positions(cache: Cache | None) -> bool:
+    """Whether somebody gave positions to tokens of the cache."""
+    layers = [] if cache is None else self_attention_cache(cache).layers
+    return bool(layers) and isinstance(layers[0], PositionCacheLayer) and layers[0].positions is not None
+
+
+def append_positions(
+    cache: Cache, positions: torch.Tensor, past_length: int | torch.Tensor, key_length: int, first: int
+) -> torch.Tensor:
+    """Enter the positions of the current tokens, whose keys and values their layers are about to enter.
+
+    Args:
+        positions: int64 (batch, 2, length), see [`PositionCacheLayer`].
+        past_length, key_length: as [`cache_lengths`] gives them.
+        first: position of a sequence's first token, where nobody gave positions.
+
+    Returns:
+        (batch, 2, key_length), of all keys; those of empty slots are any that a table has.
+
+    Raises:
+        ValueError: the cache holds tokens beside those that it was told the positions of; it moves along a window.
+    """
+    layer = _first_layer(self_attention_cache(cache))
+    batch, kinds, length = positions.shape
+    known = layer.positions
+    if known is None:
+        # Until now a token's position was its index.
+        known_length = key_length if isinstance(layer, StaticLayer) else past_length
+        known = torch.arange(known_length, device=positions.device) + first
+        if isinstance(layer, StaticLayer):
+            known = known.clamp(max=first + past_length)
+        known = known.expand(batch, kinds, -1)
+    if isinstance(layer, StaticLayer):
+        if layer.positions is None:
+            layer.positions = known.contiguous()
+            if not torch.compiler.is_compiling():
+                torch._dynamo.mark_static_address(layer.positions)
+        slots = torch.arange(length, device=positions.device) + past_length
+        layer.positions.index_copy_(-1, slots, positions)
+        return layer.positions
+    if known.shape[-1] < past_length or known.shape[0] != batch:
+        raise ValueError(
+            f"the cache has {past_length} tokens, and positions of {known.shape[-1]} in {known.shape[0]} sequences where "
+            f"{batch} are read: its keys were changed by other means than its own methods, and their positions are not known"
+        )
+    layer.positions = torch.cat([known[..., :past_length], positions], dim=-1)
+    return layer.positions
+
+
+def _first_layer(cache: Cache) -> PositionCacheLayer:
+    """The first layer of a cache; one that keeps positions takes its place."""
+    if not cache.layers:
+        cache.layers.append(cache.layer_class_to_replicate())
+    layer = cache.layers[0]
+    if not isinstance(layer, PositionCacheLayer):
+        if getattr(layer, "is_sliding", False):
+            raise ValueError(
+                f"{type(layer).__name__} forgets its first tokens: position_ids need a cache of whole sequences, such as "
+                "DynamicCache or StaticCache"
+            )
+        known = {DynamicLayer: PositionDynamicLayer, StaticLayer: PositionStaticLayer}
+        kind = known.get(type(layer)) or _with_positions(type(layer))
+        keeping = kind.__new__(kind)
+        keeping.__dict__.update(layer.__dict__)
+        cache.layers[0] = keeping
+    return cache.layers[0]
