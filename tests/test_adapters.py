@@ -43,6 +43,7 @@ from transformers import (
 )
 
 from hf_posenc import adapters, freeze_all_but_positions, plugin, position_parameters, train_positions
+from hf_posenc.modeling.scheme import AttentionContext
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -277,7 +278,8 @@ def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_pat
     scheme = attention.position_schemes[0]
 
     def tables():
-        [term] = scheme.terms(attention, encoder, torch.arange(9))
+        context = AttentionContext(attention, encoder, None, None, None, None, None, prepared=torch.arange(9))
+        [term] = scheme.terms(context)
         return term.query_table, term.key_table
 
     before = tables()
@@ -549,3 +551,39 @@ def test_an_adapter_for_minilm_with_deberta_is_under_2_percent_of_the_model(mini
     loaded = PeftModel.from_pretrained(AutoModel.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     assert error(output(loaded), output(model)) <= TOLERANCE
     assert error(output(AutoModel.from_pretrained(tmp_path / "base")), output(model)) > 1e-3
+
+
+@torch.no_grad()
+def fill_lora(model: nn.Module) -> None:
+    """LoRA starts at zero, where it proves nothing."""
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            nn.init.normal_(parameter, std=0.2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "tupe", "absolute+tupe"])
+def test_lora_on_the_table_of_absolute_positions(scheme, family, tmp_path):
+    model = build(scheme, family)
+    batch = inputs(family=family)
+    before = model(**batch)[0]
+    adapted = get_peft_model(model, LoraConfig(target_modules=["position_embeddings"], r=4))
+    fill_lora(adapted)
+    expected = adapted.eval()(**batch)[0]
+    assert error(expected, before) > 1e-2
+    adapted.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(build(scheme, family), tmp_path).eval()
+    assert error(again(**batch)[0], expected) < 10 * TOLERANCE
+    assert error(again.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", ["absolute", "sinusoidal", "sinusoidal+tupe"])
+def test_lora_on_electras_projection_acts_on_repeated_positions_too(scheme):
+    model, batch = build(scheme, "electra", position_every_layer=True), inputs(family="electra")
+    before = model(**batch)[0]
+    adapted = get_peft_model(model, LoraConfig(target_modules="all-linear", r=4))
+    assert hasattr(adapted.base_model.model.embeddings_project, "lora_A")
+    fill_lora(adapted)
+    expected = adapted.eval()(**batch)[0]
+    assert error(expected, before) > 1e-2
+    assert error(adapted.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE

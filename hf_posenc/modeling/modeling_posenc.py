@@ -38,7 +38,8 @@ class PositionLayer:
     """Mixin over a family's stock layer: adds the embedding-level positions to its input (`position_every_layer`).
 
     The layer does so itself because its scale is its own: under FSDP, or offloaded, it has its parameters only while it
-    is called. The first layer, whose input has the positions already, is called without them.
+    is called. The first layer, whose input has the positions already, is called without them, and the one that was built as
+    the first has no scale, wherever it is put.
     """
 
     def install(self) -> None:
@@ -52,7 +53,7 @@ class PositionLayer:
         positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        if positions is not None:
+        if positions is not None and hasattr(self, "position_scale"):
             hidden_states = hidden_states + self.position_scale * positions
         return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
 

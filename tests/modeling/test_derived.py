@@ -9,10 +9,12 @@ import pytest
 import tiny
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import nn
 from torch.autograd import forward_ad
 
 from hf_posenc import position_parameters
 from hf_posenc.modeling import derived
+from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
 
 
 SCHEMES = {
@@ -222,3 +224,38 @@ def test_tangents_are_carried(model):
         )
     expected = (high.last_hidden_state - low.last_hidden_state) / (2 * step)
     assert (tangent.double() - expected).norm() < 1e-2 * expected.norm()
+
+
+def test_global_hooks_are_called_every_time(model):
+    output(model)
+    modules = [module for module in model.modules() if isinstance(module, derived.PLAIN)]
+    called = []
+    before = nn.modules.module.register_module_forward_pre_hook(lambda module, arguments: called.append(module))
+    after = nn.modules.module.register_module_forward_hook(lambda module, arguments, result: called.append(module))
+    try:
+        output(model)
+        first = [called.count(module) for module in modules]
+        called.clear()
+        output(model)
+        assert [called.count(module) for module in modules] == first
+    finally:
+        before.remove()
+        after.remove()
+    parts = [*model.encoder.children(), *model.encoder.layer[0].attention.self.children()]
+    reading = [module for module in parts if isinstance(module, derived.PLAIN) and not isinstance(module, nn.Dropout)]
+    assert all(module in called for module in reading)
+
+
+def test_a_global_hook_may_change_what_a_projection_gives(model):
+    plain = output(model)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, arguments, result: (
+            result * 3 if isinstance(module, PositionEmbedding | PositionLinear) else None
+        )
+    )
+    try:
+        hooked = output(model)
+    finally:
+        handle.remove()
+    assert (hooked - plain).abs().max() > 1e-2
+    assert torch.equal(output(model), plain)

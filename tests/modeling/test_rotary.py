@@ -6,9 +6,10 @@ import torch
 from torch import nn
 from transformers import EsmConfig, EsmModel, LlamaConfig, RoFormerConfig, RoFormerModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from hf_posenc.modeling.rotary import Rotation, rotate_pairs
-from hf_posenc.modeling.scheme import AttentionContext
+from hf_posenc.modeling.rotary import LENGTH_DEPENDENT, Rotation, rotate_pairs
+from hf_posenc.modeling.scheme import AttentionContext, Positions
 from hf_posenc.modeling.schemes import build_schemes
 
 
@@ -269,3 +270,36 @@ def test_only_differences_of_positions_matter(layout):
     assert (plain - shifted).abs().max() < 1e-9
     assert (plain - on_the_left).abs().max() < 1e-9
     assert (plain - stretched).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    "scaling", [s for s in SCALINGS if s["rope_type"] in LENGTH_DEPENDENT], ids=lambda s: s["rope_type"]
+)
+def test_scalings_go_by_the_largest_position_as_in_llama(scaling, family):
+    model = tiny.build("rope", family, position_rope_scaling=dict(scaling), position_base=500.0)
+    scheme, first = scheme_of(model), model.config.first_position
+    usable = model.config.max_position_embeddings - first
+    theirs = LlamaRotaryEmbedding(llama(scaling, usable, 500.0))
+    for highest in (20, usable - 1, usable, 200, 5000):
+        places = torch.tensor([[0, 1, 2, highest], [0, 1, 2, 3]])
+        positions = Positions(places + first, places + first, 0, contiguous=False, first=first)
+        cos, sin = scheme.prepare(positions, torch.float32)
+        expected = [table[..., :4] for table in theirs(torch.zeros(1), places)]
+        torch.testing.assert_close([cos[:, 0], sin[:, 0]], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "scaling", [s for s in SCALINGS if s["rope_type"] in LENGTH_DEPENDENT], ids=lambda s: s["rope_type"]
+)
+def test_packed_documents_are_scaled_as_each_is_alone(scaling):
+    model = tiny.build("rope", position_rope_scaling=dict(scaling))
+    input_ids = tiny.inputs(batch=1, length=90, padding=None)["input_ids"]
+    position_ids = torch.arange(30).repeat(3)[None]
+    mask = torch.block_diag(*[torch.ones(30, 30)] * 3).bool()[None, None]
+    with torch.no_grad():
+        packed = model(input_ids, attention_mask=mask, position_ids=position_ids).last_hidden_state
+        alone = [model(part).last_hidden_state for part in input_ids.split(30, dim=1)]
+        whole = model(input_ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=TOLERANCE, rtol=0)
+    assert (packed - whole).abs().max() > 100 * TOLERANCE

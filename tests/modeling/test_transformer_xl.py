@@ -263,3 +263,19 @@ def test_refuses_what_it_cannot_take():
         tiny.variant_config(position_scheme="transformer_xl", hidden_size=15, num_attention_heads=3)
     with pytest.raises(ValueError, match="position_base must be greater than 1"):
         build_schemes(tiny.variant_config(position_scheme="transformer_xl", position_base=1))
+
+
+def test_far_positions_cost_no_more_than_near_ones():
+    """A row for every integer between positions that are millions apart would not fit into memory."""
+    model, batch = tiny.build("transformer_xl"), tiny.inputs(padding=None)
+    near = torch.arange(12).repeat(3, 1)
+    far = near + torch.where(near < 6, 0, 5_000_000)
+    made = []
+    for layer in model.encoder.layer:
+        layer.attention.self.linear_pos.register_forward_hook(lambda module, arguments, result: made.append(result))
+    with torch.no_grad():
+        found = model(**batch, position_ids=far).last_hidden_state
+        assert max(len(rows) for rows in made) <= 3 * 11
+        double = model.double()(**batch, position_ids=far).last_hidden_state
+        assert (double - model(**batch).last_hidden_state).abs().max() > 100 * TOLERANCE
+    torch.testing.assert_close(found, double.float(), atol=TOLERANCE, rtol=0)

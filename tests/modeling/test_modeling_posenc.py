@@ -1,0 +1,178 @@
+"""The encoder and its model: which modules they read, what they repeat before every layer, and what may be saved."""
+
+import copy
+
+import pytest
+import torch
+from tiny import build, fill_positions, inputs
+from torch import nn
+
+
+# Schemes whose encoder reads the embeddings.
+READING = [
+    ("tupe", {}),
+    ("absolute+tupe", {}),
+    ("tupe+t5", {}),
+    ("absolute", {"position_every_layer": True}),
+    ("sinusoidal+tupe", {"position_every_layer": True}),
+    ("sinusoidal", {"position_every_layer": True, "position_combine": "concat"}),
+]
+reading = pytest.mark.parametrize(("scheme", "flags"), READING, ids=lambda case: str(case))
+families = pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+
+
+@torch.no_grad()
+def output(model: nn.Module, **batch) -> torch.Tensor:
+    return model.eval()(**(batch or inputs()))[0]
+
+
+def reloaded(model: nn.Module, folder) -> nn.Module:
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder).eval()
+
+
+@families
+@reading
+def test_replaced_modules_are_read_before_saving_as_after(scheme, flags, family, tmp_path):
+    model, batch = build(scheme, family, **flags), inputs(family=family)
+    before = output(model, **batch)
+    model.embeddings = fill_positions(copy.deepcopy(model.embeddings), seed=5)
+    if hasattr(model.embeddings, "position_embeddings"):
+        model.embeddings.position_embeddings = copy.deepcopy(model.embeddings.position_embeddings)
+        nn.init.normal_(model.embeddings.position_embeddings.weight, std=0.5)
+    if family == "electra":
+        projection = model.embeddings_project
+        model.embeddings_project = nn.Linear(projection.in_features, projection.out_features)
+    after = output(model, **batch)
+    assert (after - before).abs().max() > 1e-2
+    torch.testing.assert_close(output(reloaded(model, tmp_path), **batch), after, atol=1e-5, rtol=0)
+
+
+def replica_of(model: nn.Module) -> nn.Module:
+    """A replica as nn.DataParallel makes it, with parameters of its own that a GPU would hold."""
+    modules = list(model.modules())
+    replicas = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, replica in replicas.items():
+        for name, child in module._modules.items():
+            if child is not None:
+                setattr(replica, name, replicas[child])
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                setattr(replica, name, parameter.detach().clone())
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                setattr(replica, name, buffer.clone())
+    return replicas[model]
+
+
+@families
+@reading
+@torch.no_grad()
+def test_replicas_of_data_parallel_read_their_own_tables(scheme, flags, family):
+    model, batch = build(scheme, family, **flags), inputs(family=family)
+    expected = output(model, **batch)
+    replica = replica_of(model)
+    for parameter in model.parameters():  # on its GPU, a replica cannot read the original
+        parameter.fill_(float("nan"))
+    torch.testing.assert_close(output(replica, **batch), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "bert"])
+@pytest.mark.parametrize("padding", ["left", "right", None])
+def test_repeated_sinusoids_are_those_of_the_embeddings_also_beside_tupe(family, padding):
+    """With nothing in tupe's term, `sinusoidal+tupe` is `sinusoidal`."""
+    flags = {"position_every_layer": True, "num_hidden_layers": 3}
+    both = build("sinusoidal+tupe", family, **flags)
+    with torch.no_grad():
+        for name, parameter in both.named_parameters():
+            if "pos_q_linear" in name or "cls" in name.rpartition(".encoder.")[2]:
+                parameter.zero_()
+    alone = build("sinusoidal", family, **flags)
+    alone.load_state_dict({key: value for key, value in both.state_dict().items() if key in alone.state_dict()})
+    batch = inputs(family=family, padding=padding)
+    torch.testing.assert_close(output(both, **batch), output(alone, **batch), atol=1e-5, rtol=0)
+    without = copy.deepcopy(alone)
+    for layer in without.encoder.layer[1:]:
+        for parameter in [p for n, p in layer.named_parameters() if n.startswith("position_scale")]:
+            nn.init.zeros_(parameter)
+    assert (output(without, **batch) - output(alone, **batch)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("scheme", ["tupe", "absolute+tupe", "tupe+t5", "absolute"])
+@families
+def test_a_longer_table_is_read_whole_before_saving_as_after(scheme, family, tmp_path):
+    model, batch = build(scheme, family), inputs(length=100, family=family)
+    table, first = model.embeddings.position_embeddings, model.config.first_position
+    longer = nn.Embedding(128 + first, table.embedding_dim, padding_idx=table.padding_idx)
+    nn.init.normal_(longer.weight, std=0.5)
+    model.embeddings.position_embeddings = longer
+    model.config.max_position_embeddings = 128 + first
+    model.embeddings.register_buffer("position_ids", torch.arange(128 + first).expand((1, -1)), persistent=False)
+    expected = output(model, **batch)
+    torch.testing.assert_close(output(reloaded(model, tmp_path), **batch), expected, atol=1e-5, rtol=0)
+
+
+@families
+@pytest.mark.parametrize("scheme", ["absolute", "sinusoidal+t5", "absolute+tupe"])
+def test_layers_may_be_dropped_where_positions_are_added_before_every_layer(scheme, family, tmp_path):
+    model = build(scheme, family, position_every_layer=True, num_hidden_layers=3)
+    batch = inputs(family=family)
+    whole = output(model, **batch)
+    del model.encoder.layer[0]
+    model.config.num_hidden_layers = 2
+    expected = output(model, **batch)
+    assert (expected - whole).abs().max() > 1e-2
+    torch.testing.assert_close(output(reloaded(model, tmp_path), **batch), expected, atol=1e-5, rtol=0)
+
+
+def test_the_first_layer_may_be_put_elsewhere():
+    model = build("absolute", position_every_layer=True, num_hidden_layers=3)
+    first, second, third = model.encoder.layer
+    model.encoder.layer = nn.ModuleList([second, third, first])
+    states = []
+    handles = [
+        layer.register_forward_hook(lambda module, arguments, result: states.append((arguments[0], result)))
+        for layer in model.encoder.layer
+    ]
+    output(model)
+    for handle in handles:
+        handle.remove()
+    # Nothing is added before `first`, which has no scale, and none before what is first now.
+    assert torch.equal(states[1][1], states[2][0]) and not hasattr(first, "position_scale")
+
+
+CHANGES = [
+    ("t5", {}, {"position_scheme": "rope"}, "position_scheme was 't5' and is 'rope'"),
+    ("absolute", {}, {"position_scheme": "sinusoidal"}, "position_scheme was 'absolute' and is 'sinusoidal'"),
+    ("none+t5", {}, {"position_scheme": "absolute+t5"}, "position_scheme was 't5' and is 'absolute[+]t5'"),
+    ("t5", {}, {"position_max_distance": 64}, "t5's max_distance was 128 and is 64"),
+    ("relative_key", {}, {"max_position_embeddings": 99}, "relative_key's max_distance was 63 and is 98"),
+    ("absolute", {}, {"position_combine": "gate"}, "position_combine was 'add' and is 'gate'"),
+    ("absolute", {}, {"position_every_layer": True}, "position_every_layer was False and is True"),
+    ("rope", {}, {"position_layout": "interleaved"}, "rope's layout was 'halves' and is 'interleaved'"),
+    ("t5", {}, {"is_decoder": True}, "t5's bidirectional was True and is False"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "flags", "changed", "message"), CHANGES, ids=lambda case: str(case))
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+def test_weights_are_not_saved_beside_flags_that_they_were_not_built_with(
+    scheme, flags, changed, message, head, tmp_path
+):
+    model = build(scheme, head=head, **flags)
+    before = {name: getattr(model.config, name) for name in changed}
+    for name, value in changed.items():
+        setattr(model.config, name, value)
+    with pytest.raises(ValueError, match=message):
+        model.save_pretrained(tmp_path / "changed")
+    assert not (tmp_path / "changed").exists()
+    for name, value in before.items():
+        setattr(model.config, name, value)
+    expected = output(model)
+    assert torch.equal(output(reloaded(model, tmp_path / "as built")), expected)
+
+
+def test_an_encoder_that_reads_embeddings_says_who_must_call_it():
+    model = build("tupe")
+    with pytest.raises(ValueError, match="call the model"):
+        model.encoder(torch.randn(1, 4, model.config.hidden_size))
