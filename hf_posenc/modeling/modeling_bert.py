@@ -59,7 +59,13 @@ PosencBertModel.position_parts = PARTS
 
 
 class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
-    """[`BertForPreTraining`] over a [`PosencBertModel`]."""
+    """[`BertForPreTraining`] over a [`PosencBertModel`].
+
+    Its loss is the mean over masked words plus the mean over sequences (next sentence). `num_items_in_batch` counts the
+    masked words of all parts of a step, and nothing counts their sequences: a part's share of the sequences is taken to
+    be its share of the masked words. So the shares of all parts add up to 1 for both, and those of sequences are exact
+    where every part has as many masked words per sequence. A part without masked words adds nothing.
+    """
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForPreTraining"

@@ -1,5 +1,6 @@
 """ELECTRA with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+import torch
 from transformers.models.electra.modeling_electra import (
     ElectraEmbeddings,
     ElectraEncoder,
@@ -58,11 +59,20 @@ PosencElectraModel.position_parts = PARTS
 
 
 class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
-    """[`ElectraForPreTraining`] over a [`PosencElectraModel`]."""
+    """[`ElectraForPreTraining`] over a [`PosencElectraModel`].
+
+    Its loss counts the tokens that are not padding by the attention mask, or all without a mask; unlike other heads it
+    does not ignore labels of -100. `Trainer`, in `num_items_in_batch`, counts labels other than -100: set those of
+    padding to -100 (as `DataCollatorForTokenClassification` does), or its losses are too small by the share of padding.
+    """
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForPreTraining"
     position_parts = PARTS
+
+    def number_of_labels(self, arguments: dict) -> torch.Tensor | int:
+        attention_mask = arguments.get("attention_mask")
+        return arguments["labels"].numel() if attention_mask is None else (attention_mask == 1).sum()
 
 
 class PosencElectraForMaskedLM(PosencPreTrainedModel, ElectraForMaskedLM):

@@ -1,7 +1,5 @@
 """What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +12,15 @@ from transformers.utils import TransformersKwargs, logging
 
 from .attention import ENCODER, InHand
 from .configuration_posenc import FLAGS
+from .losses import (
+    Handed,
+    averaged_over_all,
+    divides_itself,
+    given_what_was_dropped,
+    keeping_for_head,
+    label_names,
+    number_of_labels,
+)
 from .scheme import (
     AttentionScheme,
     PositionEmbedding,
@@ -230,43 +237,27 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         attention.install(config, schemes, parts.eager)
 
 
-def averaged_over_all(forward: Callable) -> Callable:
-    """A head's forward that understands `num_items_in_batch`: its loss is then Σ over own labels / num_items_in_batch.
-
-    `Trainer` hands every model the number of labels in all processes and accumulated batches, and leaves it to the model
-    to divide by it. These stock heads take the mean over their own labels instead, and what Trainer sees and
-    trains on is too large by the number of processes and of accumulated batches.
-    """
-
-    @functools.wraps(forward)
-    def averaged(self, *args, num_items_in_batch: torch.Tensor | int | None = None, **kwargs):
-        output = forward(self, *args, **kwargs)
-        labels = kwargs.get("labels")
-        if num_items_in_batch is None or labels is None:
-            return output
-        share = (labels != -100).sum() / num_items_in_batch
-        if isinstance(output, tuple):
-            return output[0] * share, *output[1:]
-        output.loss = output.loss * share
-        return output
-
-    return averaged
-
-
 class PosencPreTrainedModel:
     """Mixin over the stock classes of a family: base model and heads.
 
     Attributes:
         position_parts: the family's classes.
+        handed: what a forward that overrides a head's keeps for it.
     """
 
     position_parts: Parts
+    handed: Handed | None = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # Base models have no loss, and the heads that write text know how to average it.
-        if not cls.__name__.endswith(("Model", "ForCausalLM")):
-            cls.forward = averaged_over_all(cls.forward)
+        variants = [
+            base for base in cls.__mro__[1:] if issubclass(base, PosencPreTrainedModel) and hasattr(base, "forward")
+        ]
+        if not variants:  # a family's class: what it inherits is stock's
+            if label_names(cls.forward):
+                cls.forward = (given_what_was_dropped if divides_itself(cls) else averaged_over_all)(cls.forward)
+        elif cls.forward is not variants[0].forward and any(label_names(base.forward) for base in variants):
+            cls.forward = keeping_for_head(cls.forward)
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
@@ -275,6 +266,10 @@ class PosencPreTrainedModel:
         # A head has built its stock base model by now (or, where the plugin has opened that door, the variant).
         install_positions(self.base_model, self.position_parts)
         self.post_init()
+
+    def number_of_labels(self, arguments: dict) -> torch.Tensor | int:
+        """How many labels the stock loss is the mean over, given the arguments of the forward by their names."""
+        return number_of_labels(arguments["labels"])
 
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm)):
