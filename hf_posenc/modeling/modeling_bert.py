@@ -1,5 +1,7 @@
 """BERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+import torch
+from torch.nn.functional import cross_entropy
 from transformers.models.bert.modeling_bert import (
     BertEmbeddings,
     BertEncoder,
@@ -20,6 +22,7 @@ from transformers.models.bert.modeling_bert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencBertConfig
 from .embeddings import PositionEmbeddings
+from .losses import mean_over_all, number_of_labels
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
@@ -59,11 +62,26 @@ PosencBertModel.position_parts = PARTS
 
 
 class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
-    """[`BertForPreTraining`] over a [`PosencBertModel`]."""
+    """[`BertForPreTraining`] over a [`PosencBertModel`].
+
+    Its loss is the mean over masked words plus the mean over sequences (next sentence). `num_items_in_batch` counts masked
+    words: the first mean becomes the sum over own ones divided by it, the second stays as it is. Nothing counts the
+    sequences of all parts of a step, so `Trainer` is told to take the mean of the parts' losses instead, which is exact for
+    the second where parts have as many sequences.
+    """
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForPreTraining"
     position_parts = PARTS
+    accepts_loss_kwargs = False  # read by Trainer
+
+    def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
+        words, labels = values[1], arguments["labels"]
+        own = number_of_labels(labels)
+        mean = cross_entropy(words.view(-1, words.shape[-1]), labels.view(-1))
+        # Without masked words their mean, and the stock loss with it, is not a number.
+        sequences = cross_entropy(values[2].view(-1, 2), arguments["next_sentence_label"].view(-1))
+        return mean_over_all(mean, own, number) + sequences
 
 
 class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):

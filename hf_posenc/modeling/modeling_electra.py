@@ -1,5 +1,6 @@
 """ELECTRA with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+import torch
 from transformers.models.electra.modeling_electra import (
     ElectraEmbeddings,
     ElectraEncoder,
@@ -19,6 +20,7 @@ from transformers.models.electra.modeling_electra import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencElectraConfig
 from .embeddings import PositionEmbeddings
+from .losses import mean_over_all
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
@@ -58,11 +60,20 @@ PosencElectraModel.position_parts = PARTS
 
 
 class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
-    """[`ElectraForPreTraining`] over a [`PosencElectraModel`]."""
+    """[`ElectraForPreTraining`] over a [`PosencElectraModel`].
+
+    Its loss counts the tokens that are not padding by the attention mask, or all without a mask; unlike other heads it
+    does not ignore labels of -100. `Trainer`, in `num_items_in_batch`, counts labels other than -100: set those of
+    padding to -100 (as `DataCollatorForTokenClassification` does), or its losses are too small by the share of padding.
+    """
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForPreTraining"
     position_parts = PARTS
+
+    def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
+        mask = arguments.get("attention_mask")
+        return mean_over_all(values[0], arguments["labels"].numel() if mask is None else (mask == 1).sum(), number)
 
 
 class PosencElectraForMaskedLM(PosencPreTrainedModel, ElectraForMaskedLM):

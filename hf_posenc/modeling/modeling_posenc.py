@@ -1,7 +1,5 @@
 """What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +13,7 @@ from transformers.utils import TransformersKwargs, logging
 from .attention import EMBEDDINGS, ENCODER, InHand
 from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import FLAGS
+from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
 from .scheme import (
     AttentionScheme,
     PositionEmbedding,
@@ -323,29 +322,6 @@ def check_built_as_configured(model: nn.Module) -> None:
         )
 
 
-def averaged_over_all(forward: Callable) -> Callable:
-    """A head's forward that understands `num_items_in_batch`: its loss is then Σ over own labels / num_items_in_batch.
-
-    `Trainer` hands every model the number of labels in all processes and accumulated batches, and leaves it to the model
-    to divide by it. These stock heads take the mean over their own labels instead, and what Trainer sees and
-    trains on is too large by the number of processes and of accumulated batches.
-    """
-
-    @functools.wraps(forward)
-    def averaged(self, *args, num_items_in_batch: torch.Tensor | int | None = None, **kwargs):
-        output = forward(self, *args, **kwargs)
-        labels = kwargs.get("labels")
-        if num_items_in_batch is None or labels is None:
-            return output
-        share = (labels != -100).sum() / num_items_in_batch
-        if isinstance(output, tuple):
-            return output[0] * share, *output[1:]
-        output.loss = output.loss * share
-        return output
-
-    return averaged
-
-
 class PosencPreTrainedModel:
     """Mixin over the stock classes of a family: base model and heads.
 
@@ -357,8 +333,11 @@ class PosencPreTrainedModel:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # Base models have no loss, and the heads that write text know how to average it.
-        if not cls.__name__.endswith(("Model", "ForCausalLM")):
+        inherits = any(
+            issubclass(base, PosencPreTrainedModel) and hasattr(base, "forward") for base in cls.__mro__[1:]
+        )
+        # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
+        if not inherits and label_names(cls.forward) and not divides_itself(cls):
             cls.forward = averaged_over_all(cls.forward)
 
     def __init__(self, config, *args, **kwargs):
@@ -368,6 +347,18 @@ class PosencPreTrainedModel:
         # A head has built its stock base model by now (or, where the plugin has opened that door, the variant).
         install_positions(self.base_model, self.position_parts)
         self.post_init()
+
+    def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
+        """The stock loss as a sum over own labels, divided by `num_items_in_batch`.
+
+        Args:
+            values: what the stock forward returned, the loss first.
+            arguments: what it was given, by name.
+            number: `num_items_in_batch`.
+        """
+        if "start_positions" in arguments:
+            return answers_over_all(*values[1:3], arguments["start_positions"], arguments["end_positions"], number)
+        return mean_over_all(values[0], number_of_labels(arguments["labels"]), number)
 
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm)):
