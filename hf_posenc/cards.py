@@ -49,7 +49,8 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import TrainerCallback
 
-from . import inspection
+from . import inspection, sentence_folders
+from .card_files import END, begin_mark, check_card, save_card
 from .modeling.configuration_posenc import PositionConfigMixin
 
 
@@ -232,16 +233,25 @@ def eval_results(results: Results, task: str) -> list[EvalResult]:
     return [result for group in found.values() for result in group]
 
 
-def card_data(config: PositionConfigMixin, results: Results, name: str, tags: Iterable[str] = ()) -> ModelCardData:
+def card_data(
+    config: PositionConfigMixin,
+    results: Results,
+    name: str,
+    tags: Iterable[str] = (),
+    sentence_class: str | None = None,
+) -> ModelCardData:
     """The metadata of a card; what is not known is not there."""
-    task = inspection.pipeline_tag(config)
+    task, library = inspection.pipeline_tag(config), "transformers"
+    if sentence_class is not None:
+        task, library = sentence_folders.PIPELINE_TAGS.get(sentence_class, task), "sentence-transformers"
+        tags = [library, *tags]
     evaluated = eval_results(results, task or "other")
     schemes = [scheme.name for scheme in inspection.schemes_of(config)]
     return ModelCardData(
         base_model=results.base_model,
         datasets=results.datasets or None,
         language=results.language,
-        library_name="transformers",
+        library_name=library,
         license=results.license,
         metrics=list(dict.fromkeys(result.metric_type for result in evaluated)) or None,
         model_name=name if evaluated else None,
@@ -282,8 +292,9 @@ def make_card(
     repo_id: str = "model",
     command: str | None = None,
     tags: Iterable[str] = (),
+    sentence_class: str | None = None,
 ) -> ModelCard:
-    """The card of a variant.
+    """The card of a variant, its text between the marks of [`card_files`].
 
     Args:
         config: the variant's config.
@@ -291,6 +302,7 @@ def make_card(
         repo_id: where the model is, or will be, on the Hub; its last part is the title.
         command: the command line that writes this card again.
         tags: more of them.
+        sentence_class: the class of sentence-transformers that loads it, if it is such a model, as "SentenceTransformer".
 
     Raises:
         ValueError: `results` contradict themselves.
@@ -301,9 +313,12 @@ def make_card(
     meanings = inspection.flag_meanings()
     lengths = [row.length for row in results.results if row.model == "variant" and row.length is not None]
     repeated = [len(value) for row in results.results for value in row.metrics.values() if isinstance(value, list)]
+    data = card_data(config, results, name, tags, sentence_class)
     return ModelCard.from_template(
-        card_data(config, results, name, tags),
+        data,
         template_path=str(TEMPLATE),
+        begin=begin_mark(data.to_dict()),
+        end=END,
         title=name,
         repo_id=repo_id,
         known=results,
@@ -318,6 +333,7 @@ def make_card(
         longest=inspection.longest_sequence(config),
         longest_measured=max(lengths, default=None),
         auto_class=inspection.auto_class(config),
+        sentence_class=sentence_class,
         code=[path.name for path in inspection.code_files(config)],
         regenerate=command,
     )
@@ -328,15 +344,20 @@ def write_card(
     results: str | os.PathLike | None = None,
     repo_id: str | None = None,
     output: str | os.PathLike | None = None,
+    force: bool = False,
     **known: Any,
 ) -> Path:
     """Write the card of a saved variant.
+
+    What others wrote into the card that is there (a person, sentence-transformers, ...) stays: their text, and their metadata
+    but for what is among `known`. What was written from here before is replaced.
 
     Args:
         folder: where the variant was saved.
         results: a results file.
         repo_id: its name on the Hub; the folder's name unless given.
         output: the file to write; README.md in the folder unless given.
+        force: write the card anew, whatever is there.
         known: entries of [`Results`] that override those of the file.
 
     Returns:
@@ -344,7 +365,7 @@ def write_card(
 
     Raises:
         OSError: a file is missing or cannot be written.
-        ValueError: the folder holds no variant, or the results are wrong.
+        ValueError: the folder holds no variant, the results are wrong, or the card that is there cannot be read.
     """
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
@@ -362,8 +383,10 @@ def write_card(
         if value is not None:
             command += [option, str(value)]
     output = Path(folder) / "README.md" if output is None else Path(output)
-    make_card(config, contents, repo_id or Path(folder).resolve().name, shlex.join(command)).save(output)
-    return output
+    repo_id = repo_id or Path(folder).resolve().name
+    sentence_class = sentence_folders.model_class(Path(folder))
+    card = make_card(config, contents, repo_id, shlex.join(command), sentence_class=sentence_class)
+    return save_card(card, output, given=known, force=force)
 
 
 def installed_versions() -> dict[str, str]:
@@ -385,8 +408,8 @@ class ModelCardCallback(TrainerCallback):
         trainer.train()
         trainer.push_to_hub()
 
-    The card is written to `output_dir` at the end of training and after every later evaluation. Command, settings, seed
-    and versions are those of the run. The results are those that `Trainer.evaluate` gave for the weights as they are then,
+    The card is written to `output_dir` at the end of training and after every later evaluation; what others wrote into a
+    card that is there stays, as in [`write_card`]. Command, settings, seed and versions are those of the run. The results are those that `Trainer.evaluate` gave for the weights as they are then,
     beside those of a results file, which may have other lengths and the checkpoint to compare with.
 
     The code beside the weights is written whenever the Trainer pushes, so that what is pushed during training can be
@@ -402,7 +425,7 @@ class ModelCardCallback(TrainerCallback):
 
     Raises:
         TypeError: the trainer's model is no variant (an adapter's card is written by PEFT).
-        OSError, ValueError: the results file cannot be read, or an entry is wrong.
+        OSError, ValueError: the results file, or the card that is there, cannot be read, or an entry is wrong.
     """
 
     def __init__(
@@ -422,10 +445,12 @@ class ModelCardCallback(TrainerCallback):
         self.config.architectures = [type(model).__name__]  # as saving does
         self.file = {} if results is None else Results.read(results).known()
         self.known = Results.from_json(known, "ModelCardCallback", strictly=True).known()
+        self.path = Path(trainer.args.output_dir) / "README.md"
+        check_card(self.path)  # now, and not after hours of training
         self.measured_on = {"dataset": dataset, "dataset_id": dataset_id, "split": split, "length": length}
         self.metrics: dict[int, dict[str, float]] = {}
         self.trained = False
-        # `Trainer.push_to_hub` overwrites README.md by this method right before it uploads.
+        # `Trainer.push_to_hub` writes README.md by this method right before it uploads; Trainer's own overwrites what is there.
         trainer.create_model_card = self.write
 
     def on_train_begin(self, args, state, control, **kwargs) -> None:
@@ -466,9 +491,9 @@ class ModelCardCallback(TrainerCallback):
         repo_id = trainer.hub_model_id or trainer.args.hub_model_id or Path(trainer.args.output_dir).resolve().name
         tags = asked.get("tags") or []
         tags = ["generated_from_trainer", *([tags] if isinstance(tags, str) else tags)]
-        make_card(self.config, Results(**entries), repo_id, tags=tags).save(
-            Path(trainer.args.output_dir) / "README.md"
-        )
+        sentence_class = sentence_folders.model_class(self.path.parent)
+        card = make_card(self.config, Results(**entries), repo_id, tags=tags, sentence_class=sentence_class)
+        save_card(card, self.path, given={*self.known, *asked_for})
 
     def _run(self) -> dict[str, Any]:
         """What the run itself tells."""

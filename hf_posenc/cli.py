@@ -134,8 +134,9 @@ def push(
 ) -> None:
     """Push a saved variant to the Hub.
 
-    With its code, tokenizer and card, in one commit. Logs in by HF_TOKEN or by what `hf auth login` saved. Optimizers,
-    checkpoints of the run and pickled files are left behind.
+    With its code, tokenizer, card and results.json, and the modules of sentence-transformers, in one commit. Logs in by
+    HF_TOKEN or by what `hf auth login` saved. What else a run leaves behind (optimizers, checkpoints, metrics, data) and
+    pickled files are not sent.
     """
     typer.echo(hub.push(folder, repo, private=private, exist_ok=not new, revision=revision, message=message))
 
@@ -153,15 +154,20 @@ def card(
     license: Annotated[str | None, typer.Option(help="The Hub's name of its licence, such as apache-2.0.")] = None,
     language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the card anew; what is there is lost, whoever wrote it.")
+    ] = False,
 ) -> None:
     """Write the model card of a saved variant.
 
-    From its config and from what was measured; what is not known is left out.
+    From its config and from what was measured; what is not known is left out. In a card that is there already, what
+    others wrote stays: the text, and the metadata (license, library_name, ...) but for what is given here by an option.
+    Tags, data sets and results are added to theirs. What this command wrote before, between two comments, is replaced.
     """
     from .cards import write_card  # only here: it brings the template engine along
 
     known = {"base_model": base_model, "license": license, "language": language}
-    typer.echo(write_card(folder, results, repo, output, **known))
+    typer.echo(write_card(folder, results, repo, output, force, **known))
 
 
 def main(arguments: list[str] | None = None) -> None:

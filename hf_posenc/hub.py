@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,13 +19,19 @@ from transformers.utils import (
 
 from .inspection import load_config
 from .modeling.configuration_posenc import PositionConfigMixin
+from .sentence_folders import MODULES, SETTINGS, model_class, module_files, module_paths
 
 
 CARD = "README.md"
-# What belongs to a model: weights, settings, tokenizers, the card and the results it came from. Not: checkpoints of a
-# training run, optimizers, anything pickled.
-SHARED = ("*.safetensors", "*.json", "*.jsonl", "*.txt", "*.model", "*.jinja", "*.md", "LICENSE*", "NOTICE*")
-NOT_SHARED = ("trainer_state.json",)
+# What belongs to a model: weights, settings, tokenizers, the card and the file of results that it was made of. Not: what else
+# a run leaves in its folder (optimizers, checkpoints, metrics, predictions, data), and anything pickled.
+SHARED = (
+    *("*.safetensors", "*.safetensors.index.json", CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"),
+    *("vocab.txt", "vocab.json", "merges.txt", "dict.txt", "bpe.codes"),
+    *(MODULES, SETTINGS, "sentence_*_config.json"),
+    *(CARD, "LICENSE*", "NOTICE*", "results.json"),
+)
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
 REPLACED = (".safetensors", ".safetensors.index.json", ".py")
 
@@ -69,11 +75,16 @@ def check_weights(folder: Path, name: str = SAFE_WEIGHTS_NAME) -> None:
             raise FileNotFoundError(
                 f"{file} is missing: save the model with save_pretrained, which writes safetensors"
             )
-        try:
-            with safe_open(file, framework="pt") as weights:
-                weights.keys()
-        except SafetensorError as error:
-            raise ValueError(f"{file} is damaged ({error}): save the model again") from error
+        check_whole(file)
+
+
+def check_whole(file: Path) -> None:
+    """Raise ValueError for a file of safetensors that is cut off or otherwise damaged."""
+    try:
+        with safe_open(file, framework="pt") as weights:
+            weights.keys()
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): save the model again") from error
 
 
 def adapter_base(adapter_config: Path) -> str | None:
@@ -96,13 +107,17 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     """What is pushed of a folder, by path in the repository.
 
     A variant's config and code are written anew to `written`, so that they fit each other and this version; so is a card
-    if the folder has none.
+    if the folder has none. A folder of sentence-transformers also has the sub-folders of its modules.
 
     Raises:
         OSError, ValueError: the folder holds no variant and no adapter, or not all of it.
     """
     files = {path.name: path for pattern in SHARED for path in sorted(folder.glob(pattern)) if path.is_file()}
-    files = {name: path for name, path in files.items() if name not in NOT_SHARED}
+    modules = module_files(folder)
+    for file in modules.values():
+        if file.suffix == ".safetensors":
+            check_whole(file)
+    files |= modules
     if (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / CONFIG_NAME).is_file():
         check_adapter(folder)
         return files
@@ -118,8 +133,32 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     if CARD not in files:
         from .cards import make_card  # only here: it brings the template engine along
 
-        make_card(config, repo_id=repo_id).save(written / CARD)
+        make_card(config, repo_id=repo_id, sentence_class=model_class(folder)).save(written / CARD)
     return {**files, **{path.name: path for path in written.iterdir()}}
+
+
+def outdated_files(present: list[str], files: Iterable[str], module_folders: Iterable[str]) -> list[str]:
+    """What a push removes of what is there: weights and code beside the model's, and all else in the folders of modules."""
+    folders = tuple(f"{folder}/" for folder in module_folders)
+    old = [name for name in present if name.startswith(folders) or (name.endswith(REPLACED) and "/" not in name)]
+    return sorted({*old} - {*files})
+
+
+def _module_folders(
+    api: HfApi, repo_id: str, revision: str | None, files: dict[str, Path], present: list[str]
+) -> set[str]:
+    """The sub-folders of modules that a push brings, and those of the `modules.json` that it replaces."""
+    if MODULES not in files:
+        return set()
+    folders = {*module_paths(files[MODULES])}
+    if MODULES in present:
+        with tempfile.TemporaryDirectory() as temporary:
+            old = api.hf_hub_download(repo_id, MODULES, revision=revision, local_dir=temporary)
+            try:
+                folders |= {*module_paths(Path(old))}
+            except ValueError:  # broken before, so nothing was read from any folder
+                pass
+    return folders
 
 
 def push(
@@ -135,10 +174,12 @@ def push(
     """Push a saved variant, or an adapter of one, in a single commit: all of it arrives, or nothing.
 
     The repository is made if there is none. Weights and code that were there before and are not part of this push are
-    removed: transformers would prefer an old `model.safetensors` to new shards.
+    removed: transformers would prefer an old `model.safetensors` to new shards. So are files in the sub-folders of
+    sentence-transformers' modules, those of before and those of now.
 
     Args:
-        folder: what `save_pretrained` or a `Trainer` wrote. Optimizers, checkpoints of the run and pickled files are left behind.
+        folder: what `save_pretrained`, a `Trainer` or sentence-transformers wrote. What is no part of the model (optimizers,
+            checkpoints, metrics and data of a run, pickled files) is left behind, see `SHARED`.
         repo_id: the repository, as "me/minilm-t5"; without a name in front, it is the token's owner's.
         private: visibility of a new repository.
         revision: a branch, made if there is none.
@@ -163,9 +204,9 @@ def push(
             present = api.list_repo_files(repo_id, revision=revision)
             if CARD in present and not (Path(folder) / CARD).is_file():
                 files.pop(CARD, None)  # that of the repository knows more than one made of the config
-            stale = [name for name in present if name.endswith(REPLACED) and "/" not in name and name not in files]
+            folders = _module_folders(api, repo_id, revision, files, present)
             operations = [CommitOperationAdd(name, str(path)) for name, path in sorted(files.items())]
-            operations += [CommitOperationDelete(name) for name in stale]
+            operations += [CommitOperationDelete(name) for name in outdated_files(present, files, folders)]
             commit = api.create_commit(
                 repo_id, operations, commit_message=message or "Push with hf_posenc", revision=revision
             )

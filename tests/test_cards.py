@@ -360,6 +360,218 @@ class TestWriteCard:
             write_card(tmp_path / "absent")
 
 
+# As sentence-transformers writes it, with an entry and a remark of the owner's.
+THEIRS = """---
+language:
+- en
+license: mit  # asked for
+tags:
+- sentence-transformers
+- sentence-similarity
+- bert
+datasets: a/pairs
+pipeline_tag: sentence-similarity
+library_name: sentence-transformers
+inference: false
+widget:
+- source_sentence: "Who?"
+  sentences: ["Me: you", 'no']
+model-index:
+- name: variant
+  results:
+  - task: {type: semantic-similarity}
+    dataset: {name: sts dev, type: sts-dev}
+    metrics: [{type: pearson, value: 0.875}]
+---
+
+# My sentences
+
+What nobody else knows.
+
+```python
+# no heading
+```
+"""
+BODY = THEIRS.split("---\n", 2)[2].rstrip()
+ROW = {"model": "variant", "dataset": "D", "length": 64}
+
+
+def figures(card: ModelCard) -> set[tuple[str, float]]:
+    return {(result.metric_type, result.metric_value) for result in card.data.eval_results}
+
+
+class TestCardThatIsThere:
+    @pytest.fixture
+    def folder(self, tmp_path) -> Path:
+        build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "variant")
+        return tmp_path / "variant"
+
+    def write(self, folder: Path, metrics: dict | None = None, **known) -> str:
+        """Write the card, with results if there are some."""
+        results = folder.with_name("results.json")
+        rows = [{**ROW, "metrics": metrics}] if metrics else []
+        results.write_text(json.dumps({"results": rows, "license": "apache-2.0", "datasets": ["b/more"]}))
+        write_card(folder, results, **known)
+        return (folder / "README.md").read_text(encoding="utf-8")
+
+    def test_keeps_its_text_and_its_metadata_and_gets_ours(self, folder):
+        (folder / "README.md").write_text(THEIRS)
+        content = self.write(folder, {"f1": 0.5})
+        card, before = ModelCard(content), ModelCard(THEIRS).data.to_dict()
+        assert card.text.lstrip().startswith(BODY.lstrip())
+        after = card.data.to_dict()
+        for name in ("language", "license", "pipeline_tag", "library_name", "inference", "widget"):
+            assert after[name] == before[name], name
+        assert after["tags"] == [*before["tags"], "hf_posenc", "position-encoding", "absolute", "t5"]
+        assert after["datasets"] == ["a/pairs", "b/more"] and after["metrics"] == ["f1"]
+        assert figures(card) == {("pearson", 0.875), ("f1", 0.5)}
+        assert card.text.count("## Position scheme") == card.text.count("## How to load it") == 1
+        assert re.findall(r"^# (.+)$", re.sub(r"```.*?```", "", card.text, flags=re.DOTALL), re.M) == ["My sentences"]
+        assert "license: mit  # asked for\n" in content and """sentences: ["Me: you", 'no']\n""" in content
+        assert card_errors(content) == []
+
+    @pytest.mark.parametrize(
+        "there",
+        [
+            None,
+            "",
+            "\n",
+            "Mine.",
+            "# Mine\n\nText.\n",
+            "---\n---\n",
+            "---\nlicense: mit\n---\n",
+            "---\ntags:\n---\nx\n",
+        ]
+        + [THEIRS, THEIRS.replace("---\n", "---  \n"), "---\ntags: [t5, mine, bert]\nmodel-index: []\n---\n\n## A\n"],
+    )
+    def test_the_same_again_gives_the_same(self, there, folder):
+        if there is not None:
+            (folder / "README.md").write_text(there)
+        known = {"license": "mit"}
+        once = self.write(folder, {"f1": 0.5, "accuracy": [0.25, 0.5]}, **known)
+        assert self.write(folder, {"f1": 0.5, "accuracy": [0.25, 0.5]}, **known) == once
+        assert {path.name for path in folder.iterdir()} >= {"README.md", "config.json"}
+        assert not [*folder.glob(".README*")]
+
+    @pytest.mark.parametrize("there", [None, THEIRS])
+    def test_what_was_written_from_here_is_replaced_and_nothing_of_it_stays(self, there, folder):
+        if there is not None:
+            (folder / "README.md").write_text(there)
+        self.write(folder, {"f1": 0.5, "recall": 0.75})
+        again = self.write(folder, {"f1": 0.625})
+        other = folder.with_name("other") / "variant"
+        build("rope", head="ForTokenClassification").save_pretrained(other)
+        (other / "README.md").write_text(again)
+        changed = self.write(other, {"f1": 0.625})
+        (other / "README.md").unlink()
+        if there is not None:
+            (other / "README.md").write_text(there)
+        # As if the first two had never been.
+        assert changed == self.write(other, {"f1": 0.625})
+        assert "recall" not in again and "0.75" not in again and ("f1", 0.625) in figures(ModelCard(again))
+        assert not {"absolute", "t5"} & {*ModelCard(changed).data.tags}
+
+    def test_what_is_written_around_ours_and_into_its_metadata_stays(self, folder):
+        first = self.write(folder, {"f1": 0.5})
+        head, text = first.split("---\n\n", 1)
+        head = head.replace("license: apache-2.0", "license: cc0-1.0").replace("tags:\n", "tags:\n- mine\n")
+        (folder / "README.md").write_text(f"{head}new: entry\n---\n\nAbove.\n\n{text}\n\nBelow.\n")
+        again = self.write(folder, {"f1": 0.625})
+        card = ModelCard(again)
+        assert card.text.lstrip().startswith("Above.\n\n<!--") and card.text.endswith("-->\n\nBelow.\n")
+        assert (card.data.license, card.data.to_dict()["new"], card.data.tags[0]) == ("cc0-1.0", "entry", "mine")
+        assert figures(card) == {("f1", 0.625)}
+
+    def test_what_is_given_by_an_argument_wins(self, folder):
+        (folder / "README.md").write_text(THEIRS)
+        card = ModelCard(self.write(folder, license="cc0-1.0", language="fr", base_model="a/b"))
+        assert (card.data.license, card.data.language, card.data.base_model) == ("cc0-1.0", "fr", "a/b")
+
+    def test_is_made_anew_if_asked(self, folder):
+        new = self.write(folder, {"f1": 0.5})
+        (folder / "README.md").write_text(THEIRS)
+        assert self.write(folder, {"f1": 0.5}, force=True) == new
+
+    def test_keeps_its_ends_of_lines_and_its_mode(self, folder):
+        path = folder / "README.md"
+        path.write_bytes(THEIRS.replace("\n", "\r\n").encode("utf-8-sig"))
+        path.chmod(0o604)
+        self.write(folder)
+        written = path.read_bytes()
+        assert written.count(b"\n") == written.count(b"\r\n") > 50 and path.stat().st_mode & 0o777 == 0o604
+        path.write_text(THEIRS)
+        assert written.replace(b"\r\n", b"\n").decode() == self.write(folder)
+
+    def test_a_link_stays_a_link(self, folder):
+        folder.with_name("kept.md").write_text(THEIRS)
+        (folder / "README.md").symlink_to(folder.with_name("kept.md"))
+        self.write(folder)
+        assert (folder / "README.md").is_symlink() and "Position scheme" in folder.with_name("kept.md").read_text()
+
+    @pytest.mark.parametrize(
+        "there, said",
+        [
+            ("---\nlicense: [mit\n---\nMine.\n", "cannot be read as a card"),
+            ("---\n- a list\n---\nMine.\n", "no mapping"),
+            ("---\nmodel-index: mine\n---\n", "'model-index' is no list"),
+            ("end cut", "one is missing or changed"),
+            ("twice", "one is missing or changed"),
+            ("latin", "utf-8"),
+        ],
+    )
+    def test_that_cannot_be_read_is_left_as_it_is(self, there, said, folder):
+        ours = self.write(folder)
+        there = {
+            "end cut": ours.replace("<!-- hf_posenc: end -->", ""),
+            "twice": ours + ours.split("---\n", 2)[2],
+            "latin": "Müller",
+        }.get(there, there)
+        (folder / "README.md").write_text(there, encoding="latin-1" if there == "Müller" else "utf-8")
+        before = (folder / "README.md").read_bytes()
+        with pytest.raises(ValueError, match=rf"(?s)README.md.*{said}.*--output.*--force") as raised:
+            write_card(folder)
+        assert "\n" not in str(raised.value) and (folder / "README.md").read_bytes() == before
+        assert self.write(folder, force=True) == ours
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_is_written_whole_or_not_at_all(self, force, folder, monkeypatch):
+        (folder / "README.md").write_text(THEIRS)
+        names = {path.name for path in folder.iterdir()}
+        write = Path.write_text
+
+        def full(self, text, *arguments, **keywords):
+            write(self, text[: len(text) // 2], *arguments, **keywords)
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "write_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_card(folder, force=force)
+        assert (folder / "README.md").read_text() == THEIRS and {path.name for path in folder.iterdir()} == names
+
+    def test_is_kept_where_output_leads_too(self, folder, tmp_path):
+        (tmp_path / "other.md").write_text("Mine.\n")
+        write_card(folder, output=tmp_path / "other.md")
+        assert (tmp_path / "other.md").read_text().count("Mine.\n\n<!-- hf_posenc") == 1
+
+    @pytest.mark.parametrize(
+        "settings, name, tag",
+        [
+            (None, "SentenceTransformer", "sentence-similarity"),
+            ({"__version__": {}}, "SentenceTransformer", "sentence-similarity"),
+            ({"model_type": "SparseEncoder"}, "SparseEncoder", "feature-extraction"),
+            ({"model_type": "CrossEncoder"}, "CrossEncoder", "text-classification"),
+        ],
+    )
+    def test_one_for_sentence_transformers_names_it(self, settings, name, tag, folder):
+        (folder / "modules.json").write_text("[]")
+        if settings is not None:
+            (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+        card = ModelCard(self.write(folder))
+        assert (card.data.library_name, card.data.pipeline_tag) == ("sentence-transformers", tag)
+        assert "sentence-transformers" in card.data.tags and f'model = {name}("variant")' in card.text
+        assert "sentence_transformers" not in make_card(variant()).text
+
+
 class TestCallback:
     def trainer(self, folder: Path, scheme: str = "absolute+t5", **arguments) -> Trainer:
         model = build(scheme, head="ForSequenceClassification")
@@ -398,6 +610,27 @@ class TestCallback:
         assert "eval_loss" in trainer.evaluate()  # of the weights before training
         trainer.train()
         assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
+
+    def test_what_others_wrote_stays_and_figures_of_an_earlier_run_do_not(self, tmp_path):
+        (tmp_path / "README.md").write_text(THEIRS)
+        trainer = self.trainer(tmp_path)
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences", base_model="a/b"))
+        trainer.train()
+        trainer.evaluate()
+        assert {name for name, _ in figures(ModelCard.load(tmp_path / "README.md"))} == {"pearson", "loss", "accuracy"}
+        trainer = self.trainer(tmp_path, max_steps=2)
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
+        trainer.train()
+        card = ModelCard.load(tmp_path / "README.md")
+        assert card.text.lstrip().startswith(BODY.lstrip()) and card.text.count("## Position scheme") == 1
+        assert "steps 2, " in card.text and "steps 4, " not in card.text
+        assert figures(card) == {("pearson", 0.875)} and card.data.base_model is None
+        assert card.data.library_name == "sentence-transformers" and "generated_from_trainer" in card.data.tags
+
+    def test_a_card_that_cannot_be_read_is_said_before_training(self, tmp_path):
+        (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
+        with pytest.raises(ValueError, match="README.md is there and cannot be read as a card"):
+            ModelCardCallback(self.trainer(tmp_path))
 
     def test_figures_that_are_no_numbers_and_folders_of_this_machine_are_left_out(self, tmp_path):
         build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "here")

@@ -59,7 +59,7 @@ class TestHelp:
         code, out, _ = run(f"{command} --help")
         assert code == 0
         parameters = [p for p in commands()[command].params if p.name != "help"]
-        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 7}[command]
+        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 8}[command]
         for parameter in parameters:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())
@@ -189,6 +189,22 @@ class TestCardAndPush:
             assert code == 2 and "exists already" in err
             code, out, _ = run("inspect me/shown")
             assert code == 0 and "absolute+t5" in out and "run the code beside it" in out
+
+    def test_a_card_that_is_there_is_lost_by_force_only(self, run, variant):
+        path = variant / "README.md"
+        path.write_text("---\nlibrary_name: sentence-transformers\nlicense: mit\n---\nMine.\n")
+        assert run(f"card {variant}")[0] == 0
+        assert "Mine." in path.read_text() and ModelCard.load(path).data.library_name == "sentence-transformers"
+        assert run(f"card {variant} --license apache-2.0")[0] == 0
+        card = ModelCard.load(path)
+        assert (card.data.license, card.data.library_name) == ("apache-2.0", "sentence-transformers")
+        path.write_text("---\n[\n---\nMine.\n")
+        code, out, err = run(f"card {variant}")
+        assert (
+            code == 2 and out == "" and len(err.splitlines()) == 1 and "--force" in err and "Mine." in path.read_text()
+        )
+        assert run(f"card {variant} --force")[0] == 0
+        assert "Mine." not in path.read_text() and ModelCard.load(path).data.library_name == "transformers"
 
     def test_output_goes_where_it_is_asked_to(self, run, variant, tmp_path):
         code, out, _ = run(f"card {variant} --output {tmp_path / 'cards' / 'x.md'}")

@@ -12,10 +12,11 @@ import torch
 import transformers
 from fresh_process import run_fresh
 from hub_server import LoopbackHub
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import save_file
 from tiny import FAMILIES, STOCK_CONFIGS, Sentences, build, fill_positions, heads, inputs, stock_config, variant_class
 from transformers import (
     AutoModel,
@@ -307,9 +308,18 @@ class TestPush:
         classifier().save_pretrained(tmp_path / "variant")
         return tmp_path / "variant"
 
-    def test_takes_what_belongs_to_a_model_and_no_pickles_optimizers_or_checkpoints(self, hub, folder):
+    def test_takes_what_belongs_to_a_model_and_nothing_else_of_a_run(self, hub, folder):
         for name in ("training_args.bin", "optimizer.pt", "pytorch_model.bin", "notes.py", "trainer_state.json"):
             (folder / name).write_bytes(b"-")
+        for name in (
+            "all_results.json",
+            "eval_results.json",
+            "train.jsonl",
+            "predictions.txt",
+            "notes.md",
+            "run.json",
+        ):
+            (folder / name).write_text("{}")
         shutil.copytree(folder, folder / "checkpoint-2")
         for name in ("tokenizer.json", "vocab.txt", "results.json"):
             (folder / name).write_text("{}")
@@ -379,7 +389,12 @@ class TestPush:
         train_positions(adapted)
         fill_positions(adapted, seed=6)
         adapted.save_pretrained(tmp_path / "adapter")
+        for name in ("training_args.bin", "all_results.json"):
+            (tmp_path / "adapter" / name).write_text("{}")
         push(tmp_path / "adapter", "me/of-base")
+        assert hub.repositories["me/of-base"].files().keys() == {
+            *("adapter_config.json", "adapter_model.safetensors", "README.md"),
+        }
         again = AutoModelForSequenceClassification.from_pretrained("me/of-base")
         assert error(outputs(again, **inputs()), outputs(adapted, **inputs())) <= TOLERANCE
 
@@ -420,6 +435,187 @@ class TestPush:
         repository = hub.repositories.get(repo)
         assert repository is None or repository.files() == {}
         assert (repository is None) == (name != "card")
+
+
+TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+DENSE = {"path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
+NORMALIZE = {"path": "3_Normalize", "type": "sentence_transformers.models.Normalize"}
+
+
+def write_modules(folder: Path, *modules: dict) -> None:
+    """`modules.json` as sentence-transformers writes it."""
+    entries = [{"idx": index, "name": str(index), **module} for index, module in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def write_dense(folder: Path, name: str = "2_Dense", seed: int = 0) -> None:
+    """The sub-folder of a Dense module."""
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text('{"in_features": 32, "out_features": 8, "bias": true}')
+    generator = torch.Generator().manual_seed(seed)
+    weights = {"linear.weight": torch.randn(8, 32, generator=generator), "linear.bias": torch.zeros(8)}
+    save_file(weights, folder / name / "model.safetensors")
+
+
+class TestFoldersOfSentenceTransformers:
+    @pytest.fixture
+    def folder(self, tmp_path, minilm) -> Path:
+        """A variant in the place of MiniLM, with a Dense module between pooling and normalization; Normalize saves nothing."""
+        folder = tmp_path / "sentences"
+        build("absolute+t5").save_pretrained(folder)
+        for name in ("config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer.json", "vocab.txt"):
+            shutil.copy(Path(minilm) / name, folder)
+        shutil.copytree(Path(minilm) / "1_Pooling", folder / "1_Pooling")
+        write_dense(folder)
+        write_modules(folder, TRANSFORMER, POOLING, DENSE, NORMALIZE)
+        return folder
+
+    def test_arrive_whole_in_one_commit_and_without_what_else_a_run_leaves(self, hub, folder, tmp_path):
+        for name in (
+            "checkpoint-2/1_Pooling/config.json",
+            "eval/similarity.csv",
+            "notes/config.json",
+            "all_results.json",
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text("{}")
+        (folder / "2_Dense/pytorch_model.bin").write_bytes(b"-")  # beside safetensors, which are loaded
+        (folder / "2_Dense/.DS_Store").write_bytes(b"-")
+        push(folder, "me/sentences")
+        pulled = Path(snapshot_download("me/sentences", cache_dir=tmp_path / "cache"))
+        got = {path.relative_to(pulled).as_posix() for path in pulled.rglob("*") if path.is_file()}
+        modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+        settings = {"config.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
+        code = {path.name for path in code_files(AutoModel.from_pretrained(folder).config)}
+        others = {"model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
+        assert got == modules | settings | code | others
+        for name in got - {"README.md"}:
+            assert (pulled / name).read_bytes() == (folder / name).read_bytes(), name
+        assert len(hub.repositories["me/sentences"].commits) == 2  # the first is the empty repository
+        loaded = AutoModel.from_pretrained(pulled)
+        assert error(outputs(loaded, **inputs()), outputs(build("absolute+t5"), **inputs())) <= TOLERANCE
+        card = ModelCard.load(pulled / "README.md")
+        assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
+
+    def test_the_very_files_of_minilm_are_what_is_sent(self, hub, folder, minilm):
+        for path in Path(minilm).rglob("*"):
+            if path.is_file() and path.name not in ("config.json", "model.safetensors"):
+                shutil.copy(path, folder / path.relative_to(minilm))
+        push(folder, "me/minilm")
+        files = hub.repositories["me/minilm"].files()
+        assert "1_Pooling/config.json" in files and not {".gitattributes", "data_config.json"} & files.keys()
+        assert files["README.md"] == (Path(minilm) / "README.md").read_bytes()
+
+    def test_modules_inside_modules_come_along(self, hub, folder):
+        """As those of a Router, whose sub-folders its own settings name."""
+        write_modules(folder, TRANSFORMER, POOLING, {**DENSE, "path": "2_Router", "type": "x.Router"})
+        (folder / "2_Dense").rename(folder / "query_0_Dense")
+        (folder / "2_Router").mkdir()
+        (folder / "2_Router/router_config.json").write_text("{}")
+        (folder / "query_0_Dense").rename(folder / "2_Router/query_0_Dense")
+        push(folder, "me/router")
+        assert {"2_Router/router_config.json", "2_Router/query_0_Dense/model.safetensors"} <= hub.repositories[
+            "me/router"
+        ].files().keys()
+
+    def test_what_older_modules_left_in_their_folders_is_removed(self, hub, folder):
+        push(folder, "me/changed")
+        for name in ("2_Dense/pytorch_model.bin", "plots/1_Pooling.json"):
+            HfApi(endpoint=hub.url).upload_file(path_or_fileobj=b"-", path_in_repo=name, repo_id="me/changed")
+        push(folder, "me/changed")
+        assert "2_Dense/pytorch_model.bin" not in hub.repositories["me/changed"].files()
+        shutil.rmtree(folder / "2_Dense")
+        write_dense(folder, "1_Dense", seed=1)
+        write_modules(folder, TRANSFORMER, {**DENSE, "path": "1_Dense"})
+        push(folder, "me/changed")
+        files = hub.repositories["me/changed"].files()
+        assert {name for name in files if "/" in name} == {
+            *("1_Dense/config.json", "1_Dense/model.safetensors", "plots/1_Pooling.json"),
+        }
+
+    def test_a_variant_alone_leaves_the_modules_that_are_there(self, hub, folder, tmp_path):
+        push(folder, "me/alone")
+        build("absolute+t5", seed=1).save_pretrained(tmp_path / "alone")
+        push(tmp_path / "alone", "me/alone")
+        assert {"modules.json", "2_Dense/model.safetensors"} <= hub.repositories["me/alone"].files().keys()
+
+    def test_a_broken_list_of_modules_on_the_hub_is_replaced(self, hub, folder):
+        api = HfApi(endpoint=hub.url)
+        api.create_repo("me/broken-list")
+        for name in ("modules.json", "2_Dense/old.json"):
+            api.upload_file(path_or_fileobj=b"{", path_in_repo=name, repo_id="me/broken-list")
+        push(folder, "me/broken-list")
+        files = hub.repositories["me/broken-list"].files()
+        assert files["modules.json"] == (folder / "modules.json").read_bytes() and "1_Pooling/config.json" in files
+        assert "2_Dense/old.json" not in files
+
+    def test_an_adapter_in_such_a_folder_has_its_modules_too(self, hub, folder, tmp_path):
+        push(folder, "me/sentence-base")
+        adapted = get_peft_model(AutoModel.from_pretrained("me/sentence-base"), LoraConfig())
+        for path in [*folder.glob("*.py"), folder / "config.json", folder / "model.safetensors"]:
+            path.unlink()
+        adapted.save_pretrained(folder)
+        push(folder, "me/sentence-adapter")
+        files = hub.repositories["me/sentence-adapter"].files()
+        assert {"adapter_config.json", "adapter_model.safetensors", "modules.json"} <= files.keys()
+        assert {"1_Pooling/config.json", "2_Dense/model.safetensors"} <= files.keys() and "config.json" not in files
+
+    @pytest.mark.parametrize(
+        "name, said",
+        [
+            ("missing folder", "names 1_Pooling, and there is no such folder"),
+            ("empty folder", "1_Pooling has no settings"),
+            ("up", "'../outside', which leads out of the folder"),
+            ("up and down", "leads out of the folder"),
+            ("absolute", "outside', which leads out of the folder"),
+            ("link", "'1_Pooling', which leads out of the folder"),
+            ("pickle", "pytorch_model.bin is a pickle, which is not shared: .+ writes safetensors"),
+            ("no weights", "2_Dense/model.safetensors is missing"),
+            ("damaged", "2_Dense/model.safetensors is damaged"),
+            ("transformer below", "0_Transformer.+save it again, which puts it into the folder itself"),
+            ("code", "names the module mine.Pooling, whose code is mine.py"),
+            ("no JSON", "modules.json is not JSON"),
+            ("no list", "modules.json is no list of modules"),
+            ("no path", "modules.json is no list of modules"),
+        ],
+    )
+    def test_sends_nothing_of_what_others_could_not_load(self, name, said, hub, folder, tmp_path):
+        shutil.copytree(folder / "1_Pooling", tmp_path / "outside")
+        outside = {"up": "../outside", "up and down": "1_Pooling/../../outside", "absolute": str(tmp_path / "outside")}
+        if name in ("missing folder", "empty folder", "link"):
+            shutil.rmtree(folder / "1_Pooling")
+        if name == "empty folder":
+            (folder / "1_Pooling").mkdir()
+        elif name == "link":
+            (folder / "1_Pooling").symlink_to(tmp_path / "outside")
+        elif name in outside:
+            write_modules(folder, TRANSFORMER, {**POOLING, "path": outside[name]})
+        elif name in ("pickle", "no weights"):
+            (folder / "2_Dense/model.safetensors").unlink()
+        elif name == "damaged":
+            data = (folder / "2_Dense/model.safetensors").read_bytes()
+            (folder / "2_Dense/model.safetensors").write_bytes(data[: len(data) // 2])
+        elif name == "transformer below":
+            build("absolute+t5").save_pretrained(folder / "0_Transformer")
+            (folder / "config.json").unlink()
+            (folder / "model.safetensors").unlink()
+            write_modules(folder, {**TRANSFORMER, "path": "0_Transformer"}, POOLING)
+        elif name == "code":
+            (folder / "mine.py").write_text("class Pooling: ...")
+            write_modules(folder, TRANSFORMER, {**POOLING, "type": "mine.Pooling"})
+        elif name == "no JSON":
+            (folder / "modules.json").write_text("[")
+        elif name == "no list":
+            (folder / "modules.json").write_text("3")
+        elif name == "no path":
+            write_modules(folder, TRANSFORMER, {"type": POOLING["type"]})
+        if name == "pickle":
+            torch.save({}, folder / "2_Dense/pytorch_model.bin")
+        repo = f"me/refused-sentences-{name.replace(' ', '-')}"
+        with pytest.raises((ValueError, OSError), match=said) as raised:
+            push(folder, repo)
+        assert "\n" not in str(raised.value) and repo not in hub.repositories
 
 
 class TestWhatGoesWrongWhilePushing:

@@ -1,0 +1,127 @@
+"""Folders of sentence-transformers: a transformer, and sub-folders for the modules that make embeddings of its output.
+
+`modules.json` names them in order. The transformer's `path` is the folder itself ("") since sentence-transformers 2; each of
+the others (pooling, dense, ...) has a sub-folder, which is part of the model. Checked against sentence-transformers 6.2.
+"""
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
+
+
+MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+# The Hub's name for the task of a class, where sentence-transformers' own cards have one for all its models.
+PIPELINE_TAGS = {
+    "SentenceTransformer": "sentence-similarity",
+    "SparseEncoder": "feature-extraction",
+    "MultiVectorEncoder": "feature-extraction",
+}
+# What modules save. Not: pickles, and code.
+MODULE_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
+PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle"}
+# Modules with weights of their own: without them, nobody could load the model.
+WEIGHTED = {
+    *("Dense", "LayerNorm", "WeightedLayerPooling", "LSTM", "CNN", "WordEmbeddings", "WordWeights"),
+    *("SparseAutoEncoder", "SparseStaticEmbedding"),
+}
+# Up to version 5 these saved nothing, and a folder without files does not survive git.
+WITHOUT_FILES = {"Normalize"}
+
+
+def model_class(folder: Path) -> str | None:
+    """The class of sentence-transformers that loads a folder, such as "SentenceTransformer"; None if it is none of its folders."""
+    if not (folder / MODULES).is_file():
+        return None
+    settings = _read(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    name = settings.get("model_type") if isinstance(settings, dict) else None
+    return name if isinstance(name, str) and name.isidentifier() else "SentenceTransformer"
+
+
+def module_paths(modules_file: Path) -> list[str]:
+    """The sub-folders that a `modules.json` names, as they are written there.
+
+    Raises:
+        ValueError: it is not what sentence-transformers writes.
+    """
+    return [path for path, _ in _modules(modules_file) if path]
+
+
+def module_files(folder: Path) -> dict[str, Path]:
+    """What is shared of the sub-folders that `modules.json` names, by path in the repository; nothing if there is none.
+
+    Raises:
+        FileNotFoundError: a sub-folder, or the weights in it, are missing.
+        ValueError: a path leads out of the folder, or what is there would not load from the Hub as safetensors.
+    """
+    if not (folder / MODULES).is_file():
+        return {}
+    files: dict[str, Path] = {}
+    for path, module in _modules(folder / MODULES):
+        code = folder / f"{module.partition('.')[0]}.py"
+        if code.is_file():
+            raise ValueError(
+                f"{folder / MODULES} names the module {module}, whose code is {code.name}: hf-posenc push sends no code but its "
+                "own; push this folder with `hf upload`"
+            )
+        if path:
+            files |= _files_of(folder, path, module.rpartition(".")[2])
+    return files
+
+
+def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
+    place = folder / path
+    outside = PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
+    if outside or not place.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{folder / MODULES} names {path!r}, which leads out of the folder")
+    if not place.is_dir():
+        if module in WITHOUT_FILES:
+            return {}
+        raise FileNotFoundError(f"{folder / MODULES} names {path}, and there is no such folder: save the model again")
+    found = {file for pattern in MODULE_FILES for file in place.rglob(pattern) if file.is_file()}
+    for file in sorted(found):
+        if file.name == CONFIG_NAME and _is_transformer(file):
+            raise ValueError(
+                f"{folder / MODULES} has the transformer in {file.parent}, where its code would not be found: load the folder with "
+                "sentence-transformers and save it again, which puts it into the folder itself"
+            )
+    for file in sorted(place.rglob("*")):
+        if file.suffix in PICKLES and file.is_file() and file.with_name(SAFE_WEIGHTS_NAME) not in found:
+            raise ValueError(
+                f"{file} is a pickle, which is not shared: load the folder with sentence-transformers and save it again, which "
+                "writes safetensors"
+            )
+    if module in WEIGHTED and place / SAFE_WEIGHTS_NAME not in found:
+        raise FileNotFoundError(f"{place / SAFE_WEIGHTS_NAME} is missing: save the model again")
+    if not found and module not in WITHOUT_FILES:
+        raise FileNotFoundError(f"{place} has no settings: save the model again")
+    return {file.relative_to(folder).as_posix(): file for file in found}
+
+
+def _is_transformer(config: Path) -> bool:
+    entries = _read(config)
+    return isinstance(entries, dict) and "model_type" in entries
+
+
+def _modules(modules_file: Path) -> list[tuple[str, str]]:
+    """Path and type of every module."""
+    try:
+        return [(_path(entry["path"]), str(entry["type"])) for entry in _read(modules_file)]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{modules_file} is no list of modules with 'path' and 'type', as they are saved") from error
+
+
+def _path(path: str) -> str:
+    """Without a dot or a slash too many; empty where it is the folder itself."""
+    if not isinstance(path, str):
+        raise TypeError
+    return "" if PurePosixPath(path) == PurePosixPath() else str(PurePosixPath(path))
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
