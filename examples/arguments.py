@@ -20,6 +20,7 @@ from transformers import (
 )
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
+from hf_posenc.inspection import longest_sequence
 from hf_posenc.modeling.schemes import SCHEMES, scheme_names
 
 
@@ -175,7 +176,11 @@ class DataArguments:
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first so many examples."})
     max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first so many examples."})
     max_seq_length: int | None = field(
-        default=None, metadata={"help": "Tokens of an input, special tokens counted; longer text is cut."}
+        default=None,
+        metadata={
+            "help": "Tokens of an input, special tokens counted; longer text is cut. The model_max_length of the tokenizer "
+            "that is saved is raised to it, and never lowered, except to the end of the model's table of positions."
+        },
     )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
 
@@ -221,6 +226,34 @@ def sequence_length(asked_for: int | None, default: int, config: PreTrainedConfi
             f"without a table reads on, for example --position_scheme t5, deberta or rope"
         )
     return asked_for
+
+
+def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, length: int, config: PreTrainedConfig) -> None:
+    """Let a tokenizer that is saved with a model cut where the model was trained to, and not before.
+
+    Its `model_max_length` says where pipelines cut, and from where on they warn. It is raised to the length of training,
+    and never lowered for it: a model that reads 512 tokens is not to lose the rest because it was trained with 128. Where
+    the model's table of absolute positions ends, it cannot read on, and that is as far as the tokenizer goes.
+
+    Args:
+        tokenizer: changed in place.
+        length: tokens that training texts were cut to.
+        config: the model's, with its schemes.
+    """
+    end = longest_sequence(config)
+    reads = max(tokenizer.model_max_length, length)
+    tokenizer.model_max_length = reads if end is None else min(reads, end)
+
+
+def cut_nothing_by_itself(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Forget how a tokenizer cut and padded last, before it is saved: the library `tokenizers` keeps that as its state.
+
+    It would be part of tokenizer.json. transformers sets it anew in every call; others who read the file obey it, and cut
+    to the length of training, or fail where one text stands alone and only the second of two was to be cut.
+    """
+    if getattr(tokenizer, "is_fast", False):
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
 
 
 def parse_arguments(*kinds: type, **defaults: Any) -> tuple[Any, ...]:

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from arguments import fit_tokenizer
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer
 from minilm import packaged_minilm
 from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
@@ -164,12 +165,14 @@ class Task:
     """Data, and how a model for it is made and judged.
 
     Attributes:
+        length: tokens of a training example, at most.
         evaluate_on: for each length, its examples.
         quality: the metric that ranks schemes, and `higher_is_better`.
         config: makes the config of a candidate from its flags.
         model: makes a model from a config, with freshly seeded weights where it has new ones.
     """
 
+    length: int
     train: list[dict]
     evaluate_on: dict[int, list[dict]]
     quality: str
@@ -186,6 +189,7 @@ def punctuation_task(arguments: CompareArguments) -> Task:
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     return Task(
+        length=arguments.length,
         train=windows(train, tokenizer, arguments.length),
         evaluate_on={length: windows(held_out, tokenizer, length) for length in arguments.lengths},
         quality="f1",
@@ -207,8 +211,6 @@ def masked_lm_task(arguments: CompareArguments) -> Task:
     tokenizer = (
         AutoTokenizer.from_pretrained(checkpoint) if checkpoint else train_tokenizer(lines, arguments.vocabulary)
     )
-    # Ignored while text is cut by us; left alone, the tokenizer would warn of every long line.
-    tokenizer.model_max_length = sys.maxsize
     stream = token_stream(read_lines(arguments.eval_file), tokenizer, arguments.max_eval_tokens)
     masked, labels = mask_stream(stream, tokenizer, arguments.mask_share, seed=0)
 
@@ -223,6 +225,7 @@ def masked_lm_task(arguments: CompareArguments) -> Task:
         return AutoModelForMaskedLM.from_config(config)
 
     return Task(
+        length=arguments.length,
         train=cut(token_stream(lines, tokenizer), tokenizer, arguments.length),
         evaluate_on={length: cut(masked, tokenizer, length, labels) for length in arguments.lengths},
         quality="masked_loss",
@@ -288,7 +291,10 @@ def train_and_evaluate(
         training.position_learning_rate = candidate.position_learning_rate
     set_seed(seed)
     model = task.model(config)
-    trainer = PositionTrainer(model=model, args=training, train_dataset=task.train, **task.trainer)
+    tokenizer = copy.deepcopy(task.trainer["processing_class"])
+    fit_tokenizer(tokenizer, task.length, config)
+    own = {**task.trainer, "processing_class": tokenizer}
+    trainer = PositionTrainer(model=model, args=training, train_dataset=task.train, **own)
     seconds = trainer.train().metrics["train_runtime"]
     metrics = {}
     for length, examples in task.evaluate_on.items():

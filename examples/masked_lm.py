@@ -46,8 +46,9 @@ def train_tokenizer(lines: Iterable[str], vocabulary: int) -> PreTrainedTokenize
 
 def token_stream(lines: list[str], tokenizer: PreTrainedTokenizerBase, limit: int | None = None) -> list[int]:
     """The ids of all lines one after the other, without special tokens; at most `limit` of them."""
-    ids = [token for line in tokenizer(lines, add_special_tokens=False)["input_ids"] for token in line]
-    return ids[:limit]
+    # Not verbose: no warning of lines longer than a model reads, as they are cut later.
+    lines_of_ids = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]
+    return [token for line in lines_of_ids for token in line][:limit]
 
 
 def mask_stream(

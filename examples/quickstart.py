@@ -13,11 +13,11 @@ flags of `TrainingArguments` and all `position_*` flags are accepted.
 import copy
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from arguments import PositionArguments
+from arguments import PositionArguments, fit_tokenizer
 from minilm import packaged_minilm
 from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
 from training import PositionTrainer, PositionTrainingArguments
@@ -89,9 +89,10 @@ RECORDED = (
 
 @dataclass
 class Data:
-    """Windows of text, and what turns text into them."""
+    """Windows of text of at most `window` tokens, and what turns text into them."""
 
     tokenizer: PreTrainedTokenizerBase
+    window: int
     train: list[dict]
     held_out: list[dict]
 
@@ -112,7 +113,12 @@ def load_data(arguments: QuickstartArguments, checkpoint: str) -> Data:
     documents = language_reference() if arguments.text_file is None else read_documents(arguments.text_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    data = Data(tokenizer, windows(train, tokenizer, arguments.window), windows(held_out, tokenizer, arguments.window))
+    data = Data(
+        tokenizer,
+        arguments.window,
+        train=windows(train, tokenizer, arguments.window),
+        held_out=windows(held_out, tokenizer, arguments.window),
+    )
     print(
         f"{len(train)} documents to train on ({len(data.train)} windows of up to {arguments.window} tokens), "
         f"{len(held_out)} held out ({len(data.held_out)} windows)"
@@ -150,6 +156,8 @@ def fine_tune(checkpoint: str, config: PreTrainedConfig, arguments: PositionTrai
     arguments.output_dir = str(variant_folder(arguments, config.position_scheme))
     set_seed(arguments.seed)
     model = AutoModelForTokenClassification.from_pretrained(checkpoint, config=config)
+    data = replace(data, tokenizer=copy.deepcopy(data.tokenizer))
+    fit_tokenizer(data.tokenizer, data.window, config)
     trainer = make_trainer(model, arguments, data)
     seconds = trainer.train().metrics["train_runtime"]
     prediction = trainer.predict(data.held_out, metric_key_prefix="held_out")

@@ -24,6 +24,7 @@ from arguments import (
     ModelArguments,
     PositionArguments,
     TableArguments,
+    fit_tokenizer,
     mistakes_in_one_line,
     parse_arguments,
     sequence_length,
@@ -236,6 +237,7 @@ def main() -> None:
         training.choose_best_by(arguments.chosen_by)
         run = Run(training, config, checkpoint, arguments)
         tokenizer = checkpoint.load_tokenizer()
+        fit_tokenizer(tokenizer, length, config)
         set_seed(training.seed)
         model = checkpoint.load_model(AutoModelForSequenceClassification, config, run.finished_model)
 

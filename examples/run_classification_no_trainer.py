@@ -21,7 +21,15 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
-from arguments import ModelArguments, PositionArguments, mistakes_in_one_line, parse_arguments, sequence_length
+from arguments import (
+    ModelArguments,
+    PositionArguments,
+    cut_nothing_by_itself,
+    fit_tokenizer,
+    mistakes_in_one_line,
+    parse_arguments,
+    sequence_length,
+)
 from data_files import limit_rows
 from datasets import Dataset
 from records import same_settings, write_json
@@ -291,6 +299,7 @@ def main() -> None:
         record = Path(loop.output_dir) / "run_settings.json"
         same_settings(record, settings)
         tokenizer = checkpoint.load_tokenizer()
+        fit_tokenizer(tokenizer, length, config)
         set_seed(loop.seed)
         model = checkpoint.load_model(AutoModelForSequenceClassification, config)
 
@@ -304,6 +313,7 @@ def main() -> None:
     compute_metrics = measure_classes(arguments.metric, config.num_labels) if arguments.metric else measure_numbers
     if accelerator.is_main_process:
         write_json(record, settings)
+        cut_nothing_by_itself(tokenizer)
         tokenizer.save_pretrained(loop.output_dir)
     if loop.report_to:
         accelerator.init_trackers(Path(loop.output_dir).name)

@@ -31,6 +31,7 @@ from arguments import (
     DataArguments,
     ModelArguments,
     PositionArguments,
+    fit_tokenizer,
     mistakes_in_one_line,
     parse_arguments,
     sequence_length,
@@ -328,6 +329,7 @@ def main() -> None:
                 f"the tokenizer has {len(tokenizer)} tokens, and the checkpoint knows {config.vocab_size}"
             )
         length = sequence_length(arguments.max_seq_length, LENGTH, config)
+        fit_tokenizer(tokenizer, length, config)
         training.choose_best_by("perplexity", greater_is_better=False)
         run = Run(training, config, checkpoint, arguments)
         set_seed(training.seed)

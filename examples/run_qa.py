@@ -26,6 +26,7 @@ from arguments import (
     DataArguments,
     ModelArguments,
     PositionArguments,
+    fit_tokenizer,
     mistakes_in_one_line,
     parse_arguments,
     sequence_length,
@@ -330,6 +331,7 @@ def main() -> None:
         config = checkpoint.load_config(positions)
         length = sequence_length(arguments.max_seq_length, 384, config)
         tokenizer = checkpoint.load_tokenizer(padding_side="right")
+        fit_tokenizer(tokenizer, length, config)
         room = length - arguments.max_query_length - tokenizer.num_special_tokens_to_add(pair=True)
         if room <= arguments.doc_stride:
             raise ValueError(

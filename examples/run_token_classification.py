@@ -27,6 +27,7 @@ from arguments import (
     ModelArguments,
     PositionArguments,
     TableArguments,
+    fit_tokenizer,
     mistakes_in_one_line,
     parse_arguments,
     sequence_length,
@@ -265,6 +266,7 @@ def main() -> None:
         # A byte-level tokenizer knows where words begin by the space before them.
         options = {"add_prefix_space": True} if config.model_type in ("roberta", "posenc_roberta") else {}
         tokenizer = checkpoint.load_tokenizer(**options)
+        fit_tokenizer(tokenizer, length, config)
         set_seed(training.seed)
         model = checkpoint.load_model(AutoModelForTokenClassification, config, run.finished_model)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import evaluate
 import torch
-from arguments import DataArguments
+from arguments import DataArguments, cut_nothing_by_itself
 from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
 from datasets import Dataset
 from records import write_json
@@ -127,6 +127,12 @@ class PositionTrainer(Trainer):
         if is_new and rate is not None:
             move_to_own_groups(optimizer, tables_and_biases(self.model if model is None else model), rate)
         return optimizer
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As in `Trainer`; a tokenizer's own file, saved beside the model, cuts and pads nothing by itself."""
+        if self.processing_class is not None:
+            cut_nothing_by_itself(self.processing_class)
+        super().save_model(*args, **kwargs)
 
 
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

@@ -6,6 +6,7 @@ hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -62,35 +63,38 @@ def inspect(
 ) -> None:
     """Say what a model's positions are.
 
-    Scheme, flags and parameters, and what transformers makes of the model without hf_posenc. Reads the config alone: no
-    weights, and no code that lies beside them.
+    Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
+    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
     """
     adapter = find_adapter_config_file(model, revision=revision)
+    of_adapter = None
     if adapter is not None:
         base = hub.adapter_base(Path(adapter))
         typer.echo(f"{model} is an adapter of {base}:\n")
+        of_adapter = inspection.tokenizer_length(model, revision)
         model, revision = base, None
     entries = inspection.read_config(model, revision)
     config = inspection.load_config(model, revision)
+    tokenizers = {"tokenizer": inspection.tokenizer_length(model, revision)}
+    if of_adapter is not None:
+        tokenizers["adapter's tokenizer"] = of_adapter
+    tokens = _tokens(inspection.longest_sequence(config), tokenizers)
     if not isinstance(config, PositionConfigMixin):
         rows = [
             ("model", f"{model} ({config.model_type})"),
             ("position_scheme", "none: transformers' absolute positions"),
+            *tokens,
         ]
         typer.echo(_aligned([*rows, ("without hf_posenc", "the same: hf_posenc leaves such a model as it is")]))
         return
     shapes, total = inspection.parameter_shapes(config)
     added = sum(torch.Size(shape).numel() for shape in shapes.values())
-    longest = inspection.longest_sequence(config)
     rows = [
         ("model", f"{model} ({entries['model_type']}, {inspection.model_class(config).__name__})"),
         ("position_scheme", config.position_scheme),
         *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in inspection.schemes_of(config)),
         ("flags", ", ".join(f"{flag}={value!r}" for flag, value in inspection.flags_of(config).items()) or "defaults"),
-        (
-            "tokens",
-            "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends",
-        ),
+        *tokens,
         ("parameters", f"{added:,} of {total:,} belong to the scheme"),
         *(
             ("", f"{name} {shape}" + f" × {count}" * (count > 1))
@@ -102,6 +106,39 @@ def inspect(
         ),
     ]
     typer.echo(_aligned(rows))
+
+
+def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tuple[str, str]]:
+    """Rows of how many tokens a model reads, and how many each of its tokenizers leaves."""
+    reads = "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends"
+    rows = [("tokens", reads)]
+    for name, length in tokenizers.items():
+        said, *hints = _tokenizer(length, longest)
+        rows += [(name, said), *(("", hint) for hint in hints)]
+    return rows
+
+
+def _tokenizer(length: float | None, longest: int | None) -> list[str]:
+    """What a tokenizer that cuts at a length does for a model that reads so many tokens, and what to do about it."""
+    if length is None:
+        return ["none beside it"]
+    cuts = "has no limit" if length == math.inf else f"cuts at {length} tokens (model_max_length)"
+    change = (
+        f"to change it: AutoTokenizer.from_pretrained(..., model_max_length={longest or 'N'}).save_pretrained(...)"
+    )
+    if length == (longest or math.inf):
+        return [f"{cuts}, as the model"]
+    if length < (longest or math.inf):
+        return [
+            f"{cuts}; the model itself reads {longest or 'any number'}",
+            "pipelines drop the rest with truncation=True, and warn without",
+            change,
+        ]
+    return [
+        f"{cuts}; the model's table ends at {longest}",
+        "longer text is an error, with truncation=True too",
+        change,
+    ]
 
 
 def _without(model: str, revision: str | None, entries: dict, config: PositionConfigMixin) -> list[str]:

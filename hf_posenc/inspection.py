@@ -4,6 +4,8 @@ No weight is read, and no code that lies beside a checkpoint is run.
 """
 
 import inspect
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.tokenization_utils_base import LARGE_INTEGER, TOKENIZER_CONFIG_FILE
+from transformers.utils import cached_file, has_file
 
 from .modeling.configuration_posenc import FLAGS, PositionConfigMixin
 from .modeling.scheme import PositionScheme
@@ -23,6 +27,8 @@ from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
 CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (*VARIANT_CONFIGS, *VARIANT_CONFIGS.values())
 }
+# What a tokenizer is read from where it has no config, as old checkpoints do.
+VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
 # The end of an architecture's name -> the Hub's name for its task, where the Hub has one.
 PIPELINE_TAGS = {
     "ForMaskedLM": "fill-mask",
@@ -122,11 +128,35 @@ def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
     return [(*row, count) for row, count in rows.items()]
 
 
-def longest_sequence(config: PositionConfigMixin) -> int | None:
-    """Number of tokens at which a variant's table of absolute positions ends; None where it has no such end."""
+def longest_sequence(config: PreTrainedConfig) -> int | None:
+    """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
+    if not isinstance(config, PositionConfigMixin):
+        config = type(config).from_dict(config.to_dict(), position_scheme="absolute")
     if any(scheme.extrapolates.startswith("no") for scheme in schemes_of(config)):
         return config.max_position_embeddings - config.first_position
     return None
+
+
+def tokenizer_length(model: str, revision: str | None = None) -> float | None:
+    """Number of tokens at which the tokenizer beside a model cuts and warns, its `model_max_length`.
+
+    Infinite where it has no limit, and None where there is no tokenizer.
+
+    Raises:
+        OSError: the repository cannot be had.
+        ValueError: the tokenizer's config is no JSON object, or its `model_max_length` is no number.
+    """
+    if not has_file(model, TOKENIZER_CONFIG_FILE, revision=revision):
+        return math.inf if any(has_file(model, name, revision=revision) for name in VOCABULARIES) else None
+    text = Path(cached_file(model, TOKENIZER_CONFIG_FILE, revision=revision)).read_text(encoding="utf-8")
+    try:
+        entries = json.loads(text)
+        # The second is its name in the oldest checkpoints.
+        length = entries.get("model_max_length", entries.get("max_len"))
+        # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
+        return math.inf if length is None or length > LARGE_INTEGER else int(length)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{model}: {TOKENIZER_CONFIG_FILE} cannot be understood: {error}") from error
 
 
 def code_files(config: PositionConfigMixin) -> list[Path]:

@@ -11,7 +11,7 @@ from hub_server import LoopbackHub
 from huggingface_hub import ModelCard, constants
 from peft import LoraConfig, get_peft_model
 from tiny import build, stock_config
-from transformers import AutoModel, BertConfig, BertModel, GPT2Config
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast, GPT2Config, RobertaModel
 
 from hf_posenc import position_parameters
 from hf_posenc.cli import app, main
@@ -39,6 +39,17 @@ def run(capsys):
 def variant(tmp_path) -> Path:
     build("absolute+t5", head="ForSequenceClassification", position_buckets=8).save_pretrained(tmp_path / "variant")
     return tmp_path / "variant"
+
+
+def save_tokenizer(folder: Path, **entries: int | None) -> None:
+    """A tokenizer whose config has some entries and no other length; without its config if there are none."""
+    (folder / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["model_max_length"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | entries))
+    if not entries:
+        (folder / "tokenizer_config.json").unlink()
 
 
 def commands() -> dict:
@@ -154,6 +165,68 @@ class TestInspect:
         code, out, _ = run(f"inspect {tmp_path / 'adapter'}")
         assert code == 0 and f"is an adapter of {variant}" in out and "absolute+t5" in out
 
+    @pytest.mark.parametrize(
+        "scheme, entries, said",
+        [
+            (
+                "t5",
+                {"model_max_length": 48},
+                "cuts at 48 tokens (model_max_length); the model itself reads any number",
+            ),
+            (
+                "absolute+t5",
+                {"model_max_length": 48},
+                "cuts at 48 tokens (model_max_length); the model itself reads 64",
+            ),
+            ("absolute", {"model_max_length": 64}, "cuts at 64 tokens (model_max_length), as the model"),
+            ("absolute", {"max_len": 99}, "cuts at 99 tokens (model_max_length); the model's table ends at 64"),
+            ("absolute", {"model_max_length": 10**30}, "has no limit; the model's table ends at 64"),
+            ("absolute", {"model_max_length": None}, "has no limit; the model's table ends at 64"),
+            ("tupe", {}, "has no limit; the model's table ends at 64"),
+            ("rope", {}, "has no limit, as the model"),
+        ],
+    )
+    def test_says_what_the_tokenizer_will_do(self, scheme, entries, said, run, tmp_path):
+        build(scheme).save_pretrained(tmp_path)
+        save_tokenizer(tmp_path, **entries)
+        code, out, _ = run(f"inspect {tmp_path}")
+        assert code == 0 and [line.split("  ")[-1].strip() for line in out.splitlines() if "tokenizer  " in line] == [
+            said
+        ]
+        cut = len(AutoTokenizer.from_pretrained(tmp_path)("a " * 200, truncation=True)["input_ids"])
+        assert f"cuts at {cut} tokens" in said or (cut == 202 and "no limit" in said)
+        assert ("drop the rest" in out, "is an error" in out) == ("itself reads" in said, "table ends" in said)
+        assert ("model_max_length=64" in out) == (("itself" in said or "ends" in said) and scheme != "t5")
+
+    def test_says_that_there_is_no_tokenizer(self, run, variant):
+        assert "tokenizer          none beside it" in run(f"inspect {variant}")[1]
+
+    def test_knows_where_a_stock_table_ends(self, run, tmp_path):
+        RobertaModel(stock_config("roberta")).save_pretrained(tmp_path)
+        save_tokenizer(tmp_path, model_max_length=64)
+        _, out, _ = run(f"inspect {tmp_path}")
+        # RoBERTa counts from the id of padding, 1.
+        assert "at most 62:" in out and "cuts at 64 tokens (model_max_length); the model's table ends at 62" in out
+
+    def test_tells_an_adapters_tokenizer_from_its_variants(self, run, variant, tmp_path):
+        get_peft_model(AutoModel.from_pretrained(variant), LoraConfig()).save_pretrained(tmp_path / "adapter")
+        save_tokenizer(variant, model_max_length=32)
+        _, out, _ = run(f"inspect {tmp_path / 'adapter'}")
+        assert "adapter's" not in out and "tokenizer          cuts at 32 tokens" in out
+        save_tokenizer(tmp_path / "adapter", model_max_length=64)
+        _, out, _ = run(f"inspect {tmp_path / 'adapter'}")
+        assert "adapter's tokenizer  cuts at 64 tokens" in out and "tokenizer            cuts at 32 tokens" in out
+
+    @pytest.mark.parametrize("content", ["{", "[]", '{"model_max_length": "many"}'])
+    def test_a_tokenizers_config_that_is_none_is_named(self, content, run, variant):
+        (variant / "tokenizer_config.json").write_text(content)
+        code, out, err = run(f"inspect {variant}")
+        assert (
+            (code, out) == (2, "")
+            and "tokenizer_config.json cannot be understood" in err
+            and len(err.splitlines()) == 1
+        )
+
     def test_runs_no_code_that_lies_beside_the_weights(self, run, variant):
         for path in variant.glob("*.py"):
             path.write_text("raise SystemExit('this code was run')")
@@ -163,6 +236,7 @@ class TestInspect:
 
 class TestCardAndPush:
     def test_a_card_is_written_and_pushed_with_its_model(self, run, variant, tmp_path, monkeypatch):
+        save_tokenizer(variant, model_max_length=48)
         rows = [{"model": "variant", "dataset": "D", "length": 64, "metrics": {"f1": 0.625}}]
         (tmp_path / "results.json").write_text(json.dumps({"results": rows}))
         options = "--base-model a/b --license mit --language en --repo me/shown"
@@ -189,6 +263,7 @@ class TestCardAndPush:
             assert code == 2 and "exists already" in err
             code, out, _ = run("inspect me/shown")
             assert code == 0 and "absolute+t5" in out and "run the code beside it" in out
+            assert "cuts at 48 tokens (model_max_length); the model itself reads 64" in out
 
     def test_a_card_that_is_there_is_lost_by_force_only(self, run, variant):
         path = variant / "README.md"

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from distributed_worker import loopback
 from fresh_process import ROOT
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -41,6 +42,20 @@ def save_checkpoint(folder: Path, text: str, *pieces: str, dropout: float = 0.1)
     )
     BertModel(config).save_pretrained(folder)
     return folder
+
+
+def tokens_kept(folder: Path, text: str = "the ") -> set[int]:
+    """How many tokens the tokenizers of a run and of its checkpoints leave of a text that is too long for all of them.
+
+    Only where they are asked to cut: tokenizer.json, as other libraries read it, must cut and pad nothing by itself.
+    """
+    kept = set()
+    for saved in (folder, *folder.glob("checkpoint-*")):
+        tokenizer = AutoTokenizer.from_pretrained(saved)
+        by_itself = Tokenizer.from_file(str(saved / "tokenizer.json"))
+        assert len(by_itself.encode(text * 2000)) >= 2000 and len(by_itself.encode(text)) < 9
+        kept.add(len(tokenizer(text * 2000, truncation=True)["input_ids"]))
+    return kept
 
 
 def command(script: str, *arguments: str | Path | float) -> list[str]:

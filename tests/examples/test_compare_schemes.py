@@ -8,7 +8,7 @@ import compare_schemes
 import pytest
 import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
-from scripts import save_checkpoint
+from scripts import save_checkpoint, tokens_kept
 
 
 TINY = ["--max_steps", "3", "--logging_steps", "1", "--use_cpu", "true", "--disable_tqdm", "true"]
@@ -79,7 +79,9 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
     ]
     options += ["--eval_lengths", "16", "32", "--seeds", "1", "--schemes", "t5", "absolute", "--cost_rounds", "0"]
     options += ["--config_overrides", "hidden_size=16,num_hidden_layers=1,num_attention_heads=2,intermediate_size=16"]
+    options += ["--save_strategy", "steps", "--save_steps", "3"]
     run_main(compare_schemes, *options, *TINY, "--output_dir", tmp_path)
+    assert tokens_kept(tmp_path / "checkpoint-3") == {32}, "the last scheme's table ends there"
     results = json.loads((tmp_path / "results.json").read_text())
     for run in results["runs"]:
         assert run["metrics"].keys() == {"16", "32"}

@@ -25,6 +25,11 @@ def test_the_tokenizer_reads_the_text_it_was_trained_on(tokenizer):
     assert letters == re.sub(r"\W", "", TEXT[1].lower())
 
 
+def test_lines_longer_than_a_model_reads_are_no_reason_to_warn(tokenizer, transformers_said, monkeypatch):
+    monkeypatch.setattr(tokenizer, "model_max_length", 4)
+    assert len(masked_lm.token_stream(TEXT[:2], tokenizer)) > 8 and transformers_said == []
+
+
 @pytest.mark.parametrize("share", [0.15, 0.5])
 def test_the_same_tokens_are_hidden_at_every_length(tokenizer, share):
     stream = masked_lm.token_stream(TEXT, tokenizer, limit=300)

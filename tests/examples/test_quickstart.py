@@ -14,6 +14,7 @@ import torch
 from arguments import PositionArguments
 from fresh_process import ROOT
 from minilm import check_sha256
+from scripts import tokens_kept
 from training import PositionTrainingArguments
 from transformers import (
     AutoConfig,
@@ -227,6 +228,20 @@ def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_pa
     config = quickstart.load_config(str(checkpoint), position_scheme="t5")
     with pytest.raises(RuntimeError, match="once loaded back"):
         quickstart.fine_tune(str(checkpoint), config, training, data)
+
+
+def test_each_variants_tokenizer_reads_as_far_as_its_model(checkpoint, text_file, tmp_path):
+    """The checkpoint's tokenizer has no limit; its table of absolute positions ends at 64 tokens."""
+    training = PositionTrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
+    arguments = quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24)
+    data = quickstart.load_data(arguments, str(checkpoint))
+    no_limit = data.tokenizer.model_max_length
+    for scheme, limit, kept in (("absolute", no_limit, 64), ("t5", no_limit, 2002), ("t5", 20, 24)):
+        data.tokenizer.model_max_length = limit
+        config = quickstart.load_config(str(checkpoint), position_scheme=scheme)
+        quickstart.fine_tune(str(checkpoint), config, training, data)
+        assert tokens_kept(tmp_path / scheme) == {kept}
+        assert data.tokenizer.model_max_length == limit, "the next variant is trained with it"
 
 
 def test_position_parameters_learn_at_a_rate_of_their_own(checkpoint, text_file, tmp_path):

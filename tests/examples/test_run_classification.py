@@ -15,9 +15,9 @@ import run_classification
 from arguments import ModelArguments, PositionArguments
 from run_classification import GLUE, ClassificationArguments, measure_classes, measure_numbers
 from scipy.stats import pearsonr, spearmanr
-from scripts import command, environment, results, run_script, save_checkpoint
+from scripts import command, environment, results, run_script, save_checkpoint, tokens_kept
 from sklearn.metrics import f1_score, matthews_corrcoef
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction, pipeline
 
 
 NOUNS = ["cat", "dog", "child", "river", "tree", "friend"]
@@ -146,6 +146,31 @@ def test_other_settings_in_the_same_folder_are_refused(finished, mistake):
     )
     assert f"{folder} holds a run with other settings" in said
     assert "max_train_samples is None there and 9 here; learning_rate is 0.003 there and 0.001 here" in said
+
+
+def test_pipelines_read_what_was_trained_and_no_less(files, checkpoint, tmp_path, run_main, transformers_said):
+    """The checkpoint's tokenizer cuts at 64 tokens, where its table of positions ends."""
+    arguments = [*of_files(files, checkpoint), *TRAINING, "--do_train", "--disable_tqdm", "true", "--use_cpu", "true"]
+    longer = "--position_scheme t5 --max_seq_length 1024 --max_steps 2 --save_steps 1 --output_dir".split()
+    run_main(run_classification, *arguments, *longer, tmp_path / "longer")
+    assert tokens_kept(tmp_path / "longer") == {1024}
+    assert len([*(tmp_path / "longer").glob("checkpoint-*/tokenizer_config.json")]) == 2
+
+    transformers_said.clear()
+    read = []
+    classify = pipeline("text-classification", model=str(tmp_path / "longer"), device="cpu")
+    classify.model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    for words in (900, 2000):
+        classify("the " * words, truncation=True)
+    classify("the " * 900)
+    assert read == [902, 1024, 902] and transformers_said == []
+
+    # Going on from there with shorter text takes nothing away.
+    shorter = ["--model_name_or_path", tmp_path / "longer", "--max_seq_length", "16", "--max_steps", "1"]
+    run_main(run_classification, *arguments, *shorter, "--output_dir", tmp_path / "shorter")
+    assert tokens_kept(tmp_path / "shorter") == {1024}
 
 
 def steps(folder: Path) -> list[int]:

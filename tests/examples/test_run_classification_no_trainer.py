@@ -14,7 +14,7 @@ import run_classification_no_trainer
 import torch
 from fresh_process import ROOT
 from safetensors.torch import load_file
-from scripts import LAUNCH_TWO, environment, save_checkpoint
+from scripts import LAUNCH_TWO, environment, save_checkpoint, tokens_kept
 from transformers import AutoModelForSequenceClassification
 
 
@@ -109,6 +109,13 @@ def kill_at_the_checkpoint(number: int, command: list[str], cache: Path, checkpo
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def test_the_tokenizer_reads_as_much_as_in_training(folder, tmp_path, run_main):
+    options = ["--position_scheme", "rope", "--position_learning_rate", "0", "--num_train_epochs", "1"]
+    options += ["--max_seq_length", "300", "--max_train_samples", "8"]
+    run_main(run_classification_no_trainer, *arguments(folder, tmp_path, *options)[1:])
+    assert tokens_kept(tmp_path) == {300}
 
 
 def test_another_run_in_the_same_folder_is_refused(folder, tmp_path, mistake):

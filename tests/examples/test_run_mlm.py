@@ -14,7 +14,7 @@ import run_mlm
 import torch
 from datasets import Dataset, IterableDataset
 from run_mlm import IGNORED, LanguageModelArguments, Masking, NewMasks, encode, mask_for_evaluation, score_tokens
-from scripts import results, run_script, save_checkpoint
+from scripts import results, run_script, save_checkpoint, tokens_kept
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, EvalPrediction
 
@@ -79,6 +79,7 @@ def test_a_model_from_scratch_has_the_sizes_and_the_length_that_were_asked_for(f
     assert (config.position_scheme, config.hidden_size, config.hidden_act) == ("tupe+alibi", 32, "relu")
     assert config.vocab_size == 5 + len(WORDS)
     assert config.max_position_embeddings == 150 + config.pad_token_id + 1
+    assert tokens_kept(finished) == {150}
 
 
 @pytest.mark.slow
@@ -239,6 +240,7 @@ def test_a_run_that_goes_on_sees_the_same_masks(files, checkpoint, tmp_path, run
     assert json.loads((tmp_path / "checkpoint-10" / "trainer_state.json").read_text())["epoch"] % 1 > 0
     assert results(tmp_path) == expected
     assert (tmp_path / "model.safetensors").read_bytes() == weights
+    assert tokens_kept(tmp_path) == {64}, "what the model reads, though training read less"
 
 
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
@@ -264,6 +266,14 @@ def test_streams_are_trained_on_for_as_long_as_is_asked(ending, files, checkpoin
     in_order = encode({"text": lines}, "text", AutoTokenizer.from_pretrained(checkpoint), 20, line_by_line=False)
     assert first == second != in_order["input_ids"], "shuffled, and always alike"
     assert sum(map(len, first)) == sum(map(len, in_order["input_ids"]))
+
+
+def test_a_stream_that_is_cut_longer_than_before_is_read_as_long(files, checkpoint, tmp_path, run_main):
+    """Texts are cut while the model is trained and saved."""
+    arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "alibi", "--streaming", "--line_by_line"]
+    arguments += ["--max_seq_length", "100", "--max_steps", "2", "--save_steps", "1", "--output_dir", tmp_path]
+    run_main(run_mlm, *of_files(files), *arguments, *STAGES)
+    assert tokens_kept(tmp_path) == {100}
 
 
 def test_flags_are_those_of_the_checkpoint_unless_given(checkpoint, tokenizer):

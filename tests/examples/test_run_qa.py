@@ -9,7 +9,7 @@ import pytest
 import run_qa
 from datasets import Dataset
 from run_qa import Answers, QuestionAnsweringArguments, best_spans, cut_questions, encode, find_tokens, read_questions
-from scripts import results, run_script, save_checkpoint
+from scripts import results, run_script, save_checkpoint, tokens_kept
 from transformers import AutoConfig, AutoTokenizer
 
 
@@ -130,6 +130,14 @@ def test_unanswerable_questions_are_measured_by_themselves(finished, questions, 
             of_answers = scores[f"eval_answerable_{name}"]
             assert scores[f"eval_{name}"] == pytest.approx(share * 100 * (1 - answered) + (1 - share) * of_answers)
             assert (of_answers > 0) == bool(answered)
+
+
+def test_the_tokenizer_reads_windows_as_long_as_in_training(checkpoint, questions, tmp_path, run_main):
+    (tmp_path / "train.json").write_text(json.dumps(questions["train"][:4]))
+    arguments = ["--train_file", tmp_path / "train.json", "--model_name_or_path", checkpoint, "--max_steps", "1"]
+    arguments += ["--position_scheme", "relative_key", "--max_seq_length", "400", "--output_dir", tmp_path / "run"]
+    run_main(run_qa, *arguments, "--do_train", "--use_cpu", "true", "--disable_tqdm", "true")
+    assert tokens_kept(tmp_path / "run") == {400}
 
 
 def test_all_files_hold_the_same_questions(questions, tmp_path):

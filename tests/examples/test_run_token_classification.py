@@ -10,7 +10,7 @@ import run_token_classification
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
 from labels import Classes
 from run_token_classification import TokenClassificationArguments, label_tokens, measure_tags, read_sentences, tokenize
-from scripts import results, run_script, save_checkpoint
+from scripts import results, run_script, save_checkpoint, tokens_kept
 from transformers import AutoConfig, AutoTokenizer, EvalPrediction
 
 
@@ -171,6 +171,7 @@ def test_a_data_set_with_named_tags_keeps_their_order(checkpoint, sentences, tmp
     saved = AutoConfig.from_pretrained(tmp_path)
     assert [saved.id2label[index] for index in range(4)] == names
     assert {"eval_accuracy", "eval_loss", "eval_samples"} == results(tmp_path).keys()
+    assert tokens_kept(tmp_path) == {128}, "the length that is cut at if none is named; the checkpoint's is 64"
 
 
 WRONG_FILES = {

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import training
+from arguments import fit_tokenizer
 from checkpoints import check_checkpoint, newest_whole_checkpoint
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
@@ -230,6 +231,33 @@ def copied(trained, tmp_path) -> Path:
 
 def in_order_of_writing(checkpoint: Path) -> list[str]:
     return [file.name for file in sorted(checkpoint.iterdir(), key=lambda file: file.stat().st_mtime_ns)]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize(
+    "scheme, limit, length, fitted",
+    [
+        ("t5", 64, 200, 200),
+        ("t5", 512, 200, 512),
+        ("t5", 10**30, 200, 10**30),
+        ("absolute+t5", 32, 48, 48),
+        ("absolute+t5", 10**30, 48, None),
+        ("tupe", 512, 16, None),
+        ("relative_key", 64, 200, 200),
+    ],
+)
+def test_a_tokenizer_is_raised_to_what_was_trained_and_lowered_to_a_tables_end(scheme, limit, length, fitted, family):
+    """None: where the model itself refuses to read on."""
+    model = build(scheme, family)
+    tokenizer = SimpleNamespace(model_max_length=limit)
+    fit_tokenizer(tokenizer, length, model.config)
+    read = tokenizer.model_max_length
+    assert fitted in (read, None)
+    with torch.no_grad():
+        model(torch.full((1, min(read, 999)), 7))
+        if fitted is None:
+            with pytest.raises((ValueError, IndexError)):
+                model(torch.full((1, read + 1), 7))
 
 
 def test_whole_checkpoints_pass_and_the_newest_is_found(copied):
