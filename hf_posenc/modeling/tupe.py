@@ -45,7 +45,7 @@ class Tupe(AttentionScheme):
         self.last_position = config.max_position_embeddings - 1
 
     def starts_silent(self) -> bool:
-        return self.form != "paper"
+        return super().starts_silent() and self.form != "paper"
 
     def scaling(self, scaling: float) -> float:
         return scaling / math.sqrt(2) if self.form == "paper" else scaling
