@@ -82,7 +82,7 @@ def inspect(
     if not isinstance(config, PositionConfigMixin):
         rows = [
             ("model", f"{model} ({config.model_type})"),
-            ("position_scheme", "none: transformers' absolute positions"),
+            ("position_scheme", "not given: a stock model, with learned absolute positions"),
             *tokens,
         ]
         typer.echo(_aligned([*rows, ("without hf_posenc", "the same: hf_posenc leaves such a model as it is")]))
@@ -146,7 +146,8 @@ def _without(model: str, revision: str | None, entries: dict, config: PositionCo
     stock = config.stock_model_type
     if entries["model_type"] == stock:
         return [
-            f"transformers 5 loads it as a plain {stock} with absolute positions, with other outputs and no warning"
+            f"transformers 5 loads it as a plain {stock} with absolute positions and other outputs; its load report only lists "
+            "what it leaves out, as UNEXPECTED keys"
         ]
     lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
     missing = [
@@ -155,7 +156,8 @@ def _without(model: str, revision: str | None, entries: dict, config: PositionCo
     if "auto_map" not in entries or missing:
         return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
     return [
-        "the Auto classes refuse it; with trust_remote_code=True they run the code beside it: equal outputs",
+        "with trust_remote_code=True the Auto classes run the code beside it: equal outputs",
+        "without, they ask [y/N] whether to, and refuse it where nobody says yes",
         *lines,
     ]
 

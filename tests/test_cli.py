@@ -138,7 +138,7 @@ class TestInspect:
         for fact in ("absolute+t5", "position_buckets=8", "at most 64:", f"{added} of ", SCHEMES["t5"].formula):
             assert fact in out
         assert "bert.encoder.relative_attention_bias.weight (8, 4)" in out
-        assert "trust_remote_code=True" in out and "own classes warn" in out
+        assert "trust_remote_code=True" in out and "own classes warn" in out and "ask [y/N]" in out
 
     def test_counts_equal_layers_once_and_finds_no_end(self, run, tmp_path):
         build("relative+alibi").save_pretrained(tmp_path)
@@ -153,12 +153,16 @@ class TestInspect:
     def test_says_that_transformers_5_misreads_checkpoints_of_4(self, run):
         code, out, _ = run(f"inspect {V4 / 'roberta-relative_key_query'}")
         assert code == 0 and "relative_key_query: " in out
-        assert "plain roberta with absolute positions, with other outputs and no warning" in out
+        assert "plain roberta with absolute positions and other outputs; its load report only lists" in out
+        assert "UNEXPECTED" in out and "no warning" not in out
 
     def test_says_that_a_stock_model_has_no_scheme(self, run, tmp_path):
         BertModel(stock_config()).save_pretrained(tmp_path)
         code, out, _ = run(f"inspect {tmp_path}")
-        assert code == 0 and "none: transformers' absolute positions" in out and "leaves such a model as it is" in out
+        assert code == 0 and "leaves such a model as it is" in out and "with learned absolute positions" in out
+        # What reads as a scheme's name there must be the model's scheme.
+        [row] = [line for line in out.splitlines() if line.startswith("position_scheme")]
+        assert row.split()[1].rstrip(":") not in SCHEMES
 
     def test_follows_an_adapter_to_its_variant(self, run, variant, tmp_path):
         get_peft_model(AutoModel.from_pretrained(variant), LoraConfig()).save_pretrained(tmp_path / "adapter")

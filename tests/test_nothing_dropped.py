@@ -1,9 +1,11 @@
 """Promise 6: nothing is dropped in silence, and nothing is there that is not used."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny import (
     FAMILIES,
     build,
@@ -14,7 +16,14 @@ from tiny import (
     variant_class,
     variant_config,
 )
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, BertModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertForMaskedLM,
+    BertModel,
+)
 
 from hf_posenc import position_parameters
 from hf_posenc.modeling.configuration_posenc import FLAGS
@@ -126,6 +135,40 @@ class TestAbsolutePositions:
         names = re.findall(r"'([^']+)'", line)
         assert names == ([scheme, "absolute+t5"] if "t5" in scheme else [scheme])
 
+    # (what the checkpoint is, None for stock; what is asked for, with flags; whether a composite can give its function back)
+    @pytest.mark.parametrize("trained, scheme, flags, can", [
+        *((None, name, {}, name not in ("rope", "alibi")) for name in SCHEMES.keys() - {"absolute", "sinusoidal", "none"}),
+        (None, "none+t5", {}, True),
+        (None, "t5+relative", {}, True),
+        (None, "rope+t5", {}, False),
+        (None, "alibi+rope", {}, False),
+        (None, "deberta", {"position_form": "paper"}, False),
+        (None, "tupe", {"position_form": "paper"}, False),
+        *((None, name, {"position_init": "reference"}, False) for name in FLAGS_OF if "position_init" in FLAGS_OF[name]),
+        ("absolute+rope", "rope", {}, True),
+        ("absolute+rope", "rope+t5", {}, True),
+        ("absolute+alibi+t5", "t5", {}, False),
+        ("absolute+rope", "alibi+rope", {}, False),
+    ], ids=str)  # fmt: skip
+    def test_a_way_to_keep_them_is_offered_only_where_it_gives_the_checkpoint_s_function_back(
+        self, trained, scheme, flags, can, stock_folder, tmp_path, said
+    ):
+        folder = stock_folder
+        if trained is not None:
+            build(trained).save_pretrained(tmp_path)
+            folder = str(tmp_path)
+        expected = outputs(AutoModel.from_pretrained(folder))
+        AutoModel.from_pretrained(folder, position_scheme=scheme, **flags)
+        [line] = [line for line in said if LEFT_OUT in line]
+        keeping = f"absolute+{scheme.removeprefix('none+')}"
+        assert re.findall(r"'([^']+)'", line) == [scheme, *([keeping] if can else [])]
+        assert line.split(": ")[1].startswith("fine-tune before use")
+        del said[:]
+        kept = outputs(AutoModel.from_pretrained(folder, position_scheme=keeping, **flags))
+        difference = (kept - expected).abs().max()
+        assert difference < 1e-5 if can else difference > 1e-3
+        assert not (can and said)
+
     @pytest.mark.parametrize("scheme", [f"absolute+{name}" for name in ("t5", "tupe", "relative")])
     def test_keeping_them_is_not_commented(self, scheme, stock_folder, said):
         AutoModel.from_pretrained(stock_folder, position_scheme=scheme)
@@ -149,6 +192,162 @@ def test_taking_away_another_scheme_s_parameters_is_reported(tmp_path, transform
     AutoModel.from_pretrained(tmp_path, position_scheme="absolute")
     [report] = [line for line in transformers_said if "LOAD REPORT" in line]
     assert re.search(r"encoder\.relative_attention_bias\.weight.*UNEXPECTED", report)
+
+
+def listed(transformers_said: list[str]) -> dict[str, str]:
+    """Key -> status of every row of the load reports, layers written out as transformers has them; forgets them."""
+    row = re.compile(r"^(\S.*?) +\| (?:\x1b\[\d+m)?(MISSING|UNEXPECTED|MISMATCH)", flags=re.MULTILINE)
+    rows = {key: status for report in transformers_said for key, status in row.findall(report)}
+    del transformers_said[:]
+    return rows
+
+
+def damage(folder: Path, pattern: str) -> set[str]:
+    """Take the weights whose name matches away from a checkpoint; returns them with {0, 1} for layers, as reports have them."""
+    weights = load_file(folder / "model.safetensors")
+    gone = {key for key in weights if re.search(pattern, key)}
+    assert gone
+    save_file({key: weights[key] for key in weights.keys() - gone}, folder / "model.safetensors", {"format": "pt"})
+    return gone
+
+
+def written_out(keys: dict[str, str]) -> set[str]:
+    """Keys of a report, one for each layer."""
+    found = set()
+    for key in keys:
+        layers = re.search(r"\{([\d, ]+)\}", key)
+        found |= {key.replace(layers[0], layer) for layer in layers[1].split(", ")} if layers else {key}
+    return found
+
+
+POSITIONS_IN = "position|pos_|relative|rel_|distance_embedding|linear_pos|cls_to_others|others_to_cls"
+WITH_PARAMETERS = {
+    **{name: {} for name in SCHEMES if name not in ("absolute", "none", "rope", "alibi")},
+    "absolute, concat": {"position_combine": "concat"},
+    "absolute, gate": {"position_combine": "gate"},
+    "absolute, attention": {"position_combine": "attention"},
+    "absolute, every layer": {"position_every_layer": True},
+    "t5, per layer": {"position_per_layer": True},
+    "deberta, own": {"position_share_projections": False, "position_norm": True},
+    "deberta, paper": {"position_form": "paper"},
+    "absolute+relative, gate, every layer": {"position_combine": "gate", "position_every_layer": True},
+}
+
+
+class TestLoadReport:
+    """transformers lists what it initialised because it was not in the checkpoint: heads and damage, not new schemes."""
+
+    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    def test_does_not_list_what_is_new_to_a_stock_checkpoint(self, case, stock_folder, transformers_said):
+        flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
+        for keywords in ({}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}):
+            torch.manual_seed(0)
+            model = AutoModelForSequenceClassification.from_pretrained(stock_folder, **flags, **keywords)
+            assert listed(transformers_said) == dict.fromkeys(["classifier.weight", "classifier.bias"], "MISSING")
+            # They have their initial values all the same, on the right device.
+            made = BertModel(stock_config(**flags))
+            parameters = position_parameters(model)
+            assert parameters.keys() == {f"bert.{name}" for name in position_parameters(made)}
+            for name, parameter in position_parameters(made).items():
+                loaded = parameters[f"bert.{name}"]
+                assert loaded.device.type == "cpu" and loaded.dtype == keywords.get("dtype", torch.float32)
+                assert loaded.isfinite().all() and loaded.any() == parameter.any(), name
+                if parameter.unique().numel() <= 2:  # zeros, ones, identities, a scale
+                    assert torch.equal(loaded, parameter.to(loaded.dtype)), name
+
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_leaves_families_doors_and_heads_alike(self, family, tmp_path, transformers_said):
+        stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))
+        stock(stock_config(family)).save_pretrained(tmp_path)
+        for cls in (AutoModelForMaskedLM, stock, variant_class(family, "ForMaskedLM")):
+            _, info = cls.from_pretrained(tmp_path, position_scheme="absolute+t5+relative", output_loading_info=True)
+            assert not any(info.values()), info
+        config = AutoConfig.from_pretrained(tmp_path, position_scheme="absolute+t5")
+        AutoModelForMaskedLM.from_pretrained(tmp_path, config=config)
+        assert listed(transformers_said) == {}
+
+    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    def test_lists_every_position_parameter_that_a_saved_variant_lacks(self, case, tmp_path, transformers_said):
+        flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
+        scheme = flags.pop("position_scheme")
+        model = build(scheme, head="ForMaskedLM", **flags)
+        for number, name in enumerate(position_parameters(model)):
+            folder = tmp_path / str(number)
+            model.save_pretrained(folder)
+            gone = damage(folder, re.escape(name))
+            _, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+            assert info["missing_keys"] == gone == {name}
+            assert written_out(listed(transformers_said)) == gone
+            # And where something is added in the same breath.
+            if number == 0 and scheme != "alibi":
+                AutoModelForMaskedLM.from_pretrained(folder, position_scheme=f"{scheme}+alibi")
+                assert written_out(listed(transformers_said)) == gone
+
+    @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+    @pytest.mark.parametrize("trained, flags, pattern, scheme, more, also", [
+        ("absolute+t5", {}, "relative_attention_bias", "absolute+t5+deberta", {}, ""),
+        ("absolute+t5+deberta", {}, "relative_attention_bias", "absolute+t5+relative", {}, "UNEXPECTED"),
+        ("absolute+t5", {}, "relative_attention_bias", "absolute+t5",
+         {"position_combine": "gate", "position_every_layer": True}, ""),
+        ("absolute", {"position_combine": "gate"}, "position_gate.bias", "absolute+t5", {"position_every_layer": True}, ""),
+        ("absolute", {"position_every_layer": True}, "layer.1.position_scale", "absolute+tupe", {}, ""),
+        ("sinusoidal+tupe", {}, "pos_q_linear", "absolute+t5+tupe", {}, "UNEXPECTED"),
+        ("disentangled", {}, "rel_embeddings", "absolute+deberta", {"position_combine": "concat"}, ""),
+    ])  # fmt: skip
+    def test_tells_damage_from_what_is_new_to_a_saved_variant(
+        self, trained, flags, pattern, scheme, more, also, head, tmp_path, transformers_said
+    ):
+        build(trained, head=head, **flags).save_pretrained(tmp_path)
+        AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme=scheme, **more)
+        rows = listed(transformers_said)
+        assert [key for key, status in rows.items() if status == "MISSING" and re.search(POSITIONS_IN, key)] == []
+        left = [key for key, status in rows.items() if status == "UNEXPECTED" and re.search(POSITIONS_IN, key)]
+        assert bool(left) == bool(also)
+        gone = {("bert." if head == "Model" else "") + key for key in damage(tmp_path, pattern)}
+        AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme=scheme, **more)
+        missing = {key: status for key, status in listed(transformers_said).items() if status == "MISSING"}
+        assert {key for key in written_out(missing) if re.search(POSITIONS_IN, key)} == gone
+
+    def test_lists_new_parameters_of_a_scheme_that_was_trained_with_others(self, tmp_path, transformers_said):
+        """The trained ones are lost by this: nothing to be silent about."""
+        build("absolute+t5").save_pretrained(tmp_path)
+        AutoModel.from_pretrained(tmp_path, position_per_layer=True)
+        assert listed(transformers_said) == {
+            "encoder.relative_attention_bias.weight": "UNEXPECTED",
+            "encoder.layer.{0, 1}.attention.self.relative_attention_bias.weight": "MISSING",
+        }
+
+    @pytest.mark.parametrize(
+        "door", ["model's config", "read elsewhere", "read elsewhere by its class", "by hand", "attribute by hand"]
+    )
+    def test_lists_damage_where_the_config_does_not_come_from_the_checkpoint(self, door, tmp_path, transformers_said):
+        flags = {"position_scheme": "absolute+t5"}
+        BertModel(stock_config()).save_pretrained(tmp_path / "stock")
+        config = AutoConfig.from_pretrained(tmp_path / "stock", **flags)
+        model = BertModel.from_pretrained(tmp_path / "stock", **flags)
+        model.save_pretrained(tmp_path / "saved")
+        gone = damage(tmp_path / "saved", "relative_attention_bias")
+        assert listed(transformers_said) == {}
+        configs = {
+            "model's config": model.config,
+            "read elsewhere": config,
+            "read elsewhere by its class": type(stock_config()).from_pretrained(tmp_path / "stock", **flags),
+            "by hand": variant_config(**flags),
+            "attribute by hand": stock_config(),
+        }
+        configs["attribute by hand"].position_scheme = "absolute+t5"
+        AutoModel.from_pretrained(tmp_path / "saved", config=configs[door])
+        assert listed(transformers_said) == dict.fromkeys(gone, "MISSING")
+
+    def test_lists_a_damaged_table_of_a_checkpoint_of_transformers_4(self, tmp_path, transformers_said):
+        model = BertForMaskedLM(stock_config(position_scheme="relative_key"))
+        model.save_pretrained(tmp_path)
+        config = (tmp_path / "config.json").read_text()
+        config = config.replace('"position_scheme"', '"position_embedding_type"').replace('"posenc_bert"', '"bert"')
+        (tmp_path / "config.json").write_text(config)
+        gone = damage(tmp_path, r"1\.attention\.self\.distance_embedding")
+        AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme="relative_key+t5")
+        assert listed(transformers_said) == dict.fromkeys(gone, "MISSING")
 
 
 class TestParameters:

@@ -202,7 +202,7 @@ def test_a_fresh_process_with_the_plugin_computes_the_same(saved, tmp_path):
 
 @pytest.mark.slow
 def test_a_process_without_the_plugin_computes_the_same_if_it_trusts_the_saved_code(saved, tmp_path):
-    """... refuses without trust, warns with a concrete stock class, and saves what the plugin can load."""
+    """... asks or refuses without trust, warns with a concrete stock class, and saves what the plugin can load."""
     folder = str(saved[0][0])
     refusals = "".join(
         f"""
@@ -215,11 +215,18 @@ except ValueError as error:
         for auto in ("AutoModel", "AutoModelForMaskedLM", "AutoConfig")
         for keywords in ({}, {"trust_remote_code": False})
     )
+    # The same as a person at a terminal, who says yes: to the config, and to the model.
+    refusals += f"""
+import io, sys
+sys.stdin = io.StringIO("y\\ny\\n")
+print("ANSWERED", type(transformers.AutoModel.from_pretrained({folder!r})).__name__)
+"""
     stock = f"print('STOCK', type(transformers.BertModel.from_pretrained({folder!r})).__name__)\n"
     results, printed = load_in_fresh_process(
         saved, tmp_path, plugin=False, before="import transformers\n" + refusals, after=stock, trust_remote_code=True
     )
     assert printed.count("REFUSED") == 6
+    assert printed.count("[y/N]") == 3 + 2 and "ANSWERED PosencBert" in printed
     # The one way that is not refused: transformers only warns of the other model type.
     assert "STOCK BertModel" in printed
     assert "You are using a model of type `posenc_bert` to instantiate a model of type `bert`" in printed

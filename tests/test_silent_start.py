@@ -139,7 +139,7 @@ def test_only_what_is_new_to_a_saved_variant_is_said(checkpoints, said, tmp_path
 @pytest.mark.parametrize(
     "case", [case for case in SILENT if case not in ("absolute", "absolute+t5, every layer, gate")]
 )
-def test_position_init_reference_is_not_silent(case, checkpoints):
+def test_position_init_reference_is_not_silent_and_says_so(case, checkpoints, said):
     folder, stock = checkpoints["bert"]
     flags = {**SILENT_FLAGS[case], "position_init": "reference"}
     if "+" not in case:  # how positions join the words has one start: addition
@@ -148,6 +148,9 @@ def test_position_init_reference_is_not_silent(case, checkpoints):
         return
     model = AutoModelForMaskedLM.from_pretrained(folder, **flags)
     assert (hidden_states(model) - hidden_states(stock)).abs().max() > 1e-2
+    [line] = said
+    names = " and ".join(flags["position_scheme"].split("+")[1:])
+    assert f": {names} cannot start silent with position_init='reference'; " in line and "fine-tuned" in line
 
 
 # Softmax does not see what it finds in every score of a query. These are there for the formulas.

@@ -246,6 +246,9 @@ class PositionConfigMixin:
     auto_classes: ClassVar[dict[str, str]]
     # The schemes that the weights beside a loaded config were trained with; never saved.
     _trained_position_scheme: ClassVar[str | None] = None
+    # (where the config was read from; the flags that were stored there). The place is "" where a model's `from_pretrained` is
+    # reading the config for itself, and None where it is not known. Never saved.
+    _stored_flags: ClassVar[tuple[str | None, dict[str, Any]]] = (None, {})
     # RoBERTa-like families count positions from padding_idx + 1.
     positions_follow_padding: ClassVar[bool] = False
 
@@ -305,6 +308,10 @@ class PositionConfigMixin:
         config = result[0] if isinstance(result, tuple) else result
         # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
         config._trained_position_scheme = trained
+        stored = {flag: config_dict[flag] for flag in FLAGS if config_dict.get(flag) is not None}
+        # Only Auto classes say where it is from; that what is left of the keywords is wanted back tells that a model asks.
+        place = config.name_or_path or ("" if isinstance(result, tuple) else None)
+        config._stored_flags = (place, stored | ({"position_scheme": trained} if trained else {}))
         return result
 
     @classmethod
@@ -341,6 +348,7 @@ class PositionConfigMixin:
         """As in transformers; flags that were not given are left out, and `auto_map` names the code to load with."""
         output = super().to_dict()
         output.pop("_trained_position_scheme", None)
+        output.pop("_stored_flags", None)
         for flag in FLAGS:
             if output.get(flag) is None:
                 output.pop(flag, None)

@@ -74,7 +74,7 @@ class Deberta(AttentionScheme):
         self.needs_query = "p2c" in self.attention_types or "p2p" in self.attention_types
 
     def starts_silent(self) -> bool:
-        return self.form == "checkpoint"
+        return super().starts_silent() and self.form == "checkpoint"
 
     def scaling(self, scaling: float) -> float:
         return scaling / math.sqrt(1 + len(self.attention_types)) if self.form == "paper" else scaling

@@ -1,5 +1,6 @@
 """What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ from transformers.utils import TransformersKwargs, logging
 
 from .attention import EMBEDDINGS, ENCODER, InHand
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import FLAGS
+from .configuration_posenc import FLAGS, flags_in_use
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
 from .scheme import (
     AttentionScheme,
@@ -25,7 +26,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
-from .schemes import ALIASES, build_schemes
+from .schemes import ALIASES, build_schemes, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -399,34 +400,78 @@ class PosencPreTrainedModel:
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
-        """Say in a sentence each what the variant takes away from the checkpoint, and what cannot start silent."""
+        """Say in a sentence each what the variant takes away from the checkpoint, and what cannot start silent.
+
+        transformers' report of what it loaded, which comes next, then lists neither the table that was left out nor the
+        parameters of schemes that the checkpoint never had.
+        """
         super()._adjust_missing_and_unexpected_keys(loading_info)
         name = self.config.position_scheme
         embedding, attention = build_schemes(self.config)
         trained = _trained_schemes(self.config) or {"absolute"}
         table = {key for key in loading_info.unexpected_keys if key.endswith(TABLE_KEY)}
         loading_info.unexpected_keys = loading_info.unexpected_keys - table
+        new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
         # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
         # schemes that it did not read.
         kept = any(scheme.reads_table for scheme in attention) and embedding is None
         if "absolute" in trained and (table or kept):
             remedy = "fine-tune before use"
-            if attention and embedding is None:
+            # Only where the other composite computes what the checkpoint does: nothing else new, nothing else taken away.
+            others_stay = trained <= {"absolute", *(s.name for s in attention)}
+            if attention and embedding is None and others_stay and not new:
                 remedy += f", or keep them with position_scheme='absolute+{'+'.join(s.name for s in attention)}'"
             logger.warning_once(
                 f"position_scheme={name!r} leaves out the absolute positions that this checkpoint was trained with: {remedy}."
             )
-        new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
         if embedding and embedding.name == "absolute" and "absolute" not in trained:
             # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
             missing = any(key.endswith(TABLE_KEY) for key in loading_info.missing_keys)
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append("absolute")
         if new:
+            reason = " with position_init='reference'" if self.config.position_init == "reference" else ""
             logger.warning_once(
-                f"position_scheme={name!r}: {' and '.join(new)} cannot start silent; the model computes something else than "
-                "its checkpoint until it is fine-tuned."
+                f"position_scheme={name!r}: {' and '.join(new)} cannot start silent{reason}; the model computes something else "
+                "than its checkpoint until it is fine-tuned."
             )
+        loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)
+
+    def _new_positions(self, missing: set[str]) -> set[str]:
+        """The missing keys of schemes that the checkpoint never had. They are initialised, as transformers does before.
+
+        What the checkpoint should have and lacks is damage, and not among them. Nor is anything where nothing tells what the
+        checkpoint had: the config was made by hand, or may have been read from another place than the weights.
+        """
+        config = self.config
+        place, stored = config._stored_flags
+        if place not in ("", config.name_or_path):  # transformers has put the place of the weights there
+            return set()
+        config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
+        positions = {key for key in missing if self._is_position(key)}
+        if not positions or not stored:
+            return positions
+        # The same model without what is new: as much as that should have been in the checkpoint.
+        trained = _trained_schemes(config)
+        kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
+        flags = flags_in_use(kept)
+        if stored.get("position_combine", "add") == "add":
+            flags -= {"position_combine"}
+        if not stored.get("position_every_layer"):
+            flags -= {"position_every_layer"}
+        config = copy.deepcopy(config)
+        vars(config).update(
+            {flag: getattr(config, flag) if flag in flags else None for flag in FLAGS}, position_scheme=kept
+        )
+        with torch.device("meta"):
+            model = self.position_parts.model(config)
+        prefix = "" if self.base_model is self else f"{self.base_model_prefix}."
+        return positions - {prefix + key for key in model.state_dict()}
+
+    def _is_position(self, key: str) -> bool:
+        """Whether a parameter, by its name, belongs to a scheme."""
+        module, _, name = key.rpartition(".")
+        return name in vars(self.get_submodule(module)).get("position_initial", {})
 
 
 def _trained_schemes(config) -> set[str]:

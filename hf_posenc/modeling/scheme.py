@@ -274,8 +274,8 @@ class PositionScheme:
         """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
 
     def starts_silent(self) -> bool:
-        """Whether `position_init="silent"` keeps the checkpoint's function at the start, with the other flags as they are."""
-        return self.silent
+        """Whether the scheme, with its flags as they are, keeps the function of a checkpoint that it is added to."""
+        return self.silent and getattr(self, "init", "silent") == "silent"
 
 
 class EmbeddingScheme(PositionScheme):

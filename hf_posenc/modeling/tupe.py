@@ -43,7 +43,7 @@ class Tupe(AttentionScheme):
     pure_relative = False
 
     def starts_silent(self) -> bool:
-        return self.form != "paper"
+        return super().starts_silent() and self.form != "paper"
 
     def scaling(self, scaling: float) -> float:
         return scaling / math.sqrt(2) if self.form == "paper" else scaling
