@@ -24,6 +24,7 @@ from peft.utils import constants
 from safetensors.torch import load_file, save_file
 from tiny import (
     FAMILIES,
+    aligned,
     build,
     fill_positions,
     heads,
@@ -75,7 +76,7 @@ def name_of(case) -> str:
 
 @torch.no_grad()
 def output(model: nn.Module, seed: int = 7) -> torch.Tensor:
-    return model.eval()(**inputs(seed=seed))[0]
+    return aligned(model).eval()(**inputs(seed=seed))[0]
 
 
 def error(first: torch.Tensor, second: torch.Tensor) -> float:

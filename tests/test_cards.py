@@ -15,7 +15,7 @@ import yaml
 from fresh_process import ROOT
 from hub_server import LoopbackHub, card_errors
 from huggingface_hub import HfApi, ModelCard, constants
-from tiny import FAMILIES, Sentences, build, heads, inputs, stock_config
+from tiny import FAMILIES, Sentences, aligned, build, heads, inputs, stock_config
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import hf_posenc
@@ -257,7 +257,7 @@ class TestText:
             names: dict = {}
             exec(block, names)
             with torch.no_grad():
-                got = names["model"].eval()(**inputs()).logits
+                got = aligned(names["model"]).eval()(**inputs()).logits
                 assert (got - model(**inputs()).logits).abs().max() < 1e-6
 
     def test_tells_no_paths_of_this_machine(self, card):

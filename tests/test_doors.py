@@ -7,6 +7,7 @@ import torch
 from tiny import (
     FAMILIES,
     STOCK_CONFIGS,
+    aligned,
     difference_where_attended,
     fill_positions,
     heads,
@@ -60,7 +61,7 @@ def batch_for(stock: type, family: str) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def outputs(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The first output, flat."""
-    return model.eval()(**batch).to_tuple()[0].flatten()
+    return aligned(model).eval()(**batch).to_tuple()[0].flatten()
 
 
 def set_by_hand(config, flags: dict):
@@ -310,7 +311,7 @@ class TestClassesOfOnesOwn:
         assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "posenc_bert"
         again = cls.from_pretrained(tmp_path)
         assert type(again.bert) is hf_posenc.PosencBertModel
-        assert torch.equal(again(**inputs()), model(**inputs()))
+        assert torch.equal(aligned(again)(**inputs()), model(**inputs()))
 
     def test_take_the_flag_from_a_stock_checkpoint(self, tmp_path):
         BertModel(stock_config()).save_pretrained(tmp_path)
@@ -347,7 +348,7 @@ def test_encoder_decoders_of_variants_are_saved_and_loaded(by_hand, tmp_path):
         assert type(one.decoder) is hf_posenc.PosencBertLMHeadModel
     batch = {**inputs(), "decoder_input_ids": inputs(seed=1)["input_ids"]}
     with torch.no_grad():
-        assert torch.equal(again(**batch).logits, model(**batch).logits)
+        assert torch.equal(aligned(again)(**batch).logits, model(**batch).logits)
 
 
 def test_encoder_decoders_take_flags_for_each_part(tmp_path):

@@ -1,5 +1,6 @@
 """What is pushed to the Hub loads anywhere, or fails loudly; a Hub on loopback stands in for the real one."""
 
+import inspect
 import itertools
 import json
 import shutil
@@ -17,7 +18,18 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
-from tiny import FAMILIES, STOCK_CONFIGS, Sentences, build, fill_positions, heads, inputs, stock_config, variant_class
+from tiny import (
+    FAMILIES,
+    STOCK_CONFIGS,
+    Sentences,
+    aligned,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    stock_config,
+    variant_class,
+)
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -89,7 +101,7 @@ def broken(hub, monkeypatch):
 @torch.no_grad()
 def outputs(model, **batch) -> list[torch.Tensor]:
     """All tensors that a model returns."""
-    values = model.eval()(**batch, use_cache=False).to_tuple()
+    values = aligned(model).eval()(**batch, use_cache=False).to_tuple()
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
@@ -227,9 +239,11 @@ import torch, transformers
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 torch.set_num_threads(1)
 
+{aligned}
+
 def outputs(model, **batch):
     with torch.no_grad():
-        values = model.eval()(**batch, use_cache=False).to_tuple()
+        values = aligned(model).eval()(**batch, use_cache=False).to_tuple()
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 pushed, others = torch.load({job!r})
@@ -281,6 +295,7 @@ def test_without_the_plugin_what_was_pushed_is_refused_or_with_trust_computes_th
     )
     refused = [f"me/{variant_class(family).__name__}" for family in FAMILIES]
     names = {"job": str(tmp_path / "job.pt"), "result": str(tmp_path / "result.pt"), "text": TEXT, "refused": refused}
+    names["aligned"] = inspect.getsource(aligned)
     run_fresh(PULL.format(environment=environment, **names), tmp_path / "modules", plugin=False)
     got = torch.load(tmp_path / "result.pt")
 

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from fresh_process import run_fresh
-from tiny import FAMILIES, SIZES, STOCK_CONFIGS, build, heads, inputs, stock_config
+from tiny import FAMILIES, SIZES, STOCK_CONFIGS, aligned, build, heads, inputs, stock_config
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -46,7 +46,7 @@ def observe_stock(sizes: dict, minilm: str, folder: str) -> dict:
         if multiple_choice:
             batch = {name: value[None].repeat(2, 1, 1) for name, value in batch.items()}
         with torch.no_grad():
-            return [value for value in model(**batch).to_tuple() if isinstance(value, torch.Tensor)]
+            return [value for value in aligned(model)(**batch).to_tuple() if isinstance(value, torch.Tensor)]
 
     seen = {}
     for family in ("bert", "roberta", "xlm_roberta", "camembert", "electra"):
@@ -107,11 +107,11 @@ def assert_same(ours, stock, path: str = "") -> None:
 
 
 def test_stock_classes_compute_and_save_what_they_do_without_the_plugin(minilm, tmp_path):
-    source = f"import inspect\n{inspect.getsource(observe_stock)}"
+    source = f"import inspect\nimport torch\n{inspect.getsource(aligned)}\n{inspect.getsource(observe_stock)}"
     arguments = f"{SIZES!r}, {minilm!r}, {str(tmp_path / 'without')!r}"
     result = tmp_path / "stock.pt"
     run_fresh(
-        f"{source}\nimport torch\ntorch.save(observe_stock({arguments}), {str(result)!r})",
+        f"{source}\ntorch.save(observe_stock({arguments}), {str(result)!r})",
         tmp_path / "cache",
         plugin=False,
     )

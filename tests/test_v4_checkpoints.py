@@ -45,7 +45,7 @@ def largest_error(model: torch.nn.Module, folder: Path, output: str) -> float:
     for length in LENGTHS:
         inputs = {name: tensors[f"{length}.{name}"] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
-            result = model.eval()(**inputs)[output]
+            result = tiny.aligned(model).eval()(**inputs)[output]
         errors.append(tiny.difference_where_attended(result, tensors[f"{length}.{output}"], inputs["attention_mask"]))
     return max(errors)
 
