@@ -9,7 +9,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from hf_posenc import position_parameters
 from hf_posenc.modeling.attention import score_bias
 from hf_posenc.modeling.relative_positions import t5_bucket
-from hf_posenc.modeling.scheme import Positions
+from hf_posenc.modeling.scheme import AttentionContext, Positions
 from hf_posenc.modeling.schemes import build_schemes
 
 
@@ -38,7 +38,8 @@ def bias_of_layer(model, layer: int, positions: Positions) -> torch.Tensor:
     _, (scheme,) = build_schemes(model.config)
     base = model.base_model
     attention = base.encoder.layer[layer].attention.self
-    terms = scheme.terms(attention, base.encoder, scheme.prepare(positions, torch.float32))
+    prepared = scheme.prepare(positions, torch.float32)
+    terms = scheme.terms(AttentionContext(attention, base.encoder, None, None, None, None, positions, prepared))
     query = torch.zeros(1, HEADS, positions.query.shape[1], 8)
     key = torch.zeros(1, HEADS, positions.key.shape[1], 8)
     return score_bias(query, key, terms)
