@@ -2,11 +2,12 @@
 
 import json
 import sys
+from argparse import Action, ArgumentDefaultsHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import StrictDataclassError
@@ -20,55 +21,42 @@ from transformers import (
 )
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
-from hf_posenc.inspection import longest_sequence
-from hf_posenc.modeling.schemes import SCHEMES, scheme_names
+from hf_posenc.inspection import flag_rows, longest_sequence
+from hf_posenc.modeling.flags import Dictionary, Number, Subset
+from hf_posenc.modeling.schemes import FLAGS, SCHEMES, scheme_names
+
+
+class HelpFormatter(ArgumentDefaultsHelpFormatter):
+    """Help that shows defaults where there are some."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
+def _position_fields() -> list[tuple[str, Any, Any]]:
+    """A field for every flag, as its schemes declare it; a dictionary is written as JSON."""
+    fields = []
+    for name, _, meaning in flag_rows():
+        kind = next(iter(FLAGS[name].values())).kind
+        types = {Dictionary: str, Number: float, Subset: list[str]}
+        annotation = types.get(type(kind), kind.annotation)
+        fields.append((name, annotation | None, field(default=None, metadata={"help": meaning.replace("%", "%%")})))
+    return fields
 
 
 @dataclass
-class PositionArguments:
-    """For `HfArgumentParser`: `--position_scheme` and its companions; what is not given is left to the scheme."""
-
+class SchemeArgument:
     position_scheme: str = field(
-        default="absolute+t5", metadata={"help": "A scheme's name, or several joined by '+'; the README lists them."}
+        default="absolute+t5",
+        metadata={
+            "help": "A scheme's name, or several joined by '+'; the README lists them. Unless given, a saved variant's own, and absolute+t5 for a stock checkpoint."
+        },
     )
-    position_combine: Literal["add", "concat", "gate", "attention"] | None = field(
-        default=None, metadata={"help": "How an embedding-level scheme joins the word embedding."}
-    )
-    position_every_layer: bool | None = field(
-        default=None, metadata={"help": "Add embedding-level positions again before every layer but the first."}
-    )
-    position_init: Literal["silent", "reference"] | None = field(
-        default=None, metadata={"help": "Start as the checkpoint computes, or as the paper does."}
-    )
-    position_form: Literal["checkpoint", "paper"] | None = field(
-        default=None, metadata={"help": "deberta, tupe: keep a checkpoint's content score, or the published formula."}
-    )
-    position_base: float | None = field(
-        default=None, metadata={"help": "sinusoidal, transformer_xl, rope: base of the wavelengths."}
-    )
-    position_layout: Literal["interleaved", "halves"] | None = field(
-        default=None, metadata={"help": "sinusoidal, rope: order of sines and cosines, or of rotated pairs."}
-    )
-    position_scale: float | None = field(default=None, metadata={"help": "sinusoidal: amplitude at the start."})
-    position_rope_scaling: str | None = field(
-        default=None, metadata={"help": "rope: transformers' RoPE scaling, as a JSON object."}
-    )
-    position_buckets: int | None = field(default=None, metadata={"help": "t5, deberta: number of buckets."})
-    position_max_distance: int | None = field(
-        default=None, metadata={"help": "t5, deberta: distance beyond which all share the last bucket."}
-    )
-    position_per_layer: bool | None = field(default=None, metadata={"help": "t5: a table per layer."})
-    position_clip: int | None = field(
-        default=None, metadata={"help": "relative: largest distance with an embedding of its own."}
-    )
-    position_values: bool | None = field(default=None, metadata={"help": "relative: also on the value side."})
-    position_attention_types: list[str] | None = field(
-        default=None, metadata={"help": "deberta: which of c2p, p2c and p2p."}
-    )
-    position_share_projections: bool | None = field(
-        default=None, metadata={"help": "deberta: reuse the content projections for positions."}
-    )
-    position_norm: bool | None = field(default=None, metadata={"help": "deberta: LayerNorm on the relative table."})
+
+
+@dataclass
+class PositionArguments(make_dataclass("Flags", _position_fields(), bases=(SchemeArgument,))):
+    """For `HfArgumentParser`: `--position_scheme` and its companions; what is not given is left to the scheme."""
 
     def flags(self) -> dict[str, Any]:
         """The flags that were given, as `from_pretrained` takes them.
@@ -216,7 +204,7 @@ def sequence_length(asked_for: int | None, default: int, config: PreTrainedConfi
     Raises:
         ValueError: more tokens are asked for than the model has learned absolute positions.
     """
-    ends = [name for name in scheme_names(config.position_scheme) if SCHEMES[name].extrapolates.startswith("no")]
+    ends = [name for name in scheme_names(config.position_scheme) if SCHEMES[name].ends_with_table]
     limit = config.max_position_embeddings - config.first_position
     if asked_for is None:
         return min(default, limit) if ends else default
@@ -261,7 +249,7 @@ def parse_arguments(*kinds: type, **defaults: Any) -> tuple[Any, ...]:
 
     `position_scheme` is None where it was not given.
     """
-    parser = HfArgumentParser(kinds)
+    parser = HfArgumentParser(kinds, formatter_class=HelpFormatter)
     defaults = {"position_scheme": None, **defaults}
     if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
         return parser.parse_dict({**defaults, **json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))})

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from arguments import fit_tokenizer
+from arguments import HelpFormatter, fit_tokenizer
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer
 from minilm import packaged_minilm
 from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
@@ -494,7 +494,7 @@ def costs_of(
 
 
 def main() -> None:
-    parser = HfArgumentParser((CompareArguments, PositionTrainingArguments))
+    parser = HfArgumentParser((CompareArguments, PositionTrainingArguments), formatter_class=HelpFormatter)
     # The quick start's budget.
     parser.set_defaults(**{**DEFAULTS, "output_dir": "outputs/compare_schemes"})
     try:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from arguments import PositionArguments, fit_tokenizer
+from arguments import HelpFormatter, PositionArguments, fit_tokenizer
 from minilm import packaged_minilm
 from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
 from training import PositionTrainer, PositionTrainingArguments
@@ -210,7 +210,9 @@ def write_results(
 
 
 def main() -> None:
-    parser = HfArgumentParser((QuickstartArguments, PositionArguments, PositionTrainingArguments))
+    parser = HfArgumentParser(
+        (QuickstartArguments, PositionArguments, PositionTrainingArguments), formatter_class=HelpFormatter
+    )
     parser.set_defaults(**DEFAULTS)
     try:
         arguments, positions, training = parser.parse_args_into_dataclasses()

@@ -310,7 +310,8 @@ def make_card(
     results = results or Results()
     name = repo_id.rstrip("/").rpartition("/")[2]
     shapes, total = inspection.parameter_shapes(config)
-    meanings = inspection.flag_meanings()
+    schemes = inspection.schemes_of(config)
+    meanings = {flag: meaning for flag, _, meaning in inspection.flag_rows(scheme.name for scheme in schemes)}
     lengths = [row.length for row in results.results if row.model == "variant" and row.length is not None]
     repeated = [len(value) for row in results.results for value in row.metrics.values() if isinstance(value, list)]
     data = card_data(config, results, name, tags, sentence_class)
@@ -323,8 +324,8 @@ def make_card(
         repo_id=repo_id,
         known=results,
         config=config,
-        schemes=inspection.schemes_of(config),
-        flags=[(flag, value, meanings.get(flag, "")) for flag, value in inspection.flags_of(config).items()],
+        schemes=schemes,
+        flags=[(flag, value, meanings[flag]) for flag, value in inspection.flags_of(config).items()],
         parameters=inspection.per_layer(shapes),
         added=sum(math.prod(shape) for shape in shapes.values()),
         total=total,

@@ -41,7 +41,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
 
 @app.command()
 def schemes() -> None:
-    """List the position schemes.
+    """List the position schemes and their flags.
 
     With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
     """
@@ -53,7 +53,8 @@ def schemes() -> None:
         rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
     typer.echo(_aligned(rows))
     aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
-    typer.echo(f"\nJoin names with + to have several: absolute+t5. Another name: {aliases}.")
+    typer.echo(f"\nJoin names with + to have several: absolute+t5. Another name: {aliases}.\n")
+    typer.echo(_aligned([("flag", "values", "for"), *inspection.flag_rows()]))
 
 
 @app.command()

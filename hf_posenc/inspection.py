@@ -7,6 +7,7 @@ import inspect
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.tokenization_utils_base import LARGE_INTEGER, TOKENIZER_CONFIG_FILE
 from transformers.utils import cached_file, has_file
 
-from .modeling.configuration_posenc import FLAGS, PositionConfigMixin
+from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.scheme import PositionScheme
-from .modeling.schemes import SCHEMES, scheme_names
+from .modeling.schemes import FLAGS, SCHEMES, scheme_names
 from .parameters import position_parameters
 from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
 
@@ -82,12 +83,18 @@ def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
     return {flag: value for flag, value in flags.items() if value is not None}
 
 
-def flag_meanings() -> dict[str, str]:
-    """What every flag is for, in the words of [`PositionConfigMixin`]; empty where Python drops docstrings."""
-    lines = re.findall(
-        r"^ *((?:position_\w+(?:, )?)+): (.+)$", inspect.getdoc(PositionConfigMixin) or "", re.MULTILINE
-    )
-    return {flag: meaning for flags, meaning in lines for flag in flags.split(", ")}
+def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str]]:
+    """The flags of schemes for people: flag, values, and what it is for by scheme, with its default there."""
+    names, rows = [*names], []
+    for flag, users in FLAGS.items():
+        said: dict[tuple[str, str], list[str]] = {}
+        for name in names:
+            if name in users:
+                said.setdefault((users[name].help, users[name].described_default()), []).append(name)
+        if said:
+            meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
+            rows.append((flag, next(iter(users.values())).kind.values, "; ".join(meanings)))
+    return rows
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -132,7 +139,7 @@ def longest_sequence(config: PreTrainedConfig) -> int | None:
     """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
     if not isinstance(config, PositionConfigMixin):
         config = type(config).from_dict(config.to_dict(), position_scheme="absolute")
-    if any(scheme.extrapolates.startswith("no") for scheme in schemes_of(config)):
+    if any(scheme.ends_with_table for scheme in schemes_of(config)):
         return config.max_position_embeddings - config.first_position
     return None
 

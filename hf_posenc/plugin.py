@@ -47,7 +47,9 @@ CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     configuration_posenc.PosencElectraConfig,
 )
 # Stock config class -> the variant's.
-VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {config.__mro__[2]: config for config in CONFIGS}
+VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {
+    next(c for c in config.__mro__ if c.__module__.startswith("transformers.")): config for config in CONFIGS
+}
 # Stock model class -> the variant's, base models and heads.
 VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
     next(c for c in variant.__mro__ if c.__module__.startswith("transformers.")): variant

@@ -18,35 +18,31 @@ VALUES = {
     "position_scheme": st.lists(names, min_size=1, max_size=3).map("+".join),
     "position_combine": st.sampled_from(["add", "concat", "gate", "attention", "multiply"]),
     "position_every_layer": st.booleans(),
-    "position_init": st.sampled_from(["silent", "reference", "loud"]),
+    "position_init": st.sampled_from(["silent", "paper", "loud"]),
     "position_form": st.sampled_from(["checkpoint", "paper"]),
     "position_base": st.sampled_from([1, 2.5, 500, 10000.0, -3, "10"]),
     "position_layout": st.sampled_from(["interleaved", "halves"]),
-    "position_scale": st.sampled_from([0, 0.1, 1.0, float("nan")]),
+    "position_amplitude": st.sampled_from([0, 0.1, 1.0, float("nan")]),
     "position_rope_scaling": st.sampled_from(
         [{"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "spiral"}, {}, 2]
     ),
     "position_buckets": st.sampled_from([0, 1, 2, 4, 7, 8, 32]),
-    "position_max_distance": st.sampled_from([1, 2, 3, 8, 9, 64, 128]),
+    "position_max_distance": st.sampled_from([0, 1, 2, 3, 5, 8, 9, 64, 128]),
     "position_per_layer": st.booleans(),
-    "position_clip": st.sampled_from([0, 1, 5, 64]),
-    "position_values": st.booleans(),
+    "position_on_values": st.booleans(),
     "position_attention_types": st.sampled_from(
         [["c2p"], ["p2c"], ["c2p", "p2c", "p2p"], ["p2p"], [], ["c2c"], "c2p"]
     ),
     "position_share_projections": st.booleans(),
     "position_norm": st.booleans(),
-    "posiiton_clip": st.just(3),
+    "posiiton_norm": st.just(3),
 }
 
 
 def applicable(scheme: str) -> list[str]:
     """The flags that belong to a composite, so that most examples get past the first check."""
     parts = [ALIASES.get(name, name) for name in scheme.split("+")]
-    flags = {flag for name in parts for flag in SCHEMES[name].defaults}
-    if {"absolute", "sinusoidal"} & {*parts}:
-        flags |= {"position_combine", "position_every_layer"}
-    return sorted(flags)
+    return sorted({flag.name for name in parts for flag in SCHEMES[name].flags})
 
 
 @st.composite

@@ -101,8 +101,7 @@ WRONG = {
     ),
     "combine without an embedding-level scheme": (
         {"position_scheme": "t5", "position_combine": "gate"},
-        r"position_combine='gate' has no use with position_scheme='t5': it needs an embedding-level scheme "
-        r"\(absolute or sinusoidal\)",
+        r"position_combine='gate' has no use with position_scheme='t5': it belongs to absolute, sinusoidal",
     ),
     "combine without positions": (
         {"position_scheme": "none+t5", "position_combine": "gate"},
@@ -124,6 +123,19 @@ def test_wrong_flags_are_refused_at_every_door(case, door, stock_folder, no_weig
         door(stock_folder, flags)
 
 
+# Before the first release some flags, and a value, had other names.
+@pytest.mark.parametrize("flags, message", [
+    ({"position_scheme": "relative", "position_clip": 4}, "unknown flag 'position_clip'; did you mean 'position_max_distance'"),
+    ({"position_scheme": "relative", "position_values": False}, "unknown flag 'position_values'; did you mean 'position_on_values'"),
+    ({"position_scheme": "sinusoidal", "position_scale": 1.0}, "unknown flag 'position_scale'; did you mean 'position_amplitude'"),
+    ({"position_scheme": "t5", "position_init": "reference"}, "position_init must be one of .*did you mean 'paper'"),
+])  # fmt: skip
+@every_door
+def test_old_spellings_name_the_new_ones(flags, message, door, stock_folder, no_weight_is_read):
+    with pytest.raises(ValueError, match=message):
+        door(stock_folder, flags)
+
+
 @every_door
 def test_a_misspelt_flag_beside_a_right_one_is_refused(door, stock_folder, no_weight_is_read):
     flags = {"position_scheme": "t5", "position_offset": 3}
@@ -140,7 +152,7 @@ VALUES = {
     "position_form": ("deberta", ["papers", ""], [1, False]),
     "position_base": ("rope", [1, 0, -10000.0, float("nan"), float("inf")], ["10000", True, [1.0]]),
     "position_layout": ("rope", ["half", "interleave"], [2, ["halves"]]),
-    "position_scale": ("sinusoidal", [-0.1, float("nan"), float("inf")], ["1", True]),
+    "position_amplitude": ("sinusoidal", [-0.1, float("nan"), float("inf")], ["1", True]),
     "position_rope_scaling": (
         "rope",
         [{"rope_type": "linearly", "factor": 2.0}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": "two"}],
@@ -149,8 +161,7 @@ VALUES = {
     "position_buckets": ("t5", [-1, 0, 2, 3, 7], [8.0, "8", True, [8]]),
     "position_max_distance": ("t5", [0, -5, 8], [128.0, "128", True]),
     "position_per_layer": ("t5", [], ["yes", 1]),
-    "position_clip": ("relative", [0, -1], [64.0, "64", True]),
-    "position_values": ("relative", [], ["no", 0]),
+    "position_on_values": ("relative", [], ["no", 0]),
     "position_attention_types": (
         "deberta",
         [[], ["p2p"], ["c2p", "c2p"], ["c2c"], ["c2p", "p2c", "p2p", "c2c"], ["C2P"]],

@@ -212,8 +212,8 @@ class TestText:
 
     def test_has_the_flags_with_their_meaning(self):
         text = make_card(variant("deberta", position_attention_types=["c2p"], position_norm=True)).text
-        assert "| `position_attention_types` | `['c2p']` | deberta: subset of c2p, p2c, p2p. |" in text
-        assert "| `position_norm` | `True` | deberta: LayerNorm on the relative table. |" in text
+        assert "| `position_attention_types` | `['c2p']` | deberta: which terms (default c2p, p2c) |" in text
+        assert "| `position_norm` | `True` | deberta: LayerNorm on the table (v2, v3) (default False) |" in text
         assert "position_buckets" not in text
         assert "| flag |" not in make_card(variant("deberta")).text
 

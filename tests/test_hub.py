@@ -53,7 +53,7 @@ KINDS = [
     ("absolute+t5", {"position_buckets": 8, "position_per_layer": True}),
     ("sinusoidal", {"position_combine": "gate", "position_every_layer": True}),
     ("none", {}),
-    ("relative", {"position_clip": 3}),
+    ("relative", {"position_max_distance": 3}),
     ("relative_key", {}),
     ("relative_key_query", {}),
     ("transformer_xl", {"position_base": 500.0}),

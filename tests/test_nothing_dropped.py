@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny import (
     FAMILIES,
+    another_value,
     build,
     fill_positions,
     heads,
@@ -31,54 +32,8 @@ from hf_posenc.modeling.schemes import SCHEMES
 
 
 LEFT_OUT = "leaves out the absolute positions that this checkpoint was trained with"
-# Which flags belong to which scheme, from the documentation, not from the code.
-EMBEDDING = {"position_combine", "position_every_layer"}
-FLAGS_OF = {
-    "absolute": EMBEDDING,
-    "sinusoidal": EMBEDDING | {"position_base", "position_layout", "position_scale"},
-    "none": set(),
-    "relative": {"position_init", "position_clip", "position_values"},
-    "relative_key": {"position_init"},
-    "relative_key_query": {"position_init"},
-    "transformer_xl": {"position_init", "position_base"},
-    "t5": {"position_init", "position_buckets", "position_max_distance", "position_per_layer"},
-    "tupe": {"position_init", "position_form"},
-    "deberta": {
-        "position_init",
-        "position_form",
-        "position_buckets",
-        "position_max_distance",
-        "position_attention_types",
-        "position_share_projections",
-        "position_norm",
-    },
-    "rope": {"position_base", "position_layout", "position_rope_scaling"},
-    "alibi": set(),
-}
-VALUES = {
-    "position_combine": "gate",
-    "position_every_layer": True,
-    "position_init": "reference",
-    "position_form": "paper",
-    "position_base": 500.0,
-    "position_layout": "halves",
-    "position_scale": 0.5,
-    "position_rope_scaling": {"rope_type": "linear", "factor": 2.0},
-    "position_buckets": 8,
-    "position_max_distance": 16,
-    "position_per_layer": True,
-    "position_clip": 4,
-    "position_values": False,
-    "position_attention_types": ["p2c"],
-    "position_share_projections": False,
-    "position_norm": True,
-}
-PAIRS = [(flag, scheme) for flag in VALUES for scheme in SCHEMES]
-
-
-def test_the_tables_above_are_complete():
-    assert FLAGS_OF.keys() == SCHEMES.keys()
-    assert VALUES.keys() == FLAGS.keys() - {"position_scheme"}
+FLAGS_OF = {name: {flag.name: flag for flag in scheme.flags} for name, scheme in SCHEMES.items()}
+PAIRS = [(flag, scheme) for flag in FLAGS if flag != "position_scheme" for scheme in SCHEMES]
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +99,7 @@ class TestAbsolutePositions:
         (None, "alibi+rope", {}, False),
         (None, "deberta", {"position_form": "paper"}, False),
         (None, "tupe", {"position_form": "paper"}, False),
-        *((None, name, {"position_init": "reference"}, False) for name in FLAGS_OF if "position_init" in FLAGS_OF[name]),
+        *((None, name, {"position_init": "paper"}, False) for name in FLAGS_OF if "position_init" in FLAGS_OF[name]),
         ("absolute+rope", "rope", {}, True),
         ("absolute+rope", "rope+t5", {}, True),
         ("absolute+alibi+t5", "t5", {}, False),
@@ -367,7 +322,7 @@ class TestParameters:
         ("deberta", {"position_attention_types": ["c2p"], "position_share_projections": False}, "pos_query_proj"),
         ("deberta", {"position_attention_types": ["p2c"], "position_share_projections": False}, "pos_key_proj"),
         ("deberta", {}, "pos_(query|key)_proj|encoder.LayerNorm"),
-        ("relative", {"position_values": False}, "relative_value_embeddings"),
+        ("relative", {"position_on_values": False}, "relative_value_embeddings"),
         ("t5", {"position_per_layer": True}, "^encoder.relative_attention_bias"),
         ("t5", {}, "attention.self.relative_attention_bias"),
         ("absolute", {}, "position_(projection|gate|query|key|value|scale)"),
@@ -389,7 +344,7 @@ class TestParameters:
         ("absolute", {"position_combine": "concat"}),
         ("absolute", {"position_combine": "gate", "position_every_layer": True}),
         ("sinusoidal", {"position_combine": "attention", "position_every_layer": True}),
-        ("relative", {"position_values": False}),
+        ("relative", {"position_on_values": False}),
         ("t5", {"position_per_layer": True}),
         ("deberta", {"position_share_projections": False, "position_norm": True}),
         ("deberta", {"position_share_projections": False, "position_attention_types": ["p2c"]}),
@@ -420,24 +375,20 @@ class TestParameters:
 class TestFlags:
     @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] not in FLAGS_OF[pair[1]]])
     def test_one_that_does_not_apply_is_an_error(self, flag, scheme):
-        flags = {"position_scheme": scheme, flag: VALUES[flag]}
-        message = re.escape(f"{flag}={VALUES[flag]!r} has no use with position_scheme={scheme!r}")
+        value = another_value(next(iter(FLAGS[flag].values())))
+        flags = {"position_scheme": scheme, flag: value}
+        message = re.escape(f"{flag}={value!r} has no use with position_scheme={scheme!r}")
         with pytest.raises(ValueError, match=message) as error:
             stock_config(**flags)
         # Where it would be of use is said too.
         explanation = str(error.value).split(":", 1)[1] if flag != "position_rope_scaling" else str(error.value)
-        owners = [name for name, own in FLAGS_OF.items() if flag in own]
-        if flag in EMBEDDING:
-            assert "embedding-level scheme" in explanation
-        else:
-            assert all(name in explanation for name in owners)
+        assert all(name in explanation for name in FLAGS[flag])
 
     @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] in FLAGS_OF[pair[1]]])
     def test_one_that_applies_makes_a_difference(self, flag, scheme):
-        # Each time another value than the scheme's default.
-        value = "interleaved" if (flag, scheme) == ("position_layout", "rope") else VALUES[flag]
+        value = another_value(FLAGS_OF[scheme][flag])
         values = {"position_scheme": scheme}
-        if flag == "position_max_distance":
+        if flag == "position_max_distance" and "position_buckets" in FLAGS_OF[scheme]:
             values["position_buckets"] = 8
         batch = inputs(length=40)
         results = []
@@ -445,7 +396,7 @@ class TestFlags:
             torch.manual_seed(0)
             model = BertModel(stock_config(**flags)).eval()
             start = {name: parameter.clone() for name, parameter in position_parameters(model).items()}
-            if flag not in ("position_init", "position_scale"):  # what these set would be overwritten
+            if flag not in ("position_init", "position_amplitude"):  # what these set would be overwritten
                 fill_positions(model, seed=3)
             with torch.no_grad():
                 results.append((start, model(**batch).last_hidden_state))
@@ -453,13 +404,17 @@ class TestFlags:
 
     @pytest.mark.parametrize("door", ["keyword", "attribute", "beside a config"])
     def test_every_door_refuses_one_that_does_not_apply(self, door, stock_folder):
-        with pytest.raises(ValueError, match="position_clip=4 has no use with position_scheme='t5'.*relative"):
+        with pytest.raises(
+            ValueError, match="position_max_distance=4 has no use with position_scheme='relative_key'.*relative"
+        ):
             if door == "keyword":
-                AutoModel.from_pretrained(stock_folder, position_scheme="t5", position_clip=4)
+                AutoModel.from_pretrained(stock_folder, position_scheme="relative_key", position_max_distance=4)
             config = AutoConfig.from_pretrained(stock_folder)
             if door == "beside a config":
-                AutoModel.from_pretrained(stock_folder, config=config, position_scheme="t5", position_clip=4)
-            config.position_scheme, config.position_clip = "t5", 4
+                AutoModel.from_pretrained(
+                    stock_folder, config=config, position_scheme="relative_key", position_max_distance=4
+                )
+            config.position_scheme, config.position_max_distance = "relative_key", 4
             AutoModel.from_pretrained(stock_folder, config=config)
 
     def test_stored_ones_are_dropped_with_one_line_when_the_scheme_is_overridden(self, tmp_path, said):

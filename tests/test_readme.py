@@ -9,7 +9,7 @@ from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
-from hf_posenc.inspection import code_files
+from hf_posenc.inspection import code_files, flag_rows
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
 from hf_posenc.plugin import CONFIGS
@@ -24,8 +24,9 @@ SCHEME_ROWS = {cells[0].strip("`"): cells for cells in CELLS if cells[0].strip("
 
 def test_every_scheme_and_every_flag_has_a_row():
     assert list(SCHEME_ROWS) == list(SCHEMES)
-    flags = [flag for cells in CELLS for flag in re.findall(r"`(position_\w+)`", cells[0])]
-    assert flags == list(FLAGS)
+    assert [cells[0] for cells in CELLS if "position_" in cells[0]] == [f"`{flag}`" for flag in FLAGS]
+    for flag, values, meaning in flag_rows():
+        assert f"| `{flag}` | {values} | {meaning} |" in README
     assert all(f"`{alias}`" in README for alias in ALIASES)
 
 
@@ -51,7 +52,7 @@ def test_the_recipe_for_positions_only_trains_as_many_parameters_as_it_says():
 def test_papers_and_the_end_of_the_table_are_the_schemes_own(scheme):
     _, _, _, beyond, _, paper, _ = SCHEME_ROWS[scheme]
     assert paper == SCHEMES[scheme].paper
-    assert beyond.startswith("no") == SCHEMES[scheme].extrapolates.startswith("no")
+    assert beyond.startswith("no") == SCHEMES[scheme].ends_with_table
 
 
 def test_the_tables_of_measured_schemes_are_those_of_the_results(monkeypatch):

@@ -44,7 +44,7 @@ SAVED = [
     ("bert", "absolute+t5", {"position_buckets": 8, "position_per_layer": True}),
     ("bert", "sinusoidal", {"position_combine": "attention", "position_every_layer": True}),
     ("bert", "deberta", {"position_attention_types": ["p2c", "c2p"], "position_norm": True, "position_buckets": 4}),
-    ("bert", "relative", {"position_clip": 3}),
+    ("bert", "relative", {"position_max_distance": 3}),
     ("roberta", "tupe+t5", {}),
     ("roberta", "absolute", {"position_combine": "gate"}),
     ("roberta", "relative_key_query", {}),

@@ -17,7 +17,7 @@ SILENT = {
     "absolute+t5": {},
     "absolute+t5, per layer": {"position_per_layer": True},
     "absolute+relative": {},
-    "absolute+relative, keys only": {"position_values": False},
+    "absolute+relative, keys only": {"position_on_values": False},
     "absolute+relative_key": {},
     "absolute+relative_key_query": {},
     "absolute+transformer_xl": {},
@@ -49,7 +49,7 @@ LOUD = {
     "absolute+tupe, paper": {"position_form": "paper"},
 }
 # Schemes small enough to tell apart in models of 12 tokens.
-SMALL = {"t5": {"position_buckets": 8, "position_max_distance": 16}, "relative": {"position_clip": 4}}
+SMALL = {"t5": {"position_buckets": 8, "position_max_distance": 16}, "relative": {"position_max_distance": 4}}
 SMALL["deberta"] = {"position_buckets": 8, "position_max_distance": 16}
 
 
@@ -141,16 +141,16 @@ def test_only_what_is_new_to_a_saved_variant_is_said(checkpoints, said, tmp_path
 )
 def test_position_init_reference_is_not_silent_and_says_so(case, checkpoints, said):
     folder, stock = checkpoints["bert"]
-    flags = {**SILENT_FLAGS[case], "position_init": "reference"}
+    flags = {**SILENT_FLAGS[case], "position_init": "paper"}
     if "+" not in case:  # how positions join the words has one start: addition
-        with pytest.raises(ValueError, match="position_init='reference' has no use with position_scheme='absolute'"):
+        with pytest.raises(ValueError, match="position_init='paper' has no use with position_scheme='absolute'"):
             AutoModelForMaskedLM.from_pretrained(folder, **flags)
         return
     model = AutoModelForMaskedLM.from_pretrained(folder, **flags)
     assert (hidden_states(model) - hidden_states(stock)).abs().max() > 1e-2
     [line] = said
     names = " and ".join(flags["position_scheme"].split("+")[1:])
-    assert f": {names} cannot start silent with position_init='reference'; " in line and "fine-tuned" in line
+    assert f": {names} cannot start silent with position_init='paper'; " in line and "fine-tuned" in line
 
 
 # Softmax does not see what it finds in every score of a query. These are there for the formulas.

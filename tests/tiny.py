@@ -1,11 +1,15 @@
 """Tiny models of every family, inputs for them, and position parameters that are not zero."""
 
+import ast
+from typing import Any
+
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
 import hf_posenc  # noqa: F401
 from hf_posenc import plugin, position_parameters
+from hf_posenc.modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
 
 
 # Stock model type -> sizes; ELECTRA's embeddings are narrower than its layers, as in its checkpoints.
@@ -116,6 +120,20 @@ def build(position_scheme: str, family: str = "bert", head: str = "Model", seed:
             if name.endswith(("query.bias", "key.bias", "value.bias")):
                 parameter.normal_(std=0.2)
     return fill_positions(model, seed).eval()
+
+
+def another_value(flag: Flag) -> Any:
+    """A value of a flag that is not its default."""
+    kind = flag.kind
+    if isinstance(kind, Choice):
+        return next(choice for choice in kind.choices if choice != flag.default)
+    if isinstance(kind, Boolean):
+        return not flag.default
+    if isinstance(kind, Dictionary):
+        return ast.literal_eval(kind.example)
+    if isinstance(kind, Subset):
+        return [kind.choices[1]]
+    return 8 if isinstance(kind, Integer) else max(0.5, kind.low * 500.0)
 
 
 def difference_where_attended(first: torch.Tensor, second: torch.Tensor, attention_mask: torch.Tensor) -> float:

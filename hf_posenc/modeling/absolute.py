@@ -18,6 +18,7 @@ class Absolute(EmbeddingScheme):
     formula = "w + p_i, p learned"
     paper = "Devlin et al. 2019"
     extrapolates = "no: the table ends"
+    ends_with_table = True
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         if position_ids is None:
@@ -29,6 +30,7 @@ class NoPositions(EmbeddingScheme):
     """No positions at all: the model commutes with every permutation of its input."""
 
     name = "none"
+    flags = ()
     formula = "w"
     paper = "–"
     extrapolates = "yes: there is nothing to extrapolate"

@@ -29,22 +29,14 @@ class Alibi(AttentionScheme):
     extrapolates = "yes: any length"
     silent = False
 
-    def check(self, config) -> None:
+    def read(self, config) -> None:
         self.slopes = alibi_slopes(config.num_attention_heads)
 
-    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        relative = positions.relative
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> RelativeTerm | PairTerm:
         # A product in half precision would be off by more than one near the far end.
         precise = torch.promote_types(dtype, torch.float32)
-        slopes = torch.tensor(self.slopes, dtype=precise, device=relative.device)
-        if positions.contiguous:
-            bias = -slopes[:, None] * relative.abs()  # (heads, query + key - 1)
-            return torch.arange(relative.shape[0], device=relative.device), bias.to(dtype)
-        bias = -slopes[:, None, None] * relative.abs()[:, None]  # (batch or 1, heads, query, key)
-        return bias.to(dtype)
+        slopes = torch.tensor(self.slopes, dtype=precise, device=positions.query.device)
+        return positions.bias(lambda distance: (-slopes[:, None] * distance.abs()[..., None, :]).to(dtype))
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm]:
-        if isinstance(context.prepared, torch.Tensor):
-            return [PairTerm(bias=context.prepared)]
-        rows, bias = context.prepared
-        return [RelativeTerm(rows=rows, bias=bias)]
+        return [context.prepared]

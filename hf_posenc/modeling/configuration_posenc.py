@@ -4,12 +4,11 @@ import copy
 import difflib
 import functools
 import inspect
-import math
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from transformers import (
     BertConfig,
@@ -22,8 +21,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
-from .scheme import EmbeddingScheme
-from .schemes import SCHEMES, build_schemes, scheme_names
+from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -32,85 +30,11 @@ logger = logging.get_logger(__name__)
 LEGACY_KEY = "position_embedding_type"
 LEGACY_SCHEMES = ("relative_key", "relative_key_query")
 
-ATTENTION_TYPES = ("c2p", "p2c", "p2p")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
-    if not of_type:
-        raise TypeError(f"{flag} must be {possible}, got {value!r} of type {type(value).__name__}")
-    if not in_range:
-        raise ValueError(f"{flag} must be {possible}, got {value!r}")
-
-
-def _choice(*choices: str):
-    def check(flag: str, value: Any) -> None:
-        possible = "one of " + ", ".join(repr(choice) for choice in choices)
-        if isinstance(value, str) and value not in choices:
-            nearest = difflib.get_close_matches(value, choices, n=1)
-            if nearest:
-                possible += f" (did you mean {nearest[0]!r}?)"
-        _require(flag, value, isinstance(value, str), value in choices, possible)
-
-    return check
-
-
-def _boolean(flag: str, value: Any) -> None:
-    _require(flag, value, isinstance(value, bool), True, "True or False")
-
-
-def _number_from(low: float):
-    def check(flag: str, value: Any) -> None:
-        possible = f"a finite number of at least {low:g}"
-        _require(flag, value, _number(value), _number(value) and math.isfinite(value) and value >= low, possible)
-
-    return check
-
-
-def _integer_from(low: int):
-    def check(flag: str, value: Any) -> None:
-        _require(flag, value, _integer(value), _integer(value) and value >= low, f"an integer of at least {low}")
-
-    return check
-
-
-def _dictionary(flag: str, value: Any) -> None:
-    _require(flag, value, isinstance(value, dict), True, "a dictionary such as {'rope_type': 'linear', 'factor': 2.0}")
-
-
-def _attention_types(flag: str, value: Any) -> None:
-    possible = "a list of 'c2p', 'p2c', 'p2p' without repetition and with at least one of the first two"
-    is_list = isinstance(value, (list, tuple))
-    fits = is_list and all(kind in ATTENTION_TYPES for kind in value) and len({*value}) == len(value)
-    _require(flag, value, is_list, fits and any(kind in value for kind in ("c2p", "p2c")), possible)
-
-
-# What every flag may be, by itself; how flags go together is checked by the schemes.
-FLAGS = {
-    "position_scheme": lambda flag, value: scheme_names(value),
-    "position_combine": _choice("add", "concat", "gate", "attention"),
-    "position_every_layer": _boolean,
-    "position_init": _choice("silent", "reference"),
-    "position_form": _choice("checkpoint", "paper"),
-    "position_base": _number_from(1),
-    "position_layout": _choice("interleaved", "halves"),
-    "position_scale": _number_from(0),
-    "position_rope_scaling": _dictionary,
-    "position_buckets": _integer_from(0),
-    "position_max_distance": _integer_from(1),
-    "position_per_layer": _boolean,
-    "position_clip": _integer_from(1),
-    "position_values": _boolean,
-    "position_attention_types": _attention_types,
-    "position_share_projections": _boolean,
-    "position_norm": _boolean,
+# Flags and values that had other names before the first release.
+RENAMED = {
+    "position_clip": "position_max_distance",
+    "position_values": "position_on_values",
+    "position_scale": "position_amplitude",
 }
 
 
@@ -130,7 +54,9 @@ def _edit_distance(first: str, second: str) -> int:
 
 @functools.cache
 def _nearest_flag(name: str) -> str | None:
-    """The flag that `name` is probably a misspelling of: within two edits, or with `position` shortened."""
+    """The flag that `name` once was, or probably is a misspelling of: within two edits, or with `position` shortened."""
+    if name in RENAMED:
+        return RENAMED[name]
     for flag in FLAGS:
         if abs(len(flag) - len(name)) <= 2 and _edit_distance(name, flag) <= 2:
             return flag
@@ -169,11 +95,8 @@ def carries_flags(entries: dict[str, Any]) -> bool:
 
 def flags_in_use(position_scheme: str) -> set[str]:
     """The flags that apply to a composite of schemes."""
-    schemes = [SCHEMES[name] for name in scheme_names(position_scheme)]
-    flags = {"position_scheme"}.union(*(scheme.defaults for scheme in schemes))
-    if any(issubclass(scheme, EmbeddingScheme) and scheme.name != "none" for scheme in schemes):
-        flags |= {"position_combine", "position_every_layer"}
-    return flags
+    names = scheme_names(position_scheme)
+    return {"position_scheme", *(flag.name for name in names for flag in SCHEMES[name].flags)}
 
 
 def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -192,53 +115,42 @@ def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, 
     return {**entries, **dict.fromkeys(useless), **given}
 
 
+def check_flag(name: str, value: Any) -> None:
+    """Raise TypeError or ValueError, naming the flag, for a value that it cannot have in any scheme."""
+    if name == "position_scheme":
+        scheme_names(value)
+    else:
+        next(iter(FLAGS[name].values())).kind.check(name, value)
+
+
+def _annotation(name: str) -> Any:
+    return str if name == "position_scheme" else next(iter(FLAGS[name].values())).kind.annotation
+
+
+# The flags as fields of a config.
+PositionFlags = make_dataclass(
+    "PositionFlags",
+    [(name, _annotation(name) | None, field(default=None)) for name in FLAGS],
+    kw_only=True,
+    repr=False,
+)
+
+
 @dataclass(kw_only=True, repr=False)
-class PositionConfigMixin:
+class PositionConfigMixin(PositionFlags):
     """The `position_*` flags on top of a stock config.
 
-    The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that is not given is None and means the default of its scheme. Flags are validated when the config is made,
-    and again when a model is built from it.
+    `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level. The other flags are
+    declared in the files of the schemes: `hf-posenc schemes` lists them.
 
-    Args:
-        position_scheme: a scheme's name, or several joined by "+"; at most one of them embedding-level.
-        position_combine: how an embedding-level scheme joins the word embedding (default "add").
-        position_every_layer: add the embedding-level positions again before every layer but the first.
-        position_init: "silent" (default) starts as the checkpoint computes, "reference" as the paper does.
-        position_form: deberta, tupe: "checkpoint" (default) keeps the content score of a pretrained model.
-        position_base: sinusoidal, transformer_xl, rope: base of the wavelengths.
-        position_layout: sinusoidal, rope: order of sines and cosines, or of rotated pairs.
-        position_scale: sinusoidal: amplitude at the start.
-        position_rope_scaling: rope: transformers' RoPE scaling.
-        position_buckets, position_max_distance: t5, deberta: logarithmic buckets.
-        position_per_layer: t5: a table per layer instead of one for all.
-        position_clip: relative: the largest distance with an embedding of its own.
-        position_values: relative: also on the value side.
-        position_attention_types: deberta: subset of c2p, p2c, p2p.
-        position_share_projections: deberta: reuse the content projections for positions.
-        position_norm: deberta: LayerNorm on the relative table.
+    The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
+    is not given is None and means the default of its scheme. Flags are validated when the config is made, and again when a
+    model is built from it.
 
     Raises:
         TypeError: a flag has the wrong type.
         ValueError: a flag is misspelt, out of range, or has no use in the chosen schemes.
     """
-
-    position_scheme: str | None = None
-    position_combine: Literal["add", "concat", "gate", "attention"] | None = None
-    position_every_layer: bool | None = None
-    position_init: Literal["silent", "reference"] | None = None
-    position_form: Literal["checkpoint", "paper"] | None = None
-    position_base: float | int | None = None
-    position_layout: Literal["interleaved", "halves"] | None = None
-    position_scale: float | int | None = None
-    position_rope_scaling: dict[str, Any] | None = None
-    position_buckets: int | None = None
-    position_max_distance: int | None = None
-    position_per_layer: bool | None = None
-    position_clip: int | None = None
-    position_values: bool | None = None
-    position_attention_types: list[str] | tuple[str, ...] | None = None
-    position_share_projections: bool | None = None
-    position_norm: bool | None = None
 
     # The stock model type, the file of the family's classes, and which of them serves each Auto class.
     stock_model_type: ClassVar[str]
@@ -265,10 +177,10 @@ class PositionConfigMixin:
     def check_positions(self) -> None:
         """Validate every flag by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
         check_names(self.__dict__)
-        for flag, check in FLAGS.items():
+        for flag in FLAGS:
             value = getattr(self, flag)
             if value is not None or flag == "position_scheme":
-                check(flag, value)
+                check_flag(flag, value)
         in_use = flags_in_use(self.position_scheme)
         for flag in FLAGS:
             if flag not in in_use and getattr(self, flag) is not None:
@@ -277,10 +189,7 @@ class PositionConfigMixin:
 
     def _explain_useless(self, flag: str) -> str:
         start = f"{flag}={getattr(self, flag)!r} has no use with position_scheme={self.position_scheme!r}"
-        if flag in ("position_combine", "position_every_layer"):
-            return f"{start}: it needs an embedding-level scheme (absolute or sinusoidal) in the composite"
-        users = [name for name, scheme in SCHEMES.items() if flag in scheme.defaults]
-        return f"{start}: it belongs to {', '.join(users)}"
+        return f"{start}: it belongs to {', '.join(FLAGS[flag])}"
 
     @property
     def first_position(self) -> int:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from .derived import derived
+from .flags import Boolean, Flag, Subset, buckets, form, init, max_distance
 from .relative_positions import deberta_bucket
 from .scheme import (
     AttentionContext,
@@ -44,15 +45,17 @@ class Deberta(AttentionScheme):
     """
 
     name = "deberta"
-    defaults = {
-        "position_init": "silent",
-        "position_form": "checkpoint",
-        "position_buckets": 256,
-        "position_max_distance": 512,
-        "position_attention_types": ("c2p", "p2c"),
-        "position_share_projections": True,
-        "position_norm": False,
-    }
+    flags = (
+        init(),
+        form("keep the content score of a checkpoint, or everything over √(d·(1 + terms)) as published"),
+        buckets(256, "number of logarithmic buckets in each direction; 0: none"),
+        max_distance(512, "distance from which on all share the last row"),
+        Flag("position_attention_types", Subset(("c2p", "p2c", "p2p"), needed=2), ("c2p", "p2c"), "which terms"),
+        Flag(
+            "position_share_projections", Boolean(), True, "reuse the content projections (v2, v3), or own ones (v1)"
+        ),
+        Flag("position_norm", Boolean(), False, "LayerNorm on the table (v2, v3)"),
+    )
     formula = "(q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)])/√d, K = W_k P, Q = W_q P"
     paper = "He et al. 2021"
     extrapolates = "yes: distances beyond max_distance share a row"
@@ -69,6 +72,8 @@ class Deberta(AttentionScheme):
             raise ValueError(
                 "position_form='paper' is for deberta or tupe, not for both: each scales the content score"
             )
+
+    def read(self, config) -> None:
         self.span = self.buckets or self.max_distance
         self.needs_key = "c2p" in self.attention_types or "p2p" in self.attention_types
         self.needs_query = "p2c" in self.attention_types or "p2p" in self.attention_types

@@ -85,7 +85,7 @@ class PositionEmbeddings:
         self.position_combine = None
         if scheme is not None:
             scheme.add_parameters(self, config)
-            self.position_combine = COMBINE[config.position_combine or "add"]()
+            self.position_combine = COMBINE[scheme.combine]()
             width = self.word_embeddings.embedding_dim
             self.position_combine.add_parameters(self, width, config.initializer_range)
 

@@ -13,7 +13,7 @@ from transformers.utils import TransformersKwargs, logging
 
 from .attention import EMBEDDINGS, ENCODER, InHand
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import FLAGS, flags_in_use
+from .configuration_posenc import flags_in_use
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
 from .scheme import (
     AttentionScheme,
@@ -26,7 +26,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
-from .schemes import ALIASES, build_schemes, scheme_names
+from .schemes import ALIASES, FLAGS, build_schemes, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -282,8 +282,9 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         if without_table and not any(scheme.reads_table for scheme in schemes):
             model.embeddings.position_embeddings.position_initial = {"weight": zeros}
     model.encoder.__class__ = parts.encoder
-    model.encoder.install(config, schemes, bool(config.position_every_layer))
-    if config.position_every_layer:
+    every_layer = embedding_scheme is not None and embedding_scheme.every_layer
+    model.encoder.install(config, schemes, every_layer)
+    if every_layer:
         for index, layer in enumerate(model.encoder.layer):
             layer.__class__ = parts.layer
             if index:
@@ -305,16 +306,12 @@ def check_built_as_configured(model: nn.Module) -> None:
     changed = [] if was == is_now else [("position_scheme", was, is_now)]
     if not changed:
         for old, new in zip(built, configured):
-            values = vars(new)
+            values, flags = vars(new), {flag.attribute for flag in old.flags}
             changed += [
-                (f"{old.name}'s {name}", value, values[name])
+                (f"position_{name}" if name in flags else f"{old.name}'s {name}", value, values[name])
                 for name, value in vars(old).items()
                 if values[name] != value
             ]
-        if embeddings.position_scheme:
-            combine = type(embeddings.position_combine).__name__.lower()
-            changed.append(("position_combine", combine, config.position_combine or "add"))
-        changed.append(("position_every_layer", encoder.every_layer, bool(config.position_every_layer)))
     told = [f"{what} was {old!r} and is {new!r}" for what, old, new in changed if old != new]
     if told:
         raise ValueError(
@@ -430,7 +427,7 @@ class PosencPreTrainedModel:
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append("absolute")
         if new:
-            reason = " with position_init='reference'" if self.config.position_init == "reference" else ""
+            reason = " with position_init='paper'" if self.config.position_init == "paper" else ""
             logger.warning_once(
                 f"position_scheme={name!r}: {' and '.join(new)} cannot start silent{reason}; the model computes something else "
                 "than its checkpoint until it is fine-tuned."

@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from .flags import Boolean, Flag, init, max_distance
 from .relative_positions import clip_distance
 from .scheme import (
     AttentionContext,
@@ -20,35 +21,39 @@ from .scheme import (
 class Relative(AttentionScheme):
     """score(i, j) = q_i·(k_j + a^K[c(j - i)])/√d, and the output of token i is Σ_j weight_ij (v_j + a^V[c(j - i)]).
 
-    c(r) = clip(r, -position_clip, position_clip) + position_clip. a^K and a^V are
+    c(r) = clip(r, -position_max_distance, position_max_distance) + position_max_distance. a^K and a^V are
     `encoder.layer.N.attention.self.relative_key_embeddings.weight` and `relative_value_embeddings.weight`, both
-    (2·position_clip + 1, head_dim); without `position_values` there is no a^V.
+    (2·position_max_distance + 1, head_dim); without `position_on_values` there is no a^V.
 
     Source: Shaw et al. 2018, equations 3 to 5.
     """
 
     name = "relative"
-    defaults = {"position_init": "silent", "position_clip": 64, "position_values": True}
+    flags = (
+        init(),
+        max_distance(64, "largest distance with a vector of its own; those beyond share it"),
+        Flag("position_on_values", Boolean(), True, "also on the value side"),
+    )
     formula = "q_i·(k_j + a^K[c(j−i)])/√d, output Σ_j α_ij (v_j + a^V[c(j−i)])"
     paper = "Shaw et al. 2018"
-    extrapolates = "yes: distances beyond position_clip share a vector"
+    extrapolates = "yes: distances beyond position_max_distance share a vector"
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         initial = zeros if self.init == "silent" else xavier
-        rows, width = 2 * self.clip + 1, attention.attention_head_size
+        rows, width = 2 * self.max_distance + 1, attention.attention_head_size
         attention.relative_key_embeddings = PositionEmbedding(rows, width, initial)
-        if self.values:
+        if self.on_values:
             attention.relative_value_embeddings = PositionEmbedding(rows, width, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
-        return clip_distance(positions.relative, self.clip)
+        return clip_distance(positions.relative, self.max_distance)
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm]:
         attention, rows = context.attention, context.prepared
         # (rows, head_dim) -> (1, rows, head_dim): the heads share it
-        size, device = 2 * self.clip + 1, rows.device
+        size, device = 2 * self.max_distance + 1, rows.device
         query_table = whole_table(attention.relative_key_embeddings, size, device)[None] * attention.scaling
-        value_table = whole_table(attention.relative_value_embeddings, size, device) if self.values else None
+        value_table = whole_table(attention.relative_value_embeddings, size, device) if self.on_values else None
         return [RelativeTerm(rows=rows, query_table=query_table, value_table=value_table)]
 
 
@@ -64,12 +69,12 @@ class RelativeKey(AttentionScheme):
     """
 
     name = "relative_key"
-    defaults = {"position_init": "silent"}
+    flags = (init(),)
     formula = "(q_i·k_j + q_i·a[i−j])/√d"
     paper = "Huang et al. 2020"
     extrapolates = "yes: distances beyond max_position_embeddings share a vector"
 
-    def check(self, config) -> None:
+    def read(self, config) -> None:
         self.max_distance = config.max_position_embeddings - 1
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from .flags import Dictionary, Flag, base, layout
 from .scheme import AttentionContext, AttentionScheme, Positions, is_traced
 from .sinusoidal import inverse_frequencies, precise_dtype
 
@@ -63,28 +64,42 @@ class Rope(AttentionScheme):
     """
 
     name = "rope"
-    defaults = {"position_base": 10000.0, "position_layout": "halves", "position_rope_scaling": None}
+    flags = (
+        base(),
+        layout("halves", "which features make a pair: k and k + d/2, or 2k and 2k + 1"),
+        Flag(
+            "position_rope_scaling",
+            Dictionary("{'rope_type': 'linear', 'factor': 2.0}"),
+            None,
+            "transformers' RoPE scaling",
+            default_help="none",
+        ),
+    )
     formula = "(R_i q_i)·(R_j k_j)/√d, R_i rotates pair k by i·base^(−2k/d)"
     paper = "Su et al. 2021"
     extrapolates = "yes: any length (position_rope_scaling helps)"
     silent = False
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
 
-    def check(self, config) -> None:
+    def read(self, config) -> None:
         self.head_dim = config.hidden_size // config.num_attention_heads
+        self.rope_type = "default"
+        if self.rope_scaling is not None:
+            self.usable_positions = config.max_position_embeddings - config.first_position
+            self.rope_type = self.rope_scaling.get("rope_type", self.rope_scaling.get("type", "default"))
+            self.base = self.rope_scaling.get("rope_theta", self.base)
+
+    def check(self, config) -> None:
         if self.head_dim % 2:
             raise ValueError(
                 f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
             )
-        self.rope_type = "default"
         if self.rope_scaling is not None:
-            self.usable_positions = config.max_position_embeddings - config.first_position
             self._check_scaling(config)
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
 
     def _check_scaling(self, config) -> None:
-        self.rope_type = self.rope_scaling.get("rope_type", self.rope_scaling.get("type", "default"))
         known = sorted({"default", *ROPE_INIT_FUNCTIONS})
         if self.rope_type not in known:
             raise ValueError(
@@ -101,12 +116,10 @@ class Rope(AttentionScheme):
                 f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
                 "length, and the keys in the cache would disagree"
             )
-        theta = self.rope_scaling.get("rope_theta", self.base)
-        if config.position_base not in (None, theta):
+        if config.position_base not in (None, self.base):
             raise ValueError(
-                f"position_rope_scaling has rope_theta={theta!r} and position_base is {config.position_base!r}: give one"
+                f"position_rope_scaling has rope_theta={self.base!r} and position_base is {config.position_base!r}: give one"
             )
-        self.base = theta
         try:
             # Some scalings have other numbers for long sequences.
             original = self.rope_scaling.get("original_max_position_embeddings", 1)

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .relative_positions import relative_distances
+from .flags import Boolean, Choice, Flag
+from .relative_positions import relative_distances, spread
 
 
 def is_traced() -> bool:
@@ -157,6 +158,22 @@ class Positions:
             return relative_distances(self.query.shape[1], self.key.shape[1], self.offset, self.query.device)
         return self.key[:, None, :] - self.query[:, :, None]
 
+    def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
+        """What is known of each of the `relative` distances, (batch or 1, query, key)."""
+        return spread(rows, self.query.shape[1], self.key.shape[1])[None] if self.contiguous else rows
+
+    def bias(self, of_distance: Callable[[torch.Tensor], torch.Tensor]) -> "RelativeTerm | PairTerm":
+        """The term of a bias that is a function of the distance, computed per distance where that will do.
+
+        Args:
+            of_distance: from int64 (..., n) `key - query` to (..., heads, n).
+        """
+        relative = self.relative
+        if self.contiguous:
+            return RelativeTerm(torch.arange(relative.shape[-1], device=relative.device), bias=of_distance(relative))
+        # (batch or 1, query, key) -> (batch or 1, query, heads, key) -> (batch or 1, heads, query, key)
+        return PairTerm(of_distance(relative).transpose(1, 2))
+
 
 @dataclass
 class AttentionContext:
@@ -250,25 +267,31 @@ class PositionScheme:
 
     Attributes:
         name: the name in `position_scheme`.
-        defaults: the flags that apply to the scheme, with the value that stands for "not given".
+        flags: those that apply to the scheme.
         formula, paper: one line each, for the tables that people read.
-        extrapolates: whether sequences longer than those of training are accepted, and what happens.
+        extrapolates: for people, what happens to sequences longer than those of training.
+        ends_with_table: sequences longer than the table of absolute positions are refused.
         silent: whether the scheme, added to what a checkpoint has, can start by changing nothing.
     """
 
     name: ClassVar[str]
-    defaults: ClassVar[dict[str, Any]] = {}
+    flags: ClassVar[tuple[Flag, ...]] = ()
     formula: ClassVar[str]
     paper: ClassVar[str]
     extrapolates: ClassVar[str]
+    ends_with_table: ClassVar[bool] = False
     silent: ClassVar[bool] = True
 
     def __init__(self, config):
         """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
-        for flag, default in self.defaults.items():
-            value = getattr(config, flag, None)
-            setattr(self, flag.removeprefix("position_"), default if value is None else value)
+        for flag in self.flags:
+            value = getattr(config, flag.name, None)
+            setattr(self, flag.attribute, flag.default if value is None else value)
+        self.read(config)
         self.check(config)
+
+    def read(self, config) -> None:
+        """Set what else the scheme needs to know of the model; anything may still be wrong with it."""
 
     def check(self, config) -> None:
         """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
@@ -280,6 +303,16 @@ class PositionScheme:
 
 class EmbeddingScheme(PositionScheme):
     """Positions as vectors that join the word embeddings."""
+
+    flags = (
+        Flag(
+            "position_combine",
+            Choice(("add", "concat", "gate", "attention")),
+            "add",
+            "how positions join the word embedding; each starts as the sum",
+        ),
+        Flag("position_every_layer", Boolean(), False, "add the positions again before every layer but the first"),
+    )
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
         """Register the scheme's parameters on the embeddings module."""

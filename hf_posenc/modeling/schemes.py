@@ -5,6 +5,7 @@ import difflib
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
 from .deberta import Deberta
+from .flags import Flag
 from .relative import Relative, RelativeKey, RelativeKeyQuery
 from .rotary import Rope
 from .scheme import AttentionScheme, EmbeddingScheme, PositionScheme
@@ -31,6 +32,11 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Alibi,
     )
 }
+# Flag -> what each scheme that has it says of it, by the scheme's name.
+FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
+for _name, _scheme in SCHEMES.items():
+    for _flag in _scheme.flags:
+        FLAGS.setdefault(_flag.name, {})[_name] = _flag
 ALIASES: dict[str, str] = {"disentangled": "deberta"}
 # Pairs that exclude each other, and why.
 EXCLUSIVE: dict[tuple[str, str], str] = {

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 
+from .flags import Flag, Number, base, layout
 from .scheme import Constant, EmbeddingScheme, add_parameter
 
 
@@ -63,14 +64,25 @@ class Sinusoidal(EmbeddingScheme):
     """w + s · sin/cos(position), s a learned scalar `embeddings.position_scale` of shape (1,).
 
     Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s starts at
-    `position_scale`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
+    `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
     the token's index in the sequence or the given `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
 
     Source: Vaswani et al. 2017; layout `halves` as tensor2tensor's `get_timing_signal_1d`.
     """
 
     name = "sinusoidal"
-    defaults = {"position_base": 10000.0, "position_layout": "interleaved", "position_scale": None}
+    flags = (
+        *EmbeddingScheme.flags,
+        base(),
+        layout("interleaved", "order of sines and cosines"),
+        Flag(
+            "position_amplitude",
+            Number(0),
+            None,
+            "amplitude at the start",
+            default_help="the one whose RMS is initializer_range",
+        ),
+    )
     formula = "w + s·[sin(i/base^(2k/E)), cos(i/base^(2k/E))], s learned"
     paper = "Vaswani et al. 2017"
     extrapolates = "yes: any length"
@@ -81,10 +93,10 @@ class Sinusoidal(EmbeddingScheme):
             raise ValueError(f"position_base must be greater than 1 for sinusoidal, got {self.base}")
 
     def starts_silent(self) -> bool:
-        return self.scale == 0
+        return self.amplitude == 0
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
-        amplitude = self.scale if self.scale is not None else config.initializer_range * math.sqrt(2)
+        amplitude = self.amplitude if self.amplitude is not None else config.initializer_range * math.sqrt(2)
         add_parameter(embeddings, "position_scale", (1,), Constant(float(amplitude)))
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:

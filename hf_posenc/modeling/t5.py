@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from .relative_positions import spread, t5_bucket
+from .flags import Boolean, Flag, buckets, init, max_distance
+from .relative_positions import t5_bucket
 from .scheme import (
     AttentionContext,
     AttentionScheme,
@@ -27,28 +28,30 @@ class T5(AttentionScheme):
     """
 
     name = "t5"
-    defaults = {
-        "position_init": "silent",
-        "position_buckets": 32,
-        "position_max_distance": 128,
-        "position_per_layer": False,
-    }
+    flags = (
+        init(),
+        buckets(32, "number of logarithmic buckets, even and at least 4"),
+        max_distance(128, "distance from which on all share the last bucket"),
+        Flag("position_per_layer", Boolean(), False, "a table per layer instead of one for all"),
+    )
     formula = "q_i·k_j/√d + b[h, bucket(j−i)]"
     paper = "Raffel et al. 2020"
     extrapolates = "yes: distances beyond max_distance share a bucket"
 
     def check(self, config) -> None:
-        self.bidirectional = not config.is_decoder
-        # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
-        self.unties_cls = self.reads_table = "tupe" in config.position_scheme
         if self.buckets < 4 or self.buckets % 2:
             raise ValueError(f"position_buckets must be even and at least 4 for t5, got {self.buckets}")
-        exact = self.buckets // 4 if self.bidirectional else self.buckets // 2
+        exact = self.buckets // 2 if config.is_decoder else self.buckets // 4
         if self.max_distance <= exact:
             raise ValueError(
                 f"position_max_distance must be greater than {exact} (the distances that have a bucket of their own "
                 f"with position_buckets={self.buckets}) for t5, got {self.max_distance}"
             )
+
+    def read(self, config) -> None:
+        self.bidirectional = not config.is_decoder
+        # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
+        self.unties_cls = self.reads_table = "tupe" in config.position_scheme
 
     def _table(self, config) -> PositionEmbedding:
         initial = zeros if self.init == "silent" else Normal(config.initializer_range)
@@ -66,11 +69,9 @@ class T5(AttentionScheme):
         rows = t5_bucket(positions.relative, self.buckets, self.max_distance, self.bidirectional)
         if not self.unties_cls:
             return rows
-        if positions.contiguous:
-            rows = spread(rows, positions.query.shape[1], positions.key.shape[1])[None]
         query_is_cls, key_is_cls = positions.query == positions.first, positions.key == positions.first
         # The row after the last bucket stands for "no bias".
-        return rows.masked_fill(query_is_cls[:, :, None] | key_is_cls[:, None, :], self.buckets)
+        return positions.per_pair(rows).masked_fill(query_is_cls[:, :, None] | key_is_cls[:, None, :], self.buckets)
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm]:
         owner, rows = context.attention if self.per_layer else context.encoder, context.prepared

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from .derived import derived, keeps_on
+from .flags import base, init
 from .scheme import (
     AttentionContext,
     AttentionScheme,
@@ -27,17 +28,19 @@ class TransformerXL(AttentionScheme):
     """
 
     name = "transformer_xl"
-    defaults = {"position_init": "silent", "position_base": 10000.0}
+    flags = (init(), base())
     formula = "[(q_i + u)·k_j + (q_i + v)·(W_R s[i−j])]/√d"
     paper = "Dai et al. 2019"
     extrapolates = "yes: any length"
 
     def check(self, config) -> None:
-        self.width = config.hidden_size
-        if self.width % 2:
-            raise ValueError(f"position_scheme='transformer_xl' needs an even hidden_size, got {self.width}")
+        if config.hidden_size % 2:
+            raise ValueError(f"position_scheme='transformer_xl' needs an even hidden_size, got {config.hidden_size}")
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for transformer_xl, got {self.base}")
+
+    def read(self, config) -> None:
+        self.width = config.hidden_size
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         initial = zeros if self.init == "silent" else Normal(config.initializer_range)

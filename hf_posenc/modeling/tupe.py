@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from .derived import derived
+from .flags import form, init
 from .scheme import (
     AttentionContext,
     AttentionScheme,
@@ -35,10 +36,11 @@ class Tupe(AttentionScheme):
     """
 
     name = "tupe"
-    defaults = {"position_init": "silent", "position_form": "checkpoint"}
+    flags = (init(), form("keep the content score of a checkpoint, or both over √(2d) as published"))
     formula = "q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, [CLS] untied"
     paper = "Ke et al. 2021"
     extrapolates = "no: the table ends"
+    ends_with_table = True
     reads_table = True
     pure_relative = False
 

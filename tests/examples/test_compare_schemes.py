@@ -112,7 +112,7 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
     ("options", "message"),
     [
         (["--schemes", "t6"], "unknown scheme 't6'"),
-        (["--schemes", "t5:position_clip=3"], "position_clip"),
+        (["--schemes", "t5:position_max_distance=3"], "position_max_distance"),
         (["--schemes", "t5:buckets"], "'buckets' should have the form key=value"),
         (["--task", "masked_lm"], "needs --train_file and --eval_file"),
         (["--train_file", "missing.txt"], "missing.txt"),

@@ -400,7 +400,10 @@ WRONG_FILES = {
         ("--train_file train.csv --max_seq_length 65", "the table of positions of absolute ends at 64 tokens"),
         ("--train_file train.csv --position_scheme absolut+t5", "did you mean 'absolute'"),
         ("--train_file train.csv --position_scheme t5 --position_buckets 7", "position_buckets"),
-        ("--train_file train.csv --position_scheme t5 --position_clip 7", "position_clip=7 has no use"),
+        (
+            "--train_file train.csv --position_scheme t5 --position_max_distance 7",
+            "position_max_distance=7 has no use",
+        ),
         ("--train_file train.csv --position_rope_scaling {linear}", "must be a JSON object"),
         ("--train_file train.csv --position_learning_rate -1", "position_learning_rate must not be negative"),
         ("--train_file train.csv --model_name_or_path ./nowhere", "./nowhere"),

@@ -75,7 +75,7 @@ def finished(checkpoint, questions, tmp_path_factory) -> Path:
         (folder / f"{split}.json").write_text(json.dumps(as_distributed(questions[split], "1.1")))
     arguments = ["--train_file", folder / "train.json", "--validation_file", folder / "dev.json", *SHORT]
     arguments += ["--test_file", folder / "dev.json", "--model_name_or_path", checkpoint, "--num_train_epochs", "4"]
-    arguments += ["--position_scheme", "relative", "--position_clip", "4", "--learning_rate", "3e-3"]
+    arguments += ["--position_scheme", "relative", "--position_max_distance", "4", "--learning_rate", "3e-3"]
     arguments += ["--position_learning_rate", "0.05", "--output_dir", folder / "run"]
     process = run_script("run_qa.py", *arguments, "--do_train", "--do_eval", "--do_predict", cache=folder)
     assert process.returncode == 0, process.stderr
@@ -89,7 +89,7 @@ def test_a_run_trains_evaluates_predicts_and_saves_the_variant(finished, questio
     for name in ("exact_match", "f1"):
         assert scores[f"eval_{name}"] == pytest.approx(scores[f"predict_{name}"])
     config = AutoConfig.from_pretrained(finished)
-    assert (config.position_scheme, config.position_clip) == ("relative", 4)
+    assert (config.position_scheme, config.position_max_distance) == ("relative", 4)
     state = json.loads((finished / "trainer_state.json").read_text())
     assert state["best_metric"] == pytest.approx(scores["eval_f1"])
 

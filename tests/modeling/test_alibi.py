@@ -191,4 +191,4 @@ def test_bias_in_half_precision_is_rounded_once():
     with torch.no_grad():
         model(torch.zeros(1, 700, dtype=torch.long))
     exact = -torch.tensor(alibi_slopes(3), dtype=torch.float64)[:, None] * torch.arange(-699, 700).abs()
-    assert torch.equal(seen[0][1], exact.to(torch.bfloat16))
+    assert torch.equal(seen[0].bias, exact.to(torch.bfloat16))

@@ -390,7 +390,7 @@ def test_initial_values_are_those_of_the_table(stock):
     own = starts(position_share_projections=False, position_attention_types=["c2p", "p2p"])
     assert own == {table: "normal", **dict.fromkeys(projections, 0.0), "pos_query_proj.weight": "normal"}
 
-    reference = {"position_init": "reference"}
+    reference = {"position_init": "paper"}
     assert starts(**reference) == {table: "normal"}
     assert starts(**reference, position_norm=True) == {table: "normal", f"{norm}.weight": 1.0, f"{norm}.bias": 0.0}
     own = starts(**reference, position_share_projections=False)

@@ -145,11 +145,11 @@ CHANGES = [
     ("t5", {}, {"position_scheme": "rope"}, "position_scheme was 't5' and is 'rope'"),
     ("absolute", {}, {"position_scheme": "sinusoidal"}, "position_scheme was 'absolute' and is 'sinusoidal'"),
     ("none+t5", {}, {"position_scheme": "absolute+t5"}, "position_scheme was 't5' and is 'absolute[+]t5'"),
-    ("t5", {}, {"position_max_distance": 64}, "t5's max_distance was 128 and is 64"),
+    ("t5", {}, {"position_max_distance": 64}, "position_max_distance was 128 and is 64"),
     ("relative_key", {}, {"max_position_embeddings": 99}, "relative_key's max_distance was 63 and is 98"),
     ("absolute", {}, {"position_combine": "gate"}, "position_combine was 'add' and is 'gate'"),
     ("absolute", {}, {"position_every_layer": True}, "position_every_layer was False and is True"),
-    ("rope", {}, {"position_layout": "interleaved"}, "rope's layout was 'halves' and is 'interleaved'"),
+    ("rope", {}, {"position_layout": "interleaved"}, "position_layout was 'halves' and is 'interleaved'"),
     ("t5", {}, {"is_decoder": True}, "t5's bidirectional was True and is False"),
 ]
 

@@ -14,8 +14,8 @@ from hf_posenc import position_parameters
 TOLERANCE = 1e-5
 # Short tables, so that the longer sequences reach beyond them.
 VARIANTS = {
-    "relative": {"position_scheme": "relative", "position_clip": 3},
-    "relative-keys-only": {"position_scheme": "relative", "position_clip": 3, "position_values": False},
+    "relative": {"position_scheme": "relative", "position_max_distance": 3},
+    "relative-keys-only": {"position_scheme": "relative", "position_max_distance": 3, "position_on_values": False},
     "relative_key": {"position_scheme": "relative_key", "max_position_embeddings": 8},
     "relative_key_query": {"position_scheme": "relative_key_query", "max_position_embeddings": 8},
 }
@@ -64,10 +64,10 @@ def dot(first: list[float], second: list[float]) -> float:
 def pair_by_hand(q: list, k: list, v: list, i: int, j: int, tables: dict, flags: dict) -> tuple[float, list[float]]:
     """Unscaled score of query i and key j, and the value that j hands to i."""
     if flags["position_scheme"] == "relative":
-        clip = flags["position_clip"]
+        clip = flags["position_max_distance"]
         row = max(-clip, min(clip, j - i)) + clip
         score = dot(q, [x + a for x, a in zip(k, tables["relative_key_embeddings.weight"][row])])
-        if flags.get("position_values", True):
+        if flags.get("position_on_values", True):
             v = [x + a for x, a in zip(v, tables["relative_value_embeddings.weight"][row])]
         return score, v
     farthest = flags["max_position_embeddings"] - 1
@@ -114,7 +114,7 @@ def test_backends_agree(flags, padding):
 @each_variant
 def test_gradients_of_the_tables_are_right(flags, implementation):
     sizes = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "num_hidden_layers": 1}
-    short = {"position_clip": 2} if "position_clip" in flags else {"max_position_embeddings": 3}
+    short = {"position_max_distance": 2} if "position_max_distance" in flags else {"max_position_embeddings": 3}
     model = tiny.build(**{**flags, **short}, **sizes, attn_implementation=implementation).double()
     inputs = tiny.inputs(batch=2, length=5)
     parameters = position_parameters(model)
@@ -177,8 +177,8 @@ def test_distances_beyond_the_table_share_its_ends(scheme):
 
 
 def test_distances_beyond_the_clip_share_its_ends():
-    model = tiny.build("relative", position_clip=3)
-    longer = tiny.build("relative", position_clip=12)
+    model = tiny.build("relative", position_max_distance=3)
+    longer = tiny.build("relative", position_max_distance=12)
     weights = model.state_dict()
     for name in position_parameters(model):
         first, last = weights[name][:1], weights[name][-1:]
@@ -220,13 +220,15 @@ def test_a_cache_computes_what_the_whole_sequence_computes(flags, one_by_one):
 
 
 def test_reference_start_is_that_of_the_papers():
-    model = fresh({"position_scheme": "relative", "position_clip": 64, "position_init": "reference"}, hidden_size=64)
+    model = fresh(
+        {"position_scheme": "relative", "position_max_distance": 64, "position_init": "paper"}, hidden_size=64
+    )
     for table in position_parameters(model).values():
         bound = math.sqrt(6 / (129 + 16))  # Xavier: (129, 16)
         assert 0.95 * bound < table.abs().max() <= bound
         assert abs(table.std().item() - bound / math.sqrt(3)) < 0.05 * bound
     for scheme in ("relative_key", "relative_key_query"):
-        flags = {"position_scheme": scheme, "position_init": "reference", "initializer_range": 0.03}
+        flags = {"position_scheme": scheme, "position_init": "paper", "initializer_range": 0.03}
         for table in position_parameters(fresh(flags)).values():
             assert abs(table.std().item() - 0.03) < 0.003 and abs(table.mean().item()) < 0.003
 
@@ -247,7 +249,7 @@ def test_checkpoint_keys_and_shapes():
 def test_value_terms_beside_flex_attention_are_computed_by_eager_and_that_is_said_once(said):
     inputs = tiny.inputs()
     run(tiny.build("relative", attn_implementation="sdpa"), inputs)  # in blocks
-    run(tiny.build("relative", position_values=False, attn_implementation="flex_attention"), inputs)
+    run(tiny.build("relative", position_on_values=False, attn_implementation="flex_attention"), inputs)
     assert not said
     for _ in range(2):
         run(tiny.build("relative", attn_implementation="flex_attention"), inputs)

@@ -85,12 +85,12 @@ def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tm
     assert abs(rms - 0.02) < 1e-6
     scale, rms = starting(position_layout="halves")
     assert abs(rms - 0.02) < 1e-6
-    scale, rms = starting(position_scale=1.0)
+    scale, rms = starting(position_amplitude=1.0)
     assert scale == 1 and abs(rms - math.sqrt(0.5)) < 1e-6
 
 
 def test_amplitude_zero_starts_as_no_positions_and_learns():
-    model, none = tiny.build("sinusoidal", position_scale=0.0), tiny.build("none")
+    model, none = tiny.build("sinusoidal", position_amplitude=0.0), tiny.build("none")
     torch.nn.init.zeros_(model.embeddings.position_scale)  # `build` has filled it
     none.load_state_dict(model.state_dict(), strict=False)
     inputs = tiny.inputs()
@@ -140,14 +140,16 @@ def test_a_cache_continues_to_count():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_casts_sines_not_positions(dtype, tmp_path):
     RobertaModel(tiny.stock_config("roberta")).save_pretrained(tmp_path)
-    model = RobertaModel.from_pretrained(tmp_path, position_scheme="sinusoidal", position_scale=1.0, dtype=dtype)
+    model = RobertaModel.from_pretrained(tmp_path, position_scheme="sinusoidal", position_amplitude=1.0, dtype=dtype)
     added = positions_added(model, 8193)
     assert added.dtype == dtype
     exact = sinusoids(torch.arange(8193), 32, 10000.0, "interleaved", torch.float64)
     assert torch.equal(added, exact.to(dtype))
 
 
-@pytest.mark.parametrize("flags", [{"position_base": 1.0}, {"position_scale": -1.0}, {"position_layout": "thirds"}])
+@pytest.mark.parametrize(
+    "flags", [{"position_base": 1.0}, {"position_amplitude": -1.0}, {"position_layout": "thirds"}]
+)
 def test_flags_out_of_range_are_refused_by_name(flags):
     with pytest.raises(ValueError, match=next(iter(flags))):
         tiny.variant_config(position_scheme="sinusoidal", **flags)

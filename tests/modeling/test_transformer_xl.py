@@ -193,7 +193,7 @@ def test_starts_silent_and_every_parameter_learns():
 
 def test_reference_start_is_normal():
     torch.manual_seed(0)
-    config = tiny.variant_config(position_scheme="transformer_xl", position_init="reference", hidden_size=64)
+    config = tiny.variant_config(position_scheme="transformer_xl", position_init="paper", hidden_size=64)
     parameters = position_parameters(tiny.variant_class("bert")(config))
     assert len(parameters) == 3 * config.num_hidden_layers
     for name, parameter in parameters.items():

@@ -229,9 +229,7 @@ def test_silent_start_is_one_zero_factor():
 
 def test_reference_start_is_normal():
     torch.manual_seed(0)
-    config = tiny.variant_config(
-        position_scheme="tupe", position_init="reference", num_attention_heads=64, hidden_size=64
-    )
+    config = tiny.variant_config(position_scheme="tupe", position_init="paper", num_attention_heads=64, hidden_size=64)
     encoder = tiny.variant_class("bert")(config).encoder
     for parameter in (encoder.pos_q_linear.weight, encoder.pos_k_linear.weight):
         assert abs(parameter.std().item() / config.initializer_range - 1) < 0.1
