@@ -30,7 +30,7 @@ class Alibi(AttentionScheme):
     silent = False
 
     def check(self, config) -> None:
-        self.slopes = alibi_slopes(config.num_attention_heads)
+        self.slopes = alibi_slopes(config.sizes.num_attention_heads)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         relative = positions.relative

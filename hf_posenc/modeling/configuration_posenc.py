@@ -22,6 +22,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
+from .family import BERT, CAMEMBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .scheme import EmbeddingScheme
 from .schemes import SCHEMES, build_schemes, scheme_names
 
@@ -200,7 +201,8 @@ class PositionConfigMixin:
     and again when a model is built from it.
 
     Args:
-        position_scheme: a scheme's name, or several joined by "+"; at most one of them embedding-level.
+        position_scheme: a scheme's name, or several joined by "+"; at most one of them embedding-level. Default: what the
+            family's checkpoints were trained with.
         position_combine: how an embedding-level scheme joins the word embedding (default "add").
         position_every_layer: add the embedding-level positions again before every layer but the first.
         position_init: "silent" (default) starts as the checkpoint computes, "reference" as the paper does.
@@ -240,7 +242,8 @@ class PositionConfigMixin:
     position_share_projections: bool | None = None
     position_norm: bool | None = None
 
-    # The stock model type, the file of the family's classes, and which of them serves each Auto class.
+    # The family's description; of it the stock model type, the file of the classes, and which of them serves each Auto class.
+    family: ClassVar[Family]
     stock_model_type: ClassVar[str]
     modeling_file: ClassVar[str]
     auto_classes: ClassVar[dict[str, str]]
@@ -249,15 +252,20 @@ class PositionConfigMixin:
     # (where the config was read from; the flags that were stored there). The place is "" where a model's `from_pretrained` is
     # reading the config for itself, and None where it is not known. Never saved.
     _stored_flags: ClassVar[tuple[str | None, dict[str, Any]]] = (None, {})
-    # RoBERTa-like families count positions from padding_idx + 1.
-    positions_follow_padding: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs):
+        if "family" in vars(cls):
+            family = cls.family
+            cls.stock_model_type, cls.modeling_file = family.model_type, family.modeling_file
+            cls.auto_classes = family.auto_classes
+        super().__init_subclass__(**kwargs)
 
     def __post_init__(self, **kwargs):
         check_names(kwargs)
         # A stored model type, a stock one perhaps, must not end up on the instance.
         kwargs.pop("model_type", None)
         if self.position_scheme is None:
-            self.position_scheme = legacy_scheme(kwargs) or "absolute"
+            self.position_scheme = legacy_scheme(kwargs) or self.family.native_scheme
         kwargs.pop(LEGACY_KEY, None)
         super().__post_init__(**kwargs)
         self.check_positions()
@@ -285,12 +293,12 @@ class PositionConfigMixin:
     @property
     def first_position(self) -> int:
         """Position id of a sequence's first token."""
-        return self.pad_token_id + 1 if self.positions_follow_padding else 0
+        return self.family.first_position(self)
 
     @property
-    def table_width(self) -> int:
-        """Width of the word embeddings and of the table of absolute positions."""
-        return getattr(self, "embedding_size", self.hidden_size)
+    def sizes(self) -> Sizes:
+        """Sizes by the names that schemes know them by."""
+        return self.family.sizes(self)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
@@ -338,7 +346,7 @@ class PositionConfigMixin:
             entries.pop("model_type", None)
             entries.update({flag: entries.get(flag) for flag in FLAGS})
             if entries["position_scheme"] is None:
-                entries["position_scheme"] = legacy_scheme(entries) or "absolute"
+                entries["position_scheme"] = legacy_scheme(entries) or cls.family.native_scheme
             entries.pop(LEGACY_KEY, None)
         vars(config).update(override_flags(vars(config), given))
         config.check_positions()
@@ -372,34 +380,11 @@ class PositionConfigMixin:
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
-def _auto_classes(prefix: str, **others: str) -> dict[str, str]:
-    """The Auto classes that all families serve, and the family's own."""
-    heads = {
-        "AutoModel": "Model",
-        "AutoModelForMaskedLM": "ForMaskedLM",
-        "AutoModelForCausalLM": "ForCausalLM",
-        "AutoModelForSequenceClassification": "ForSequenceClassification",
-        "AutoModelForTokenClassification": "ForTokenClassification",
-        "AutoModelForMultipleChoice": "ForMultipleChoice",
-        "AutoModelForQuestionAnswering": "ForQuestionAnswering",
-        "AutoModelForTextEncoding": "Model",
-        "AutoModelForPreTraining": "ForMaskedLM",
-    }
-    return {auto: f"Posenc{prefix}{head}" for auto, head in (heads | others).items() if head}
-
-
 class PosencBertConfig(PositionConfigMixin, BertConfig):
     """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_bert"
-    stock_model_type = "bert"
-    modeling_file = "modeling_bert.py"
-    auto_classes = _auto_classes(
-        "Bert",
-        AutoModelForCausalLM="LMHeadModel",
-        AutoModelForPreTraining="ForPreTraining",
-        AutoModelForNextSentencePrediction="ForNextSentencePrediction",
-    )
+    family = BERT
     _auto_class = "AutoConfig"
 
 
@@ -407,10 +392,7 @@ class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
     """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_roberta"
-    stock_model_type = "roberta"
-    modeling_file = "modeling_roberta.py"
-    auto_classes = _auto_classes("Roberta")
-    positions_follow_padding = True
+    family = ROBERTA
     _auto_class = "AutoConfig"
 
 
@@ -418,10 +400,7 @@ class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
     """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_xlm_roberta"
-    stock_model_type = "xlm-roberta"
-    modeling_file = "modeling_xlm_roberta.py"
-    auto_classes = _auto_classes("XLMRoberta")
-    positions_follow_padding = True
+    family = XLM_ROBERTA
     _auto_class = "AutoConfig"
 
 
@@ -429,10 +408,7 @@ class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
     """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_camembert"
-    stock_model_type = "camembert"
-    modeling_file = "modeling_camembert.py"
-    auto_classes = _auto_classes("Camembert", AutoModelForTextEncoding="")
-    positions_follow_padding = True
+    family = CAMEMBERT
     _auto_class = "AutoConfig"
 
 
@@ -440,7 +416,15 @@ class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
     """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_electra"
-    stock_model_type = "electra"
-    modeling_file = "modeling_electra.py"
-    auto_classes = _auto_classes("Electra", AutoModelForPreTraining="ForPreTraining")
+    family = ELECTRA
     _auto_class = "AutoConfig"
+
+
+# The config class of every family.
+CONFIGS: tuple[type[PositionConfigMixin], ...] = (
+    PosencBertConfig,
+    PosencRobertaConfig,
+    PosencXLMRobertaConfig,
+    PosencCamembertConfig,
+    PosencElectraConfig,
+)

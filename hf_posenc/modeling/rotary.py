@@ -71,14 +71,14 @@ class Rope(AttentionScheme):
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
 
     def check(self, config) -> None:
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.head_dim = config.sizes.head_dim
         if self.head_dim % 2:
             raise ValueError(
                 f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
             )
         self.rope_type = "default"
         if self.rope_scaling is not None:
-            self.usable_positions = config.max_position_embeddings - config.first_position
+            self.usable_positions = config.sizes.max_position_embeddings - config.sizes.first_position
             self._check_scaling(config)
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
@@ -96,7 +96,7 @@ class Rope(AttentionScheme):
                 f"position_rope_scaling: {', '.join(useless)} without a rope_type that uses it; rope_type may be one of "
                 f"{', '.join(known)}"
             )
-        if self.rope_type in LENGTH_DEPENDENT and config.is_decoder:
+        if self.rope_type in LENGTH_DEPENDENT and config.sizes.is_decoder:
             raise ValueError(
                 f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
                 "length, and the keys in the cache would disagree"

@@ -38,7 +38,7 @@ class T5(AttentionScheme):
     extrapolates = "yes: distances beyond max_distance share a bucket"
 
     def check(self, config) -> None:
-        self.bidirectional = not config.is_decoder
+        self.bidirectional = not config.sizes.is_decoder
         # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
         self.unties_cls = self.reads_table = "tupe" in config.position_scheme
         if self.buckets < 4 or self.buckets % 2:
@@ -51,8 +51,8 @@ class T5(AttentionScheme):
             )
 
     def _table(self, config) -> PositionEmbedding:
-        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
-        return PositionEmbedding(self.buckets, config.num_attention_heads, initial)
+        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
+        return PositionEmbedding(self.buckets, config.sizes.num_attention_heads, initial)
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
         if not self.per_layer:

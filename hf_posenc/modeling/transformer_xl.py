@@ -33,16 +33,16 @@ class TransformerXL(AttentionScheme):
     extrapolates = "yes: any length"
 
     def check(self, config) -> None:
-        self.width = config.hidden_size
+        self.width = config.sizes.hidden_size
         if self.width % 2:
             raise ValueError(f"position_scheme='transformer_xl' needs an even hidden_size, got {self.width}")
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for transformer_xl, got {self.base}")
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
-        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
+        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
         attention.linear_pos = PositionLinear(self.width, self.width, initial, bias=False)
-        shape = (attention.num_attention_heads, attention.attention_head_size)
+        shape = (attention.num_heads, attention.head_dim)
         add_parameter(attention, "pos_bias_u", shape, initial)
         add_parameter(attention, "pos_bias_v", shape, initial)
 
