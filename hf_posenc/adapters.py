@@ -156,7 +156,7 @@ TAUGHT: dict[str, Callable[[Callable], Callable]] = {
 def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...]) -> None:
     """Enter the variants into a table by model type, with the value of the stock type or of the one that it is built as."""
     for config in configs:
-        for stock in (config.stock_model_type, "roberta" if config.positions_follow_padding else "bert"):
+        for stock in (config.stock_model_type, "roberta" if config.family.positions_follow_padding else "bert"):
             if stock in table:
                 table.setdefault(config.model_type, table[stock])
                 break

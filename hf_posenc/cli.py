@@ -83,7 +83,10 @@ def inspect(
     if not isinstance(config, PositionConfigMixin):
         rows = [
             ("model", f"{model} ({config.model_type})"),
-            ("position_scheme", "not given: a stock model, with learned absolute positions"),
+            (
+                "position_scheme",
+                f"not given: a stock model, with learned {inspection.native_positions(config)}",
+            ),
             *tokens,
         ]
         typer.echo(_aligned([*rows, ("without hf_posenc", "the same: hf_posenc leaves such a model as it is")]))
@@ -147,7 +150,7 @@ def _without(model: str, revision: str | None, entries: dict, config: PositionCo
     stock = config.stock_model_type
     if entries["model_type"] == stock:
         return [
-            f"transformers 5 loads it as a plain {stock} with absolute positions and other outputs; its load report only lists "
+            f"transformers 5 loads it as a plain {stock} with {inspection.native_positions(config)} and other outputs; its load report only lists "
             "what it leaves out, as UNEXPECTED keys"
         ]
     lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]

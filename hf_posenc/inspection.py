@@ -72,6 +72,16 @@ def load_config(model: str, revision: str | None = None) -> PreTrainedConfig:
     return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
 
 
+def native_scheme(config: PreTrainedConfig) -> str:
+    """The `position_scheme` that stock models of a config's family were trained with."""
+    return VARIANT_CONFIGS.get(type(config), type(config)).family.native_scheme
+
+
+def native_positions(config: PreTrainedConfig) -> str:
+    """The same in words."""
+    return " and ".join(f"{name} positions" for name in scheme_names(native_scheme(config)))
+
+
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
     """The schemes of a variant, in the order of `position_scheme`."""
     return [SCHEMES[name] for name in scheme_names(config.position_scheme)]
@@ -138,7 +148,7 @@ def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
 def longest_sequence(config: PreTrainedConfig) -> int | None:
     """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
     if not isinstance(config, PositionConfigMixin):
-        config = type(config).from_dict(config.to_dict(), position_scheme="absolute")
+        config = VARIANT_CONFIGS[type(config)].from_dict(config.to_dict(), position_scheme=native_scheme(config))
     if any(scheme.ends_with_table for scheme in schemes_of(config)):
         return config.max_position_embeddings - config.first_position
     return None

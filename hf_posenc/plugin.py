@@ -10,6 +10,8 @@ unless a flag is given:
 """
 
 import functools
+from importlib import import_module
+from pathlib import Path
 
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -18,15 +20,8 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
 from . import adapters
-from .modeling import (
-    configuration_posenc,
-    modeling_bert,
-    modeling_camembert,
-    modeling_electra,
-    modeling_roberta,
-    modeling_xlm_roberta,
-)
 from .modeling.configuration_posenc import (
+    CONFIGS,
     FLAGS,
     LEGACY_KEY,
     PositionConfigMixin,
@@ -39,13 +34,7 @@ from .modeling.modeling_posenc import PosencPreTrainedModel
 
 logger = logging.get_logger(__name__)
 
-CONFIGS: tuple[type[PositionConfigMixin], ...] = (
-    configuration_posenc.PosencBertConfig,
-    configuration_posenc.PosencRobertaConfig,
-    configuration_posenc.PosencXLMRobertaConfig,
-    configuration_posenc.PosencCamembertConfig,
-    configuration_posenc.PosencElectraConfig,
-)
+_MODELING = [import_module(f".modeling.{Path(config.modeling_file).stem}", __package__) for config in CONFIGS]
 # Stock config class -> the variant's.
 VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {
     next(c for c in config.__mro__ if c.__module__.startswith("transformers.")): config for config in CONFIGS
@@ -53,7 +42,7 @@ VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {
 # Stock model class -> the variant's, base models and heads.
 VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
     next(c for c in variant.__mro__ if c.__module__.startswith("transformers.")): variant
-    for module in (modeling_bert, modeling_roberta, modeling_xlm_roberta, modeling_camembert, modeling_electra)
+    for module in _MODELING
     for variant in vars(module).values()
     if isinstance(variant, type)
     and issubclass(variant, PosencPreTrainedModel)

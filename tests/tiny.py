@@ -43,12 +43,8 @@ def variant_config(family: str = "bert", **overrides):
 
 def variant_class(family: str, head: str = "Model"):
     """The variant of a family with a head, by the end of the class's name: "Model", "ForMaskedLM", ..."""
-    module = {"xlm-roberta": "xlm_roberta"}.get(family, family)
-    return next(
-        variant
-        for stock, variant in plugin.VARIANT_MODELS.items()
-        if stock.__module__.endswith(f".modeling_{module}") and stock.__name__ == _stock_prefix(family) + head
-    )
+    name = _stock_prefix(family) + head
+    return next(plugin.VARIANT_MODELS[stock] for stock in heads(family) if stock.__name__ == name)
 
 
 def _stock_prefix(family: str) -> str:
@@ -57,8 +53,7 @@ def _stock_prefix(family: str) -> str:
 
 def heads(family: str) -> list[type]:
     """All stock classes of a family that have a variant."""
-    module = {"xlm-roberta": "xlm_roberta"}.get(family, family)
-    return [stock for stock in plugin.VARIANT_MODELS if stock.__module__.endswith(f".modeling_{module}")]
+    return [stock for stock, variant in plugin.VARIANT_MODELS.items() if variant.config_class is FAMILIES[family]]
 
 
 @torch.no_grad()

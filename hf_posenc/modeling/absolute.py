@@ -23,7 +23,7 @@ class Absolute(EmbeddingScheme):
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         if position_ids is None:
             position_ids = slots + embeddings.first_position
-        return embeddings.position_embeddings(position_ids)
+        return embeddings.table(position_ids)
 
 
 class NoPositions(EmbeddingScheme):

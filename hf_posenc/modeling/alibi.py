@@ -30,7 +30,7 @@ class Alibi(AttentionScheme):
     silent = False
 
     def read(self, config) -> None:
-        self.slopes = alibi_slopes(config.num_attention_heads)
+        self.slopes = alibi_slopes(config.sizes.num_attention_heads)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> RelativeTerm | PairTerm:
         # A product in half precision would be off by more than one near the far end.

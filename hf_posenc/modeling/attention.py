@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .blockwise import Term, allowed, blockwise_attention
+from .family import Family
 from .relative_positions import spread
 from .scheme import AttentionContext, AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
 
@@ -316,10 +318,32 @@ class PositionSelfAttention:
     """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
 
     Attributes:
+        family: the family's description.
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
     """
 
+    family: ClassVar[Family]
     position_schemes: tuple[AttentionScheme, ...]
+
+    @property
+    def query_projection(self) -> nn.Module:
+        return getattr(self, self.family.query)
+
+    @property
+    def key_projection(self) -> nn.Module:
+        return getattr(self, self.family.key)
+
+    @property
+    def value_projection(self) -> nn.Module:
+        return getattr(self, self.family.value)
+
+    @property
+    def num_heads(self) -> int:
+        return getattr(self, self.family.heads_count)
+
+    @property
+    def head_dim(self) -> int:
+        return getattr(self, self.family.head_dim)
 
     def install(self, config, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
         """Register the schemes' parameters of a layer."""
@@ -338,11 +362,11 @@ class PositionSelfAttention:
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         input_shape = hidden_states.shape[:-1]
-        hidden_shape = (*input_shape, -1, self.attention_head_size)
+        hidden_shape = (*input_shape, -1, self.head_dim)
         # (batch, heads, length, head_dim)
-        query = self.query(hidden_states).view(*hidden_shape).transpose(1, 2)
-        key = self.key(hidden_states).view(*hidden_shape).transpose(1, 2)
-        value = self.value(hidden_states).view(*hidden_shape).transpose(1, 2)
+        query = self.query_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        key = self.key_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
 
         if self.position_schemes and position_state is None:
             raise ValueError(

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
+from .family import BERT, CAMEMBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
 
 
@@ -140,8 +141,8 @@ PositionFlags = make_dataclass(
 class PositionConfigMixin(PositionFlags):
     """The `position_*` flags on top of a stock config.
 
-    `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level. The other flags are
-    declared in the files of the schemes: `hf-posenc schemes` lists them.
+    `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
+    family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
 
     The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
     is not given is None and means the default of its scheme. Flags are validated when the config is made, and again when a
@@ -152,7 +153,8 @@ class PositionConfigMixin(PositionFlags):
         ValueError: a flag is misspelt, out of range, or has no use in the chosen schemes.
     """
 
-    # The stock model type, the file of the family's classes, and which of them serves each Auto class.
+    # The family's description; of it the stock model type, the file of the classes, and which of them serves each Auto class.
+    family: ClassVar[Family]
     stock_model_type: ClassVar[str]
     modeling_file: ClassVar[str]
     auto_classes: ClassVar[dict[str, str]]
@@ -161,15 +163,20 @@ class PositionConfigMixin(PositionFlags):
     # (where the config was read from; the flags that were stored there). The place is "" where a model's `from_pretrained` is
     # reading the config for itself, and None where it is not known. Never saved.
     _stored_flags: ClassVar[tuple[str | None, dict[str, Any]]] = (None, {})
-    # RoBERTa-like families count positions from padding_idx + 1.
-    positions_follow_padding: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs):
+        if "family" in vars(cls):
+            family = cls.family
+            cls.stock_model_type, cls.modeling_file = family.model_type, family.modeling_file
+            cls.auto_classes = family.auto_classes
+        super().__init_subclass__(**kwargs)
 
     def __post_init__(self, **kwargs):
         check_names(kwargs)
         # A stored model type, a stock one perhaps, must not end up on the instance.
         kwargs.pop("model_type", None)
         if self.position_scheme is None:
-            self.position_scheme = legacy_scheme(kwargs) or "absolute"
+            self.position_scheme = legacy_scheme(kwargs) or self.family.native_scheme
         kwargs.pop(LEGACY_KEY, None)
         super().__post_init__(**kwargs)
         self.check_positions()
@@ -194,12 +201,12 @@ class PositionConfigMixin(PositionFlags):
     @property
     def first_position(self) -> int:
         """Position id of a sequence's first token."""
-        return self.pad_token_id + 1 if self.positions_follow_padding else 0
+        return self.family.first_position(self)
 
     @property
-    def table_width(self) -> int:
-        """Width of the word embeddings and of the table of absolute positions."""
-        return getattr(self, "embedding_size", self.hidden_size)
+    def sizes(self) -> Sizes:
+        """Sizes by the names that schemes know them by."""
+        return self.family.sizes(self)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
@@ -247,7 +254,7 @@ class PositionConfigMixin(PositionFlags):
             entries.pop("model_type", None)
             entries.update({flag: entries.get(flag) for flag in FLAGS})
             if entries["position_scheme"] is None:
-                entries["position_scheme"] = legacy_scheme(entries) or "absolute"
+                entries["position_scheme"] = legacy_scheme(entries) or cls.family.native_scheme
             entries.pop(LEGACY_KEY, None)
         vars(config).update(override_flags(vars(config), given))
         config.check_positions()
@@ -281,34 +288,11 @@ class PositionConfigMixin(PositionFlags):
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
-def _auto_classes(prefix: str, **others: str) -> dict[str, str]:
-    """The Auto classes that all families serve, and the family's own."""
-    heads = {
-        "AutoModel": "Model",
-        "AutoModelForMaskedLM": "ForMaskedLM",
-        "AutoModelForCausalLM": "ForCausalLM",
-        "AutoModelForSequenceClassification": "ForSequenceClassification",
-        "AutoModelForTokenClassification": "ForTokenClassification",
-        "AutoModelForMultipleChoice": "ForMultipleChoice",
-        "AutoModelForQuestionAnswering": "ForQuestionAnswering",
-        "AutoModelForTextEncoding": "Model",
-        "AutoModelForPreTraining": "ForMaskedLM",
-    }
-    return {auto: f"Posenc{prefix}{head}" for auto, head in (heads | others).items() if head}
-
-
 class PosencBertConfig(PositionConfigMixin, BertConfig):
     """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_bert"
-    stock_model_type = "bert"
-    modeling_file = "modeling_bert.py"
-    auto_classes = _auto_classes(
-        "Bert",
-        AutoModelForCausalLM="LMHeadModel",
-        AutoModelForPreTraining="ForPreTraining",
-        AutoModelForNextSentencePrediction="ForNextSentencePrediction",
-    )
+    family = BERT
     _auto_class = "AutoConfig"
 
 
@@ -316,10 +300,7 @@ class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
     """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_roberta"
-    stock_model_type = "roberta"
-    modeling_file = "modeling_roberta.py"
-    auto_classes = _auto_classes("Roberta")
-    positions_follow_padding = True
+    family = ROBERTA
     _auto_class = "AutoConfig"
 
 
@@ -327,10 +308,7 @@ class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
     """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_xlm_roberta"
-    stock_model_type = "xlm-roberta"
-    modeling_file = "modeling_xlm_roberta.py"
-    auto_classes = _auto_classes("XLMRoberta")
-    positions_follow_padding = True
+    family = XLM_ROBERTA
     _auto_class = "AutoConfig"
 
 
@@ -338,10 +316,7 @@ class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
     """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_camembert"
-    stock_model_type = "camembert"
-    modeling_file = "modeling_camembert.py"
-    auto_classes = _auto_classes("Camembert", AutoModelForTextEncoding="")
-    positions_follow_padding = True
+    family = CAMEMBERT
     _auto_class = "AutoConfig"
 
 
@@ -349,7 +324,15 @@ class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
     """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
     model_type = "posenc_electra"
-    stock_model_type = "electra"
-    modeling_file = "modeling_electra.py"
-    auto_classes = _auto_classes("Electra", AutoModelForPreTraining="ForPreTraining")
+    family = ELECTRA
     _auto_class = "AutoConfig"
+
+
+# The config class of every family.
+CONFIGS: tuple[type[PositionConfigMixin], ...] = (
+    PosencBertConfig,
+    PosencRobertaConfig,
+    PosencXLMRobertaConfig,
+    PosencCamembertConfig,
+    PosencElectraConfig,
+)

@@ -85,30 +85,33 @@ class Deberta(AttentionScheme):
         return scaling / math.sqrt(1 + len(self.attention_types)) if self.form == "paper" else scaling
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
-        normal = Normal(config.initializer_range)
+        normal = Normal(config.sizes.initializer_range)
         silent = self.init == "silent"
         # Exactly one factor of the product norm · table · projection starts at zero.
         table_is_zero = silent and self.share_projections and not self.norm
         encoder.rel_embeddings = PositionEmbedding(
-            2 * self.span, config.hidden_size, zeros if table_is_zero else normal
+            2 * self.span, config.sizes.hidden_size, zeros if table_is_zero else normal
         )
         if self.norm:
             initial = zeros if silent else ones
-            encoder.LayerNorm = PositionLayerNorm(config.hidden_size, config.layer_norm_eps, initial)
+            encoder.LayerNorm = PositionLayerNorm(config.sizes.hidden_size, config.sizes.layer_norm_eps, initial)
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
-        attention.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
+        attention.pos_dropout = nn.Dropout(config.sizes.hidden_dropout_prob)
         if self.share_projections:
             return
-        normal, width = Normal(config.initializer_range), attention.all_head_size
+        normal, sizes = (
+            Normal(config.sizes.initializer_range),
+            (config.sizes.hidden_size, attention.num_heads * attention.head_dim),
+        )
         first = zeros if self.init == "silent" and not self.norm else normal
         # A projection that only p2p reads is multiplied by the other one, which is zero already.
         if self.needs_key:
             initial = first if "c2p" in self.attention_types else normal
-            attention.pos_key_proj = PositionLinear(config.hidden_size, width, initial)
+            attention.pos_key_proj = PositionLinear(*sizes, initial)
         if self.needs_query:
             initial = first if "p2c" in self.attention_types else normal
-            attention.pos_query_proj = PositionLinear(config.hidden_size, width, initial)
+            attention.pos_query_proj = PositionLinear(*sizes, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
         distance = -positions.relative
@@ -129,15 +132,15 @@ class Deberta(AttentionScheme):
         table = attention.pos_dropout(table.to(device))
         return torch.cat([table, table[-1:]]) if "p2p" in self.attention_types else table
 
-    def _project(self, attention: nn.Module, shared: str, own: str, table: torch.Tensor) -> torch.Tensor:
+    def _project(self, attention: nn.Module, shared: nn.Module, own: str, table: torch.Tensor) -> torch.Tensor:
         """A projection of the table's rows, (heads, rows, head_dim)."""
         if not self.share_projections:
             projected = getattr(attention, own)(table)
         elif self.form == "paper":
-            projected = getattr(attention, shared)(table)
+            projected = shared(table)
         else:
-            projected = without_bias(getattr(attention, shared), table)
-        return projected.view(-1, attention.num_attention_heads, attention.attention_head_size).transpose(0, 1)
+            projected = without_bias(shared, table)
+        return projected.view(-1, attention.num_heads, attention.head_dim).transpose(0, 1)
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm]:
         attention, encoder, rows = context.attention, context.encoder, context.prepared
@@ -145,9 +148,9 @@ class Deberta(AttentionScheme):
         if self.norm:
             modules.append(encoder.LayerNorm)
         if self.needs_key:
-            modules.append(attention.key if self.share_projections else attention.pos_key_proj)
+            modules.append(attention.key_projection if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
-            modules.append(attention.query if self.share_projections else attention.pos_query_proj)
+            modules.append(attention.query_projection if self.share_projections else attention.pos_query_proj)
         key, query = derived(attention, modules, (), (), lambda: self._projections(attention, encoder, rows.device))
         term = RelativeTerm(rows=rows)
         if "c2p" in self.attention_types:
@@ -163,6 +166,8 @@ class Deberta(AttentionScheme):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """K and Q, each (heads, rows, head_dim), or None where it is not needed."""
         table = self._rows_of_table(attention, encoder, device)
-        key = self._project(attention, "key", "pos_key_proj", table) if self.needs_key else None
-        query = self._project(attention, "query", "pos_query_proj", table) if self.needs_query else None
+        key = self._project(attention, attention.key_projection, "pos_key_proj", table) if self.needs_key else None
+        query = (
+            self._project(attention, attention.query_projection, "pos_query_proj", table) if self.needs_query else None
+        )
         return key, query

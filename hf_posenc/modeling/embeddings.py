@@ -1,8 +1,11 @@
 """The embeddings of a variant: word embedding, positions joined to it, token types, LayerNorm, dropout."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 
+from .family import Family
 from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, zeros
 
 
@@ -69,25 +72,37 @@ class PositionEmbeddings:
     """Mixin over a family's stock embeddings; [`modeling_posenc.install_positions`] turns the stock module into it.
 
     Attributes:
+        family: the family's description.
         position_scheme: the embedding-level scheme, or None.
         first_position: the family's first position id.
     """
 
+    family: ClassVar[Family]
     position_scheme: EmbeddingScheme | None
     first_position: int
+
+    @property
+    def words(self) -> nn.Module:
+        """The table of words."""
+        return getattr(self, self.family.words)
+
+    @property
+    def table(self) -> nn.Module:
+        """The table of absolute positions, where there is one."""
+        return getattr(self, self.family.table)
 
     def install(self, config, scheme: EmbeddingScheme | None, keep_table: bool) -> None:
         """Put a scheme in place of the stock table of positions, which stays if `keep_table`."""
         self.position_scheme = scheme
-        self.first_position = config.first_position
+        self.first_position = config.sizes.first_position
         if not keep_table:
-            del self.position_embeddings
+            delattr(self, self.family.table)
         self.position_combine = None
         if scheme is not None:
             scheme.add_parameters(self, config)
             self.position_combine = COMBINE[scheme.combine]()
-            width = self.word_embeddings.embedding_dim
-            self.position_combine.add_parameters(self, width, config.initializer_range)
+            width = self.words.embedding_dim
+            self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
 
     def family_position_ids(self, input_ids: torch.Tensor | None, past_length: int) -> torch.Tensor | None:
         """Position ids (batch, length) as the family counts them for its table, or None where they are the slots."""
@@ -95,7 +110,7 @@ class PositionEmbeddings:
 
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
-        return number_of_rows(self.position_embeddings) - self.first_position
+        return number_of_rows(self.table) - self.first_position
 
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
@@ -128,7 +143,7 @@ class PositionEmbeddings:
         inputs_embeds: torch.Tensor | None = None,
         past_key_values_length: int = 0,
     ) -> torch.Tensor:
-        words = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        words = self.words(input_ids) if inputs_embeds is None else inputs_embeds
         batch, length, _ = words.shape
         # The stock embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
         if token_type_ids is None:

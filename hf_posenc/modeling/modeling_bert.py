@@ -22,6 +22,7 @@ from transformers.models.bert.modeling_bert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencBertConfig
 from .embeddings import PositionEmbeddings
+from .family import BERT
 from .losses import mean_over_all, number_of_labels
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
@@ -29,9 +30,13 @@ from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, Posi
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
     """[`BertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
 
+    family = BERT
+
 
 class PosencBertSelfAttention(PositionSelfAttention, BertSelfAttention):
     """[`BertSelfAttention`] with attention-level schemes."""
+
+    family = BERT
 
 
 class PosencBertLayer(PositionLayer, BertLayer):
@@ -40,6 +45,8 @@ class PosencBertLayer(PositionLayer, BertLayer):
 
 class PosencBertEncoder(PositionEncoder, BertEncoder):
     """[`BertEncoder`] that works the positions out once for all layers."""
+
+    family = BERT
 
 
 class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
@@ -51,6 +58,7 @@ class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
 
 
 PARTS = Parts(
+    family=BERT,
     embeddings=PosencBertEmbeddings,
     encoder=PosencBertEncoder,
     layer=PosencBertLayer,

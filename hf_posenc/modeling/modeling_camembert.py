@@ -18,15 +18,20 @@ from transformers.models.camembert.modeling_camembert import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencCamembertConfig
 from .embeddings import PaddedPositionEmbeddings
+from .family import CAMEMBERT
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
     """[`CamembertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
 
+    family = CAMEMBERT
+
 
 class PosencCamembertSelfAttention(PositionSelfAttention, CamembertSelfAttention):
     """[`CamembertSelfAttention`] with attention-level schemes."""
+
+    family = CAMEMBERT
 
 
 class PosencCamembertLayer(PositionLayer, CamembertLayer):
@@ -35,6 +40,8 @@ class PosencCamembertLayer(PositionLayer, CamembertLayer):
 
 class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
     """[`CamembertEncoder`] that works the positions out once for all layers."""
+
+    family = CAMEMBERT
 
 
 class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel):
@@ -46,6 +53,7 @@ class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel)
 
 
 PARTS = Parts(
+    family=CAMEMBERT,
     embeddings=PosencCamembertEmbeddings,
     encoder=PosencCamembertEncoder,
     layer=PosencCamembertLayer,

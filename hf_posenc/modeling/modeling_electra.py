@@ -20,6 +20,7 @@ from transformers.models.electra.modeling_electra import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencElectraConfig
 from .embeddings import PositionEmbeddings
+from .family import ELECTRA
 from .losses import mean_over_all
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
@@ -27,9 +28,13 @@ from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, Posi
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
     """[`ElectraEmbeddings`] with an embedding-level scheme in place of the table of positions."""
 
+    family = ELECTRA
+
 
 class PosencElectraSelfAttention(PositionSelfAttention, ElectraSelfAttention):
     """[`ElectraSelfAttention`] with attention-level schemes."""
+
+    family = ELECTRA
 
 
 class PosencElectraLayer(PositionLayer, ElectraLayer):
@@ -38,6 +43,8 @@ class PosencElectraLayer(PositionLayer, ElectraLayer):
 
 class PosencElectraEncoder(PositionEncoder, ElectraEncoder):
     """[`ElectraEncoder`] that works the positions out once for all layers."""
+
+    family = ELECTRA
 
 
 class PosencElectraModel(PosencPreTrainedModel, PositionModel, ElectraModel):
@@ -49,6 +56,7 @@ class PosencElectraModel(PosencPreTrainedModel, PositionModel, ElectraModel):
 
 
 PARTS = Parts(
+    family=ELECTRA,
     embeddings=PosencElectraEmbeddings,
     encoder=PosencElectraEncoder,
     layer=PosencElectraLayer,

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from transformers.utils import TransformersKwargs, logging
 from .attention import EMBEDDINGS, ENCODER, InHand
 from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import flags_in_use
+from .family import Family
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
 from .scheme import (
     AttentionScheme,
@@ -30,8 +32,6 @@ from .schemes import ALIASES, FLAGS, build_schemes, scheme_names
 
 
 logger = logging.get_logger(__name__)
-
-TABLE_KEY = "embeddings.position_embeddings.weight"
 
 
 class PositionLayer:
@@ -68,10 +68,12 @@ class PositionEncoder:
 
     Attributes:
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        family: the family's description.
         every_layer: the embedding-level positions are added before every layer but the first.
         first_position: the family's first position id.
     """
 
+    family: ClassVar[Family]
     position_schemes: tuple[AttentionScheme, ...]
     every_layer: bool
     first_position: int
@@ -80,7 +82,7 @@ class PositionEncoder:
         """Register the parameters that layers share."""
         self.position_schemes = schemes
         self.every_layer = every_layer
-        self.first_position = config.first_position
+        self.first_position = config.sizes.first_position
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
 
@@ -105,7 +107,7 @@ class PositionEncoder:
         if base_model is None and (self.every_layer or self.reads_table):
             raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
         if self.position_schemes:
-            embeddings = base_model.module.embeddings if self.reads_table else None
+            embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
             kwargs["position_state"] = self._position_state(
                 hidden_states, past_key_values, position_ids, table_position_ids, embeddings
             )
@@ -115,7 +117,7 @@ class PositionEncoder:
                 base_model.module.repeated_positions(hidden_states, past_key_values, position_ids, table_position_ids),
             )
 
-        for index, layer in enumerate(self.layer):
+        for index, layer in enumerate(self.family.layers_of(self)):
             hidden_states = layer(
                 hidden_states,
                 attention_mask,
@@ -210,13 +212,7 @@ class PositionModel:
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
     ):
-        scheme = self.embeddings.position_scheme
-        repeats_table = self.encoder.every_layer and scheme is not None and scheme.name == "absolute"
-        if self.encoder.reads_table or self.encoder.every_layer:
-            kwargs["base_model"] = InHand(self)
-            if position_ids is None and (self.encoder.reads_table or repeats_table):
-                past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-                kwargs["table_position_ids"] = self.embeddings.family_position_ids(input_ids, past_length)
+        kwargs |= self.for_the_encoder(input_ids, position_ids, past_key_values)
         return super().forward(
             input_ids,
             attention_mask=attention_mask,
@@ -230,21 +226,38 @@ class PositionModel:
             **kwargs,
         )
 
+    def for_the_encoder(self, input_ids, position_ids, past_key_values: Cache | None) -> dict[str, Any]:
+        """What the encoder is given beside stock's arguments, where it reads tables of the embeddings."""
+        family = self.position_parts.family
+        embeddings, encoder, given = family.embeddings_of(self), family.encoder_of(self), {}
+        scheme = embeddings.position_scheme
+        repeats_table = encoder.every_layer and scheme is not None and scheme.name == "absolute"
+        if encoder.reads_table or encoder.every_layer:
+            given["base_model"] = InHand(self)
+            if position_ids is None and (encoder.reads_table or repeats_table):
+                past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+                given["table_position_ids"] = embeddings.family_position_ids(input_ids, past_length)
+        return given
+
     def repeated_positions(self, hidden_states, cache, position_ids, table_position_ids) -> torch.Tensor:
         """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
-        if table_position_ids is not None and self.embeddings.position_scheme.name == "absolute":
+        family = self.position_parts.family
+        embeddings = family.embeddings_of(self)
+        if table_position_ids is not None and embeddings.position_scheme.name == "absolute":
             position_ids = table_position_ids
         length = hidden_states.shape[1]
         past_length, _ = cache_lengths(cache, length)
-        vectors = self.embeddings.position_vectors(position_ids, length, past_length, hidden_states.device)
-        projection = getattr(self, "embeddings_project", None)
+        vectors = embeddings.position_vectors(position_ids, length, past_length, hidden_states.device)
+        # ELECTRA has none where both are of one width.
+        projection = getattr(self, family.projection, None) if family.projection else None
         return vectors if projection is None else without_bias(projection, vectors)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes that a family's stock modules turn into, and its stock eager attention function."""
+    """A family's description, the classes that its stock modules turn into, and its stock eager attention function."""
 
+    family: Family
     embeddings: type
     encoder: type
     layer: type
@@ -259,9 +272,10 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     The modules change their class and keep their parameters, as modules do under FSDP2's `fully_shard`: nothing is
     built twice, and checkpoint keys stay what they are.
     """
-    if hasattr(model.encoder, "position_schemes"):
+    config, family = model.config, parts.family
+    embeddings, encoder = family.embeddings_of(model), family.encoder_of(model)
+    if hasattr(encoder, "position_schemes"):
         return
-    config = model.config
     embedding_scheme, schemes = build_schemes(config)
     trained = _trained_schemes(config)
     keeps_table = any(scheme.reads_table for scheme in schemes)
@@ -273,32 +287,33 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     # Unlike stock's these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
     # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
     model._no_split_modules = set(parts.model._no_split_modules)
-    model.embeddings.__class__ = parts.embeddings
-    model.embeddings.install(config, embedding_scheme, keeps_table)
+    embeddings.__class__ = parts.embeddings
+    embeddings.install(config, embedding_scheme, keeps_table)
     if embedding_scheme is not None and embedding_scheme.name == "absolute":
         # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
         # cannot: a LayerNorm has no use for zeros.)
-        without_table = bool(trained) and not {"absolute", "tupe"} & trained
+        without_table = not {"absolute", "tupe"} & trained
         if without_table and not any(scheme.reads_table for scheme in schemes):
-            model.embeddings.position_embeddings.position_initial = {"weight": zeros}
-    model.encoder.__class__ = parts.encoder
+            embeddings.table.position_initial = {"weight": zeros}
+    encoder.__class__ = parts.encoder
     every_layer = embedding_scheme is not None and embedding_scheme.every_layer
-    model.encoder.install(config, schemes, every_layer)
+    encoder.install(config, schemes, every_layer)
     if every_layer:
-        for index, layer in enumerate(model.encoder.layer):
+        for index, layer in enumerate(family.layers_of(encoder)):
             layer.__class__ = parts.layer
             if index:
                 layer.install()
         model._no_split_modules.add(parts.layer.__name__)
-    for layer in model.encoder.layer:
-        attention = layer.attention.self
+    for layer in family.layers_of(encoder):
+        attention = family.self_attention_of(layer)
         attention.__class__ = parts.self_attention
         attention.install(config, schemes, parts.eager)
 
 
 def check_built_as_configured(model: nn.Module) -> None:
     """Raise ValueError where the position flags of a variant's config are no longer those that it was built with."""
-    config, embeddings, encoder = model.config, model.base_model.embeddings, model.base_model.encoder
+    config, family = model.config, model.position_parts.family
+    embeddings, encoder = family.embeddings_of(model.base_model), family.encoder_of(model.base_model)
     embedding_scheme, schemes = build_schemes(config)
     built = [scheme for scheme in (embeddings.position_scheme, *encoder.position_schemes) if scheme]
     configured = [scheme for scheme in (embedding_scheme, *schemes) if scheme]
@@ -378,10 +393,11 @@ class PosencPreTrainedModel:
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
         """As in transformers, but from the family's first position: `generate` counts from 0 in every family.
 
-        `absolute` alone computes what stock computes, and keeps stock's count.
+        What computes what stock computes keeps stock's count.
         """
         position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
-        return position_ids + (0 if self.config.position_scheme == "absolute" else self.config.first_position)
+        is_native = self.config.position_scheme == self.config.family.native_scheme
+        return position_ids + (0 if is_native else self.config.first_position)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
@@ -405,8 +421,8 @@ class PosencPreTrainedModel:
         super()._adjust_missing_and_unexpected_keys(loading_info)
         name = self.config.position_scheme
         embedding, attention = build_schemes(self.config)
-        trained = _trained_schemes(self.config) or {"absolute"}
-        table = {key for key in loading_info.unexpected_keys if key.endswith(TABLE_KEY)}
+        trained, table_key = _trained_schemes(self.config), self.config.family.table_key
+        table = {key for key in loading_info.unexpected_keys if key.endswith(table_key)}
         loading_info.unexpected_keys = loading_info.unexpected_keys - table
         new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
         # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
@@ -423,7 +439,7 @@ class PosencPreTrainedModel:
             )
         if embedding and embedding.name == "absolute" and "absolute" not in trained:
             # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
-            missing = any(key.endswith(TABLE_KEY) for key in loading_info.missing_keys)
+            missing = any(key.endswith(table_key) for key in loading_info.missing_keys)
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append("absolute")
         if new:
@@ -446,11 +462,11 @@ class PosencPreTrainedModel:
             return set()
         config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
         positions = {key for key in missing if self._is_position(key)}
-        if not positions or not stored:
-            return positions
         # The same model without what is new: as much as that should have been in the checkpoint.
         trained = _trained_schemes(config)
         kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
+        if not positions or (not stored and kept in ("absolute", "none")):
+            return positions
         flags = flags_in_use(kept)
         if stored.get("position_combine", "add") == "add":
             flags -= {"position_combine"}
@@ -472,9 +488,9 @@ class PosencPreTrainedModel:
 
 
 def _trained_schemes(config) -> set[str]:
-    """Names of the schemes that the weights beside a loaded config were trained with; empty if nothing says so."""
-    names = (config._trained_position_scheme or "").split("+")
-    return {ALIASES.get(name, name) for name in names if name}
+    """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
+    names = (config._trained_position_scheme or config.family.native_scheme).split("+")
+    return {ALIASES.get(name, name) for name in names}
 
 
 def _carries(scheme: AttentionScheme, implementation: str) -> bool:

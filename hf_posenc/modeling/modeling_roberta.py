@@ -18,15 +18,20 @@ from transformers.models.roberta.modeling_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
+from .family import ROBERTA
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
     """[`RobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
 
+    family = ROBERTA
+
 
 class PosencRobertaSelfAttention(PositionSelfAttention, RobertaSelfAttention):
     """[`RobertaSelfAttention`] with attention-level schemes."""
+
+    family = ROBERTA
 
 
 class PosencRobertaLayer(PositionLayer, RobertaLayer):
@@ -35,6 +40,8 @@ class PosencRobertaLayer(PositionLayer, RobertaLayer):
 
 class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
     """[`RobertaEncoder`] that works the positions out once for all layers."""
+
+    family = ROBERTA
 
 
 class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
@@ -46,6 +53,7 @@ class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
 
 
 PARTS = Parts(
+    family=ROBERTA,
     embeddings=PosencRobertaEmbeddings,
     encoder=PosencRobertaEncoder,
     layer=PosencRobertaLayer,

@@ -18,15 +18,20 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import (
 from .attention import PositionSelfAttention
 from .configuration_posenc import PosencXLMRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
+from .family import XLM_ROBERTA
 from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
     """[`XLMRobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
 
+    family = XLM_ROBERTA
+
 
 class PosencXLMRobertaSelfAttention(PositionSelfAttention, XLMRobertaSelfAttention):
     """[`XLMRobertaSelfAttention`] with attention-level schemes."""
+
+    family = XLM_ROBERTA
 
 
 class PosencXLMRobertaLayer(PositionLayer, XLMRobertaLayer):
@@ -35,6 +40,8 @@ class PosencXLMRobertaLayer(PositionLayer, XLMRobertaLayer):
 
 class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
     """[`XLMRobertaEncoder`] that works the positions out once for all layers."""
+
+    family = XLM_ROBERTA
 
 
 class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaModel):
@@ -46,6 +53,7 @@ class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaMode
 
 
 PARTS = Parts(
+    family=XLM_ROBERTA,
     embeddings=PosencXLMRobertaEmbeddings,
     encoder=PosencXLMRobertaEncoder,
     layer=PosencXLMRobertaLayer,

@@ -40,7 +40,7 @@ class Relative(AttentionScheme):
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         initial = zeros if self.init == "silent" else xavier
-        rows, width = 2 * self.max_distance + 1, attention.attention_head_size
+        rows, width = 2 * self.max_distance + 1, attention.head_dim
         attention.relative_key_embeddings = PositionEmbedding(rows, width, initial)
         if self.on_values:
             attention.relative_value_embeddings = PositionEmbedding(rows, width, initial)
@@ -75,11 +75,11 @@ class RelativeKey(AttentionScheme):
     extrapolates = "yes: distances beyond max_position_embeddings share a vector"
 
     def read(self, config) -> None:
-        self.max_distance = config.max_position_embeddings - 1
+        self.max_distance = config.sizes.max_position_embeddings - 1
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
-        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
-        rows, width = 2 * self.max_distance + 1, attention.attention_head_size
+        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
+        rows, width = 2 * self.max_distance + 1, attention.head_dim
         attention.distance_embedding = PositionEmbedding(rows, width, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:

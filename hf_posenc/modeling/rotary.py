@@ -82,10 +82,10 @@ class Rope(AttentionScheme):
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
 
     def read(self, config) -> None:
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.head_dim = config.sizes.head_dim
         self.rope_type = "default"
         if self.rope_scaling is not None:
-            self.usable_positions = config.max_position_embeddings - config.first_position
+            self.usable_positions = config.sizes.max_position_embeddings - config.sizes.first_position
             self.rope_type = self.rope_scaling.get("rope_type", self.rope_scaling.get("type", "default"))
             self.base = self.rope_scaling.get("rope_theta", self.base)
 
@@ -111,7 +111,7 @@ class Rope(AttentionScheme):
                 f"position_rope_scaling: {', '.join(useless)} without a rope_type that uses it; rope_type may be one of "
                 f"{', '.join(known)}"
             )
-        if self.rope_type in LENGTH_DEPENDENT and config.is_decoder:
+        if self.rope_type in LENGTH_DEPENDENT and config.sizes.is_decoder:
             raise ValueError(
                 f"position_rope_scaling: {self.rope_type!r} is refused in decoders: its frequencies change with the "
                 "length, and the keys in the cache would disagree"

@@ -96,11 +96,11 @@ class Sinusoidal(EmbeddingScheme):
         return self.amplitude == 0
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
-        amplitude = self.amplitude if self.amplitude is not None else config.initializer_range * math.sqrt(2)
+        amplitude = self.amplitude if self.amplitude is not None else config.sizes.initializer_range * math.sqrt(2)
         add_parameter(embeddings, "position_scale", (1,), Constant(float(amplitude)))
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         positions = slots if position_ids is None else position_ids - embeddings.first_position
         scale = embeddings.position_scale
-        width = embeddings.word_embeddings.embedding_dim
+        width = embeddings.words.embedding_dim
         return scale * sinusoids(positions, width, self.base, self.layout, scale.dtype)

@@ -41,7 +41,7 @@ class T5(AttentionScheme):
     def check(self, config) -> None:
         if self.buckets < 4 or self.buckets % 2:
             raise ValueError(f"position_buckets must be even and at least 4 for t5, got {self.buckets}")
-        exact = self.buckets // 2 if config.is_decoder else self.buckets // 4
+        exact = self.buckets // 2 if config.sizes.is_decoder else self.buckets // 4
         if self.max_distance <= exact:
             raise ValueError(
                 f"position_max_distance must be greater than {exact} (the distances that have a bucket of their own "
@@ -49,13 +49,13 @@ class T5(AttentionScheme):
             )
 
     def read(self, config) -> None:
-        self.bidirectional = not config.is_decoder
+        self.bidirectional = not config.sizes.is_decoder
         # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
         self.unties_cls = self.reads_table = "tupe" in config.position_scheme
 
     def _table(self, config) -> PositionEmbedding:
-        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
-        return PositionEmbedding(self.buckets, config.num_attention_heads, initial)
+        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
+        return PositionEmbedding(self.buckets, config.sizes.num_attention_heads, initial)
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
         if not self.per_layer:

@@ -34,18 +34,20 @@ class TransformerXL(AttentionScheme):
     extrapolates = "yes: any length"
 
     def check(self, config) -> None:
-        if config.hidden_size % 2:
-            raise ValueError(f"position_scheme='transformer_xl' needs an even hidden_size, got {config.hidden_size}")
+        if config.sizes.hidden_size % 2:
+            raise ValueError(
+                f"position_scheme='transformer_xl' needs an even hidden_size, got {config.sizes.hidden_size}"
+            )
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for transformer_xl, got {self.base}")
 
     def read(self, config) -> None:
-        self.width = config.hidden_size
+        self.width = config.sizes.hidden_size
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
-        initial = zeros if self.init == "silent" else Normal(config.initializer_range)
+        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
         attention.linear_pos = PositionLinear(self.width, self.width, initial, bias=False)
-        shape = (attention.num_attention_heads, attention.attention_head_size)
+        shape = (attention.num_heads, attention.head_dim)
         add_parameter(attention, "pos_bias_u", shape, initial)
         add_parameter(attention, "pos_bias_v", shape, initial)
 

@@ -51,25 +51,25 @@ class Tupe(AttentionScheme):
         return scaling / math.sqrt(2) if self.form == "paper" else scaling
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
-        normal = Normal(config.initializer_range)
+        normal = Normal(config.sizes.initializer_range)
         zero_or_normal = zeros if self.init == "silent" else normal
-        width = config.table_width
-        encoder.pos_ln = PositionLayerNorm(width, config.layer_norm_eps, ones)
-        encoder.pos_q_linear = PositionLinear(width, config.hidden_size, zero_or_normal)
-        encoder.pos_k_linear = PositionLinear(width, config.hidden_size, normal)
-        add_parameter(encoder, "cls_to_others", (config.num_attention_heads,), zero_or_normal)
-        add_parameter(encoder, "others_to_cls", (config.num_attention_heads,), zero_or_normal)
+        width = config.sizes.table_width
+        encoder.pos_ln = PositionLayerNorm(width, config.sizes.layer_norm_eps, ones)
+        encoder.pos_q_linear = PositionLinear(width, config.sizes.hidden_size, zero_or_normal)
+        encoder.pos_k_linear = PositionLinear(width, config.sizes.hidden_size, normal)
+        add_parameter(encoder, "cls_to_others", (config.sizes.num_attention_heads,), zero_or_normal)
+        add_parameter(encoder, "others_to_cls", (config.sizes.num_attention_heads,), zero_or_normal)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         query, key = positions.query, positions.key
         return query, key, query == positions.first, key == positions.first
 
     def terms(self, context: AttentionContext) -> list[ProductTerm]:
-        attention, encoder, table = context.attention, context.encoder, context.embeddings.position_embeddings
+        attention, encoder, table = context.attention, context.encoder, context.embeddings.table
         modules = table, encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
         places = [tensor.to(encoder.cls_to_others.device) for tensor in context.prepared]
         inputs = *places, encoder.cls_to_others, encoder.others_to_cls
-        constants = attention.scaling, attention.attention_head_size
+        constants = attention.scaling, attention.head_dim
         # Kept with a projection, so that it is done once for all layers.
         query, key = derived(
             encoder.pos_q_linear,
