@@ -76,7 +76,10 @@ def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tm
     def starting(**flags) -> tuple[float, float]:
         model = BertModel.from_pretrained(tmp_path, position_scheme="sinusoidal", **flags)
         assert list(position_parameters(model)) == ["embeddings.position_scale.weight"]
-        assert model.embeddings.position_scale.weight.shape == (1,) and model.embeddings.position_scale.weight.requires_grad
+        assert (
+            model.embeddings.position_scale.weight.shape == (1,)
+            and model.embeddings.position_scale.weight.requires_grad
+        )
         rms = positions_added(model, 500).square().mean().sqrt().item()
         return model.embeddings.position_scale.weight.item(), rms
 

@@ -111,7 +111,9 @@ def loops(attention: nn.Module, hidden_states: torch.Tensor, positions: torch.Te
                     s = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
                     relative = attention.linear_pos.weight[rows] @ s
                     content = (query[b, i, h] + attention.pos_bias_u.weight[h]) @ key[b, j, h]
-                    scores[i, j] = (content + (query[b, i, h] + attention.pos_bias_v.weight[h]) @ relative) / head_dim**0.5
+                    scores[i, j] = (
+                        content + (query[b, i, h] + attention.pos_bias_v.weight[h]) @ relative
+                    ) / head_dim**0.5
             output[b, :, h] = scores.softmax(-1) @ value[b, :, h]
     return output.flatten(-2)
 
@@ -164,7 +166,11 @@ def test_gradients_of_the_parameters_are_right(given):
     def output(*values):
         return torch.func.functional_call(model, dict(zip(parameters, values)), kwargs=inputs).last_hidden_state
 
-    assert {name.rsplit(".self.")[1] for name in parameters} == {"linear_pos.weight", "pos_bias_u.weight", "pos_bias_v.weight"}
+    assert {name.rsplit(".self.")[1] for name in parameters} == {
+        "linear_pos.weight",
+        "pos_bias_u.weight",
+        "pos_bias_v.weight",
+    }
     torch.autograd.gradcheck(output, tuple(parameters.values()))
 
 
