@@ -4,15 +4,14 @@ PEFT is optional and takes seconds to import, so nothing here imports it. It is 
 that before or after this package; what a version of PEFT does not have is passed over.
 
 - Its tables of default targets know stock model types; the variants' own are entered beside them.
-- [`train_positions`] writes the names of position parameters into the adapter's `modules_to_save`. PEFT passes over
-  names that lead to no module there, and a parameter's never does, so whatever saves an adapter is taught to look for
-  them. Loading them needs nothing; it is only taught to refuse where they would be lost.
+- [`train_positions`] has PEFT wrap the schemes' modules for an adapter that is there, as `modules_to_save` does for one
+  that is yet to come. PEFT itself trains, saves and loads them.
 - `AutoPeftModel` imports the class of the base model only from packages that it trusts: this one becomes one of them.
 """
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -20,37 +19,32 @@ from typing import Any
 from torch import nn
 
 from .modeling.configuration_posenc import PositionConfigMixin
-from .parameters import position_parameters
 
 
-def bare_name(name: str) -> str:
-    """The name of a parameter in the model that PEFT has wrapped, and torch.compile perhaps around or inside it."""
-    return name.replace("_orig_mod.", "").removeprefix("base_model.").removeprefix("model.")
-
-
-def train_positions(model: nn.Module) -> int:
+def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     """Train the position parameters together with an adapter, and save them in its file.
 
         model = AutoModel.from_pretrained(..., position_scheme="absolute+t5")
         model = get_peft_model(model, LoraConfig())
         train_positions(model)
 
-    From here on everything is PEFT's: `Trainer`, `save_pretrained`, `PeftModel.from_pretrained`, `merge_and_unload`.
+    The adapter gets a copy of every module of the schemes, as if its config had named them in `modules_to_save`, and from
+    here on everything is PEFT's: `Trainer`, `save_pretrained`, `PeftModel.from_pretrained`, `set_adapter`,
+    `disable_adapter`, `merge_and_unload`. Each adapter may have positions of its own; one without uses the base model's.
+    Call it again on an adapter that is loaded to be trained on.
 
-    As the biases of LoRA's `bias="all"` they are trained in place: they stay where they are when the adapter is
-    disabled, and one adapter at a time can have them. Call it again on an adapter that is loaded to be trained on. (A
-    table that is a module of its own can be PEFT's instead: `modules_to_save=["relative_attention_bias"]`. It is left to
-    PEFT then.)
+    A module that an adapter changes in its own way (LoRA on `linear_pos`, by `target_modules="all-linear"`) is left to it.
 
     Args:
         model: what `get_peft_model` returned, or a model after `add_adapter`.
+        adapter_name: the active adapter if not given.
 
     Returns:
-        Number of position parameters that are trained now; 0 where the schemes have none (rope, alibi).
+        Number of position parameters that the adapter has now; 0 where the schemes have none (rope, alibi).
 
     Raises:
         TypeError: `model` has no adapter.
-        ValueError: `model` is no variant, or has several adapters.
+        ValueError: `model` is no variant, has no adapter of that name, or several are active and none is named.
     """
     configs = getattr(model, "peft_config", None)
     if not isinstance(configs, dict) or not configs:
@@ -58,82 +52,65 @@ def train_positions(model: nn.Module) -> int:
             f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model first, or use "
             "freeze_all_but_positions to train nothing but positions"
         )
-    if not _has_variant(model):
+    if not any(hasattr(module, "position_parts") for module in model.modules()):
         raise ValueError("train_positions: the model has no position_scheme; load it with one before get_peft_model")
-    if len(configs) > 1:
-        raise ValueError(
-            f"the model holds its position parameters once, and they can go with one adapter, not with {', '.join(configs)}"
-        )
-    [config] = configs.values()
-
-    # PEFT's own copies, of modules that the user named in `modules_to_save`, are PEFT's to train and to save.
-    parameters = {
-        bare_name(name): parameter
-        for name, parameter in position_parameters(model).items()
-        if not {"original_module", "modules_to_save"} & {*name.split(".")}
-    }
-    for parameter in parameters.values():
-        parameter.requires_grad_(True)
-    named = list(config.modules_to_save or ())
-    config.modules_to_save = named + [name for name in parameters if name not in named] or None
-    return sum(parameter.numel() for parameter in parameters.values())
-
-
-def _has_variant(model: nn.Module) -> bool:
-    return any(hasattr(module, "position_parts") for module in model.modules())
-
-
-def _named_keys(model: nn.Module, adapter_name: str, keys: Iterable[str]) -> set[str]:
-    """Those of the state-dict keys whose parameters an adapter's `modules_to_save` names one by one."""
-    named = {*(getattr(model.peft_config[adapter_name], "modules_to_save", None) or ())}
-    return {key for key in keys if bare_name(key) in named}
-
-
-def _saving(get_state_dict: Callable) -> Callable:
-    """PEFT's `get_peft_model_state_dict`, with the parameters that the adapter's `modules_to_save` names."""
-
-    @functools.wraps(get_state_dict)
-    def get_peft_model_state_dict(
-        model, state_dict=None, adapter_name="default", unwrap_compiled=False, *args, **kwargs
-    ):
-        if unwrap_compiled:
-            model = getattr(model, "_orig_mod", model)
-        entries = get_state_dict(model, state_dict, adapter_name, False, *args, **kwargs)
-        if _has_variant(model):
-            everything = model.state_dict() if state_dict is None else state_dict
-            entries.update({key: everything[key] for key in _named_keys(model, adapter_name, everything)})
-        return entries
-
-    return get_peft_model_state_dict
-
-
-def _loading(set_state_dict: Callable) -> Callable:
-    """PEFT's `set_peft_model_state_dict`; ValueError where position parameters would be lost or overwritten."""
-
-    @functools.wraps(set_state_dict)
-    def set_peft_model_state_dict(model, peft_model_state_dict, adapter_name="default", *args, **kwargs):
-        named = _named_keys(model, adapter_name, peft_model_state_dict)
-        if named:
-            _check_place(model, adapter_name, named)
-        return set_state_dict(model, peft_model_state_dict, adapter_name, *args, **kwargs)
-
-    return set_peft_model_state_dict
-
-
-def _check_place(model: nn.Module, adapter_name: str, keys: set[str]) -> None:
-    """Raise ValueError if the model lacks position parameters that an adapter brings, or holds another adapter's."""
-    lacking = sorted(keys - model.state_dict().keys())
-    if lacking:
-        raise ValueError(
-            f"the adapter has position parameters that the model lacks ({', '.join(lacking[:3])}{', ...' * (len(lacking) > 3)}): "
-            "load the model with the position_scheme that the adapter was trained with"
-        )
-    for other in model.peft_config:
-        if other != adapter_name and _named_keys(model, other, keys):
+    active = model.active_adapters() if callable(model.active_adapters) else model.active_adapters
+    if adapter_name is None:
+        if len(active) != 1:
             raise ValueError(
-                f"the adapters {other!r} and {adapter_name!r} both have position parameters, which a model holds once: "
-                "load one of them"
+                f"train_positions: {len(active)} adapters are active, of {', '.join(configs)}: name the one that the "
+                "positions go with, train_positions(model, adapter_name)"
             )
+        [adapter_name] = active
+    elif adapter_name not in configs:
+        raise ValueError(f"train_positions: no adapter {adapter_name!r}; the model has {', '.join(configs)}")
+
+    # Where PEFT looks for the modules that a config names: the model inside PEFT's, and inside torch.compile's.
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = getattr(base, "_orig_mod", base)
+    names = _own_modules(base)
+    _wrap(base, configs[adapter_name], adapter_name, names, activate=adapter_name in active)
+    copies = [base.get_submodule(f"{name}.modules_to_save.{adapter_name}") for name in names]
+    return sum(parameter.numel() for module in copies for parameter in module.parameters())
+
+
+def _own_modules(base: nn.Module) -> list[str]:
+    """Names of the schemes' modules, or of PEFT's wrappers around them, but for those that an adapter changes."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
+
+    names, inside = [], ()
+    for name, module in base.named_modules():
+        if name.startswith(inside):
+            continue
+        if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper, TrainableTokensWrapper)):
+            inside += (f"{name}.",)
+        if isinstance(module, ModulesToSaveWrapper):
+            module = module.original_module
+        # Not by getattr: PEFT's layers pass on what the module inside has.
+        if "position_initial" in vars(module):
+            names.append(name)
+    return names
+
+
+def _wrap(base: nn.Module, config: Any, adapter_name: str, names: list[str], activate: bool) -> None:
+    """Have PEFT give an adapter its copies of modules, and name them in the adapter's config, as before an injection."""
+    from peft import PeftConfig
+    from peft.utils import ModulesToSaveWrapper, set_additional_trainable_modules
+
+    def has_copy(module: nn.Module) -> bool:
+        return isinstance(module, ModulesToSaveWrapper) and adapter_name in module.modules_to_save
+
+    new = [name for name in names if not has_copy(base.get_submodule(name))]
+    if new:
+        # PEFT reads `modules_to_save` once, when it injects the adapter: this is that step for these modules alone.
+        these = PeftConfig(inference_mode=False)
+        these.modules_to_save = new
+        set_additional_trainable_modules(base, these, {}, adapter_name, activate_adapter=activate)
+        config.modules_to_save = [*(config.modules_to_save or ()), *new]
+    if activate:
+        for name in names:  # wrappers of another adapter, or loaded for inference
+            base.get_submodule(name).set_adapter(adapter_name)
 
 
 def _trusting(get_allowlist: Callable) -> Callable:
@@ -146,11 +123,7 @@ def _trusting(get_allowlist: Callable) -> Callable:
     return get_default_import_allowlist
 
 
-TAUGHT: dict[str, Callable[[Callable], Callable]] = {
-    "get_peft_model_state_dict": _saving,
-    "set_peft_model_state_dict": _loading,
-    "get_default_import_allowlist": _trusting,
-}
+TAUGHT: dict[str, Callable[[Callable], Callable]] = {"get_default_import_allowlist": _trusting}
 
 
 def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...]) -> None:

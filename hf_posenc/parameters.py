@@ -9,12 +9,20 @@ def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     The stock table of absolute positions is not among them where it belongs to the checkpoint. Useful for learning-rate
     groups, for training positions only, and for looking at what was learned.
 
+    Where adapters of PEFT have copies of their own (`modules_to_save`, [`train_positions`]), these are meant, and not the
+    original beside them.
+
     Args:
         model: any module that contains variants, a PEFT model too.
     """
+    wrappers = [
+        module for module in model.modules() if {"original_module", "modules_to_save"} <= module._modules.keys()
+    ]
+    originals = {original for wrapper in wrappers for original in wrapper.original_module.modules()}
     return {
         f"{prefix}.{name}" if prefix else name: getattr(module, name)
         for prefix, module in model.named_modules()
+        if module not in originals
         # Not by getattr: wrappers, PEFT's for example, pass on what the module inside has.
         for name in vars(module).get("position_initial", {})
     }

@@ -73,6 +73,7 @@ FSDP = (
     }
 )
 FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("t5", "tupe", "deberta", "sinusoidal, again")}
+FSDP_APART = {"transformer_xl": FSDP["transformer_xl"], "sinusoidal+tupe, again": again("sinusoidal+tupe", "add")}
 # accelerate puts the output embeddings into a group of their own, away from the bias that is tied to theirs, which fails
 # for stock's masked language models too; so these are wrapped by hand.
 FSDP_BY_HAND = {
@@ -165,6 +166,14 @@ def shard_by_hand(model: nn.Module) -> nn.Module:
     return fully_shard(model)
 
 
+def shard_positions_apart(model: nn.Module) -> nn.Module:
+    """A unit for every module of a scheme, as PEFT's policy makes one for every module that is trained."""
+    for module in model.modules():
+        if hasattr(module, "position_initial"):
+            fully_shard(module)
+    return shard_by_hand(model)
+
+
 def unused_parameter(case: Case, rank: int) -> dict:
     """What comes of a parameter that no gradient reaches."""
     model = case.build()
@@ -218,6 +227,7 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
         **steps("fsdp", FSDP, shard),
         **steps("fsdp, checkpointed", FSDP_CHECKPOINTED, shard_checkpointed),
         **steps("fsdp by hand", FSDP_BY_HAND, shard_by_hand),
+        **steps("fsdp, positions apart", FSDP_APART, shard_positions_apart),
         **other("fsdp, bfloat16", EVERY_SCHEME, in_bfloat16),
         **other("fsdp, loaded by the first", FSDP_CHECKPOINTED, loaded_by_the_first),
     }

@@ -83,6 +83,13 @@ def test_shards_of_a_masked_language_model_train_as_one_process(name, measured):
     assert_trained_as_one(measured[f"fsdp by hand: {name}"])
 
 
+@pytest.mark.parametrize("name", worker.FSDP_APART)
+def test_positions_may_be_shards_of_their_own(name, measured):
+    assert_trained_as_one(measured[f"fsdp, positions apart: {name}"])
+    for result in measured[f"fsdp, positions apart: {name}"]:
+        assert any(unit.endswith("PositionParameter") for unit in result["units"])
+
+
 @pytest.mark.parametrize("name", worker.EVERY_SCHEME)
 def test_shards_compute_in_bfloat16(name, measured):
     for result in succeeded(measured[f"fsdp, bfloat16: {name}"]):

@@ -153,7 +153,7 @@ def test_absolute_alone_is_a_variant_that_computes_what_stock_computes(family, s
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("flag, value, key", [
     ("position_combine", "gate", "embeddings.position_gate.weight"),
-    ("position_every_layer", True, "encoder.layer.1.position_scale"),
+    ("position_every_layer", True, "encoder.layer.1.position_scale.weight"),
 ])  # fmt: skip
 def test_any_flag_opens_the_doors_and_position_scheme_defaults_to_absolute(family, flag, value, key, tmp_path):
     stock = next(cls for cls in heads(family) if plugin.VARIANT_MODELS[cls] is variant_class(family))

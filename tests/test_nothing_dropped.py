@@ -245,7 +245,7 @@ class TestLoadReport:
         ("absolute+t5", {}, "relative_attention_bias", "absolute+t5",
          {"position_combine": "gate", "position_every_layer": True}, ""),
         ("absolute", {"position_combine": "gate"}, "position_gate.bias", "absolute+t5", {"position_every_layer": True}, ""),
-        ("absolute", {"position_every_layer": True}, "layer.1.position_scale", "absolute+tupe", {}, ""),
+        ("absolute", {"position_every_layer": True}, "layer.1.position_scale.weight", "absolute+tupe", {}, ""),
         ("sinusoidal+tupe", {}, "pos_q_linear", "absolute+t5+tupe", {}, "UNEXPECTED"),
         ("disentangled", {}, "rel_embeddings", "absolute+deberta", {"position_combine": "concat"}, ""),
     ])  # fmt: skip

@@ -154,7 +154,7 @@ def test_position_init_reference_is_not_silent_and_says_so(case, checkpoints, sa
 
 
 # Softmax does not see what it finds in every score of a query. These are there for the formulas.
-WITHOUT_EFFECT = ("cls_to_others", "pos_key_proj.bias", "position_key.bias")
+WITHOUT_EFFECT = ("cls_to_others.weight", "pos_key_proj.bias", "position_key.bias")
 
 
 @pytest.mark.parametrize("case", [case for case in SILENT if case != "absolute"])

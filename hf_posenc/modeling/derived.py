@@ -9,11 +9,20 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as every_module
 
-from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, is_traced
+from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, PositionParameter, is_traced
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
-PLAIN = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, PositionLinear, PositionEmbedding, PositionLayerNorm)
+PLAIN = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.Dropout,
+    PositionLinear,
+    PositionEmbedding,
+    PositionLayerNorm,
+    PositionParameter,
+)
 
 # A tensor, or several.
 Result = TypeVar("Result")

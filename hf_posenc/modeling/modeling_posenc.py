@@ -22,8 +22,8 @@ from .scheme import (
     PositionEmbedding,
     PositionLayerNorm,
     PositionLinear,
+    PositionParameter,
     Positions,
-    add_parameter,
     is_traced,
     without_bias,
     zeros,
@@ -43,7 +43,7 @@ class PositionLayer:
     """
 
     def install(self) -> None:
-        add_parameter(self, "position_scale", (1,), zeros)
+        self.position_scale = PositionParameter((1,), zeros)
 
     def forward(
         self,
@@ -54,7 +54,7 @@ class PositionLayer:
         **kwargs,
     ) -> torch.Tensor:
         if positions is not None and hasattr(self, "position_scale"):
-            hidden_states = hidden_states + self.position_scale * positions
+            hidden_states = hidden_states + self.position_scale() * positions
         return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
 
 
@@ -374,7 +374,7 @@ class PosencPreTrainedModel:
         return mean_over_all(values[0], number_of_labels(arguments["labels"]), number)
 
     def _init_weights(self, module: nn.Module) -> None:
-        if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm)):
+        if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm, PositionParameter)):
             super()._init_weights(module)
         for name, initial in getattr(module, "position_initial", {}).items():
             with torch.no_grad():

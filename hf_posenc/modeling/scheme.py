@@ -1,8 +1,8 @@
 """What a position scheme is: the two base classes, and the small parts that schemes are made of.
 
 A scheme object holds its flags and nothing else. Its parameters live on the stock modules (`embeddings`, `encoder`,
-`encoder.layer.N.attention.self`) under names that are part of the checkpoint format, so a scheme registers them there
-and reads them from there. Adding a scheme is one file with a subclass and a line in schemes.py.
+`encoder.layer.N.attention.self`) in modules whose names are part of the checkpoint format, so a scheme registers them
+there and calls them there. Adding a scheme is one file with a subclass and a line in schemes.py.
 """
 
 from collections.abc import Callable
@@ -95,17 +95,22 @@ class PositionLayerNorm(nn.LayerNorm):
         self.position_initial = {"weight": initial, "bias": zeros}
 
 
-def add_parameter(module: nn.Module, name: str, shape: tuple[int, ...], initial: Initial) -> None:
-    """Register a parameter of a scheme directly on a stock module.
+class PositionParameter(nn.Module):
+    """A single tensor of a scheme, `weight`, whose initial value belongs to the scheme. Calling it gives the tensor.
 
-    Learned scalars have shape (1,): FSDP2 takes no 0-dim parameters.
+    A module, so that whatever stands in its place is obeyed: PEFT's `modules_to_save`, offloading, a unit of FSDP. Schemes
+    call it and never read `weight`. Learned scalars have shape (1,): FSDP2 takes no 0-dim parameters.
     """
-    module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-    if "position_initial" not in module.__dict__:
-        module.position_initial = {}
-    module.position_initial[name] = initial
-    # A stock module has been initialised by the time it becomes a variant's; transformers passes over such modules.
-    module._is_hf_initialized = False
+
+    def __init__(self, shape: tuple[int, ...], initial: Initial):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+        self.position_initial = {"weight": initial}
+
+    def forward(self) -> torch.Tensor:
+        # A copy: where the module is a unit of FSDP (PEFT's wrapping makes it one), its parameter is given up by the time
+        # that the tensor is used.
+        return self.weight.clone()
 
 
 def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .flags import Flag, Number, base, layout
-from .scheme import Constant, EmbeddingScheme, add_parameter
+from .scheme import Constant, EmbeddingScheme, PositionParameter
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
@@ -61,7 +61,7 @@ def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dty
 
 
 class Sinusoidal(EmbeddingScheme):
-    """w + s · sin/cos(position), s a learned scalar `embeddings.position_scale` of shape (1,).
+    """w + s · sin/cos(position), s a learned scalar `embeddings.position_scale.weight` of shape (1,).
 
     Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s starts at
     `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
@@ -97,10 +97,10 @@ class Sinusoidal(EmbeddingScheme):
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
         amplitude = self.amplitude if self.amplitude is not None else config.sizes.initializer_range * math.sqrt(2)
-        add_parameter(embeddings, "position_scale", (1,), Constant(float(amplitude)))
+        embeddings.position_scale = PositionParameter((1,), Constant(float(amplitude)))
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         positions = slots if position_ids is None else position_ids - embeddings.first_position
-        scale = embeddings.position_scale
+        scale = embeddings.position_scale()
         width = embeddings.words.embedding_dim
         return scale * sinusoids(positions, width, self.base, self.layout, scale.dtype)

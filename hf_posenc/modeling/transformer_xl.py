@@ -10,9 +10,9 @@ from .scheme import (
     AttentionScheme,
     Normal,
     PositionLinear,
+    PositionParameter,
     Positions,
     RelativeTerm,
-    add_parameter,
     zeros,
 )
 from .sinusoidal import inverse_frequencies, sines_and_cosines
@@ -22,7 +22,8 @@ class TransformerXL(AttentionScheme):
     """score(i, j) = [(q_i + u)·k_j + (q_i + v)·(W_R s[i - j])]/√d, in both directions.
 
     s[r] are the sines, then the cosines of r·base^(-2k/hidden_size). In each `encoder.layer.N.attention.self`:
-    W_R is `linear_pos.weight` (hidden_size, hidden_size), u and v are `pos_bias_u`, `pos_bias_v` (heads, head_dim).
+    W_R is `linear_pos.weight` (hidden_size, hidden_size), u and v are `pos_bias_u.weight`, `pos_bias_v.weight` (heads,
+    head_dim).
 
     Source: Dai et al. 2019; checked against `XLNetRelativeAttention` of transformers.
     """
@@ -48,8 +49,8 @@ class TransformerXL(AttentionScheme):
         initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
         attention.linear_pos = PositionLinear(self.width, self.width, initial, bias=False)
         shape = (attention.num_heads, attention.head_dim)
-        add_parameter(attention, "pos_bias_u", shape, initial)
-        add_parameter(attention, "pos_bias_v", shape, initial)
+        attention.pos_bias_u = PositionParameter(shape, initial)
+        attention.pos_bias_v = PositionParameter(shape, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
         # The formula counts query - key.
@@ -68,18 +69,18 @@ class TransformerXL(AttentionScheme):
         return torch.cat(sines_and_cosines(distances, frequencies, dtype), dim=-1)
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
-        return query + attention.pos_bias_u[:, None, :]
+        return query + attention.pos_bias_u()[:, None, :]
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm]:
         attention, (rows, distances, sinusoids) = context.attention, context.prepared
-        linear, dtype = attention.linear_pos, attention.pos_bias_v.dtype
+        linear, query_bias = attention.linear_pos, attention.pos_bias_v()
 
         def project() -> torch.Tensor:
             if sinusoids is None:  # made for this projection alone, so that they can be scaled in place
-                return linear(self._sinusoids(distances, dtype).mul_(attention.scaling))
+                return linear(self._sinusoids(distances, query_bias.dtype).mul_(attention.scaling))
             return linear(sinusoids) * attention.scaling
 
         projected = derived(attention, (linear,), (distances,), (attention.scaling,), project)
         # (rows, hidden_size) -> (heads, rows, head_dim)
-        table = projected.view(-1, *attention.pos_bias_v.shape).transpose(0, 1)
-        return [RelativeTerm(rows=rows, query_table=table, query_bias=attention.pos_bias_v)]
+        table = projected.view(-1, *query_bias.shape).transpose(0, 1)
+        return [RelativeTerm(rows=rows, query_table=table, query_bias=query_bias)]

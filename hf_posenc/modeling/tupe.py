@@ -13,9 +13,9 @@ from .scheme import (
     Normal,
     PositionLayerNorm,
     PositionLinear,
+    PositionParameter,
     Positions,
     ProductTerm,
-    add_parameter,
     ones,
     zeros,
 )
@@ -27,8 +27,9 @@ class Tupe(AttentionScheme):
     p is the stock table of absolute positions, which joins the words only beside `absolute`. U_q, U_k and LN are
     `encoder.pos_q_linear`, `encoder.pos_k_linear` (hidden_size, table width) with bias, and `encoder.pos_ln`: one for
     the model. [CLS] is the token at the family's first position. In place of the position term its column gets
-    `encoder.others_to_cls` and its row `encoder.cls_to_others` (heads,); the row wins where they meet, as published. A
-    whole row at one value is nothing to softmax: `cls_to_others` is there for the formula and its checkpoints.
+    `encoder.others_to_cls.weight` and its row `encoder.cls_to_others.weight` (heads,); the row wins where they meet, as
+    published. A whole row at one value is nothing to softmax: `cls_to_others` is there for the formula and its
+    checkpoints.
 
     Form `paper`: content and position both over √(2d). Beside `t5` (TUPE-R) the bias of `t5` is 0 for [CLS].
 
@@ -57,8 +58,8 @@ class Tupe(AttentionScheme):
         encoder.pos_ln = PositionLayerNorm(width, config.sizes.layer_norm_eps, ones)
         encoder.pos_q_linear = PositionLinear(width, config.sizes.hidden_size, zero_or_normal)
         encoder.pos_k_linear = PositionLinear(width, config.sizes.hidden_size, normal)
-        add_parameter(encoder, "cls_to_others", (config.sizes.num_attention_heads,), zero_or_normal)
-        add_parameter(encoder, "others_to_cls", (config.sizes.num_attention_heads,), zero_or_normal)
+        encoder.cls_to_others = PositionParameter((config.sizes.num_attention_heads,), zero_or_normal)
+        encoder.others_to_cls = PositionParameter((config.sizes.num_attention_heads,), zero_or_normal)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         query, key = positions.query, positions.key
@@ -66,17 +67,16 @@ class Tupe(AttentionScheme):
 
     def terms(self, context: AttentionContext) -> list[ProductTerm]:
         attention, encoder, table = context.attention, context.encoder, context.embeddings.table
-        modules = table, encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
-        places = [tensor.to(encoder.cls_to_others.device) for tensor in context.prepared]
-        inputs = *places, encoder.cls_to_others, encoder.others_to_cls
+        projections = encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
+        modules = table, *projections, encoder.cls_to_others, encoder.others_to_cls
         constants = attention.scaling, attention.head_dim
         # Kept with a projection, so that it is done once for all layers.
         query, key = derived(
             encoder.pos_q_linear,
             modules,
-            inputs,
+            context.prepared,
             constants,
-            lambda: self._vectors(encoder, table, *constants, *places),
+            lambda: self._vectors(encoder, table, *constants, *context.prepared),
         )
         return [ProductTerm(query, key)]
 
@@ -92,11 +92,16 @@ class Tupe(AttentionScheme):
         key_is_cls: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries and keys of positions, each (batch or 1, heads, length, head_dim + 2)."""
+        row, column = encoder.cls_to_others(), encoder.others_to_cls()
+        # A model spread over devices may have its table on one, and the encoder's own parameters on another.
+        query_ids, key_ids, query_is_cls, key_is_cls = (
+            places.to(row.device) for places in (query_ids, key_ids, query_is_cls, key_is_cls)
+        )
         query = self._project(encoder, table, encoder.pos_q_linear, head_dim, query_ids) * scaling
         key = self._project(encoder, table, encoder.pos_k_linear, head_dim, key_ids)
         # [CLS] untied is a product too, with two more features: one for its column, one for its row, which wins.
         query_is_cls, key_is_cls = query_is_cls[:, None, :, None], key_is_cls[:, None, :, None]
-        column, row = encoder.others_to_cls[:, None, None], encoder.cls_to_others[:, None, None]
+        column, row = column[:, None, None], row[:, None, None]
         shape = (-1, query.shape[1], -1, -1)
         query = torch.cat(
             [
@@ -120,7 +125,6 @@ class Tupe(AttentionScheme):
         self, encoder: nn.Module, table: nn.Module, linear: nn.Module, head_dim: int, position_ids: torch.Tensor
     ) -> torch.Tensor:
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
-        # A model spread over devices may have its table on one, and the encoder's own parameters on another.
         rows = table(position_ids).to(position_ids.device)
         projected = linear(encoder.pos_ln(rows))
         return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)

@@ -63,8 +63,8 @@ PARAMETERS = {
     "absolute+t5": (["relative_attention_bias.weight"], []),
     "deberta": (["rel_embeddings.weight"], []),
     "relative": (["relative_key_embeddings.weight", "relative_value_embeddings.weight"], []),
-    "transformer_xl": (["pos_bias_u", "pos_bias_v"], ["linear_pos.weight"]),
-    "sinusoidal+tupe": (["position_scale", "cls_to_others", "others_to_cls"], ["weight", "bias"]),
+    "transformer_xl": (["pos_bias_u.weight", "pos_bias_v.weight"], ["linear_pos.weight"]),
+    "sinusoidal+tupe": (["position_scale.weight", "cls_to_others.weight", "others_to_cls.weight"], ["weight", "bias"]),
 }
 
 

@@ -78,7 +78,7 @@ def test_every_layer_but_the_first_gets_the_positions_again(scheme, family):
         if hasattr(model, "embeddings_project"):
             p = p @ model.embeddings_project.weight.T
     for n in (1, 2):
-        scale = model.encoder.layer[n].position_scale
+        scale = model.encoder.layer[n].position_scale.weight
         assert abs(scale.item()) > 1e-3
         torch.testing.assert_close(seen[n], given[n - 1] + scale * p)
 
@@ -86,7 +86,7 @@ def test_every_layer_but_the_first_gets_the_positions_again(scheme, family):
 def test_the_first_layer_has_no_scale_of_its_own():
     model = tiny.build("absolute", position_every_layer=True)
     assert not hasattr(model.encoder.layer[0], "position_scale")
-    assert model.encoder.layer[1].position_scale.shape == (1,)
+    assert model.encoder.layer[1].position_scale.weight.shape == (1,)
 
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert"])

@@ -66,7 +66,7 @@ def test_embeddings_are_words_plus_scaled_sinusoids(family, flags):
     with torch.no_grad():
         words = embeddings.word_embeddings(inputs["input_ids"]) + embeddings.token_type_embeddings.weight[0]
         ours = embeddings(inputs["input_ids"])
-        assert (ours - embeddings.LayerNorm(words + embeddings.position_scale * signal)).abs().max() < 1e-5
+        assert (ours - embeddings.LayerNorm(words + embeddings.position_scale.weight * signal)).abs().max() < 1e-5
         assert (ours - embeddings.LayerNorm(words)).abs().max() > 1e-3
 
 
@@ -75,10 +75,13 @@ def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tm
 
     def starting(**flags) -> tuple[float, float]:
         model = BertModel.from_pretrained(tmp_path, position_scheme="sinusoidal", **flags)
-        assert list(position_parameters(model)) == ["embeddings.position_scale"]
-        assert model.embeddings.position_scale.shape == (1,) and model.embeddings.position_scale.requires_grad
+        assert list(position_parameters(model)) == ["embeddings.position_scale.weight"]
+        assert (
+            model.embeddings.position_scale.weight.shape == (1,)
+            and model.embeddings.position_scale.weight.requires_grad
+        )
         rms = positions_added(model, 500).square().mean().sqrt().item()
-        return model.embeddings.position_scale.item(), rms
+        return model.embeddings.position_scale.weight.item(), rms
 
     scale, rms = starting()
     assert abs(scale - 0.02 * math.sqrt(2)) < 1e-7
@@ -91,13 +94,13 @@ def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tm
 
 def test_amplitude_zero_starts_as_no_positions_and_learns():
     model, none = tiny.build("sinusoidal", position_amplitude=0.0), tiny.build("none")
-    torch.nn.init.zeros_(model.embeddings.position_scale)  # `build` has filled it
+    torch.nn.init.zeros_(model.embeddings.position_scale.weight)  # `build` has filled it
     none.load_state_dict(model.state_dict(), strict=False)
     inputs = tiny.inputs()
     output = model(**inputs).last_hidden_state
     assert torch.equal(output, none(**inputs).last_hidden_state)
     output[inputs["attention_mask"].bool()].pow(3).sum().backward()
-    assert model.embeddings.position_scale.grad.abs() > 1e-3
+    assert model.embeddings.position_scale.weight.grad.abs() > 1e-3
 
 
 def test_any_length_is_read():
@@ -119,7 +122,7 @@ def test_given_positions_count_from_the_first_of_the_family(family, first):
     assert torch.equal(positions_added(model, 12), positions_added(model, 12, slots + first))
     signal = sinusoids(torch.tensor([7, 3, 8000]), 32, 10000.0, "interleaved", torch.float32)
     given = positions_added(model, 3, torch.tensor([[7, 3, 8000]]) + first)
-    assert torch.allclose(given, model.embeddings.position_scale * signal)
+    assert torch.allclose(given, model.embeddings.position_scale.weight * signal)
 
 
 def test_a_cache_continues_to_count():
@@ -132,7 +135,7 @@ def test_a_cache_continues_to_count():
             output = model(token, past_key_values=cache, use_cache=True)
             cache = output.past_key_values
             steps.append(output.logits)
-        model.bert.embeddings.position_scale.zero_()
+        model.bert.embeddings.position_scale.weight.zero_()
         assert (model(input_ids).logits - whole).abs().max() > 1e-3
     assert (torch.cat(steps, dim=1) - whole).abs().max() < 1e-5
 

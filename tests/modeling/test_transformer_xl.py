@@ -47,8 +47,8 @@ def as_xlnet(attention: nn.Module) -> XLNetRelativeAttention:
             getattr(reference, name).copy_(linear.weight.t().reshape(width, heads, head_dim))
             if linear.bias is not None:
                 linear.bias.zero_()
-        reference.r_w_bias.copy_(attention.pos_bias_u)
-        reference.r_r_bias.copy_(attention.pos_bias_v)
+        reference.r_w_bias.copy_(attention.pos_bias_u.weight)
+        reference.r_r_bias.copy_(attention.pos_bias_v.weight)
     return reference.eval()
 
 
@@ -81,7 +81,7 @@ def test_attention_equals_xlnets(length, padding):
     hidden_states, ours = first_attention(model, inputs)
     mask = inputs["attention_mask"]
     assert tiny.difference_where_attended(ours, xlnet_output(attention, hidden_states, mask), mask) < TOLERANCE
-    for name in ("linear_pos.weight", "pos_bias_u", "pos_bias_v"):
+    for name in ("linear_pos.weight", "pos_bias_u.weight", "pos_bias_v.weight"):
         parameter = attention.get_parameter(name)
         kept = parameter.detach().clone()
         nn.init.zeros_(parameter)
@@ -110,8 +110,10 @@ def loops(attention: nn.Module, hidden_states: torch.Tensor, positions: torch.Te
                     angles = [distance / base ** (2 * k / width) for k in range(width // 2)]
                     s = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=torch.float64)
                     relative = attention.linear_pos.weight[rows] @ s
-                    content = (query[b, i, h] + attention.pos_bias_u[h]) @ key[b, j, h]
-                    scores[i, j] = (content + (query[b, i, h] + attention.pos_bias_v[h]) @ relative) / head_dim**0.5
+                    content = (query[b, i, h] + attention.pos_bias_u.weight[h]) @ key[b, j, h]
+                    scores[i, j] = (
+                        content + (query[b, i, h] + attention.pos_bias_v.weight[h]) @ relative
+                    ) / head_dim**0.5
             output[b, :, h] = scores.softmax(-1) @ value[b, :, h]
     return output.flatten(-2)
 
@@ -164,7 +166,11 @@ def test_gradients_of_the_parameters_are_right(given):
     def output(*values):
         return torch.func.functional_call(model, dict(zip(parameters, values)), kwargs=inputs).last_hidden_state
 
-    assert {name.rsplit(".self.")[1] for name in parameters} == {"linear_pos.weight", "pos_bias_u", "pos_bias_v"}
+    assert {name.rsplit(".self.")[1] for name in parameters} == {
+        "linear_pos.weight",
+        "pos_bias_u.weight",
+        "pos_bias_v.weight",
+    }
     torch.autograd.gradcheck(output, tuple(parameters.values()))
 
 
@@ -204,7 +210,7 @@ def test_has_the_parameters_of_the_checkpoint_format():
     model = tiny.build("transformer_xl")
     prefix = "encoder.layer.1.attention.self."
     shapes = {n.removeprefix(prefix): tuple(p.shape) for n, p in position_parameters(model).items() if prefix in n}
-    assert shapes == {"linear_pos.weight": (32, 32), "pos_bias_u": (4, 8), "pos_bias_v": (4, 8)}
+    assert shapes == {"linear_pos.weight": (32, 32), "pos_bias_u.weight": (4, 8), "pos_bias_v.weight": (4, 8)}
     assert len(position_parameters(model)) == 6 and not hasattr(model.embeddings, "position_embeddings")
 
 

@@ -15,7 +15,7 @@ from hf_posenc.modeling.schemes import build_schemes
 
 TOLERANCE = 1e-5
 # softmax does not see what is added to a whole row, and cls_to_others is.
-WITHOUT_EFFECT = "encoder.cls_to_others"
+WITHOUT_EFFECT = "encoder.cls_to_others.weight"
 
 
 def without_positions(model: nn.Module, inputs: dict) -> torch.Tensor:
@@ -51,9 +51,9 @@ def position_scores(model: nn.Module, positions: list[int], first: int, paper: b
     for (i, query), (j, key), h in itertools.product(enumerate(positions), enumerate(positions), range(heads)):
         rows = slice(h * head_dim, (h + 1) * head_dim)
         if query == first:
-            scores[h, i, j] = encoder.cls_to_others[h]
+            scores[h, i, j] = encoder.cls_to_others.weight[h]
         elif key == first:
-            scores[h, i, j] = encoder.others_to_cls[h]
+            scores[h, i, j] = encoder.others_to_cls.weight[h]
         else:
             left = encoder.pos_q_linear.weight[rows] @ normalised(query) + encoder.pos_q_linear.bias[rows]
             right = encoder.pos_k_linear.weight[rows] @ normalised(key) + encoder.pos_k_linear.bias[rows]
@@ -220,7 +220,7 @@ def test_starts_silent_and_every_parameter_learns(scheme):
 def test_silent_start_is_one_zero_factor():
     model = tiny.variant_class("bert")(tiny.variant_config(position_scheme="tupe"))
     encoder = model.encoder
-    for parameter in (*encoder.pos_q_linear.parameters(), encoder.cls_to_others, encoder.others_to_cls):
+    for parameter in (*encoder.pos_q_linear.parameters(), encoder.cls_to_others.weight, encoder.others_to_cls.weight):
         assert parameter.abs().max() == 0
     assert abs(encoder.pos_k_linear.weight.std().item() / model.config.initializer_range - 1) < 0.1
     assert encoder.pos_k_linear.bias.abs().max() == 0
@@ -233,7 +233,7 @@ def test_reference_start_is_normal():
     encoder = tiny.variant_class("bert")(config).encoder
     for parameter in (encoder.pos_q_linear.weight, encoder.pos_k_linear.weight):
         assert abs(parameter.std().item() / config.initializer_range - 1) < 0.1
-    for parameter in (encoder.cls_to_others, encoder.others_to_cls):
+    for parameter in (encoder.cls_to_others.weight, encoder.others_to_cls.weight):
         assert abs(parameter.std().item() / config.initializer_range - 1) < 0.4
     assert encoder.pos_q_linear.bias.abs().max() == encoder.pos_k_linear.bias.abs().max() == 0
 
@@ -247,8 +247,8 @@ def test_has_the_parameters_of_the_checkpoint_format():
         "encoder.pos_q_linear.bias": (32,),
         "encoder.pos_k_linear.weight": (32, 32),
         "encoder.pos_k_linear.bias": (32,),
-        "encoder.cls_to_others": (4,),
-        "encoder.others_to_cls": (4,),
+        "encoder.cls_to_others.weight": (4,),
+        "encoder.others_to_cls.weight": (4,),
     }
     assert "embeddings.position_embeddings.weight" in model.state_dict()
 
@@ -271,9 +271,9 @@ def test_row_of_cls_is_as_published_and_has_no_effect():
     inputs = tiny.inputs()
     with torch.no_grad():
         before = model(**inputs).last_hidden_state
-        model.encoder.cls_to_others += 3.0
+        model.encoder.cls_to_others.weight += 3.0
         torch.testing.assert_close(model(**inputs).last_hidden_state, before, rtol=0, atol=TOLERANCE)
-        model.encoder.others_to_cls += 3.0
+        model.encoder.others_to_cls.weight += 3.0
         assert (model(**inputs).last_hidden_state - before).abs().max() > 100 * TOLERANCE
 
 
