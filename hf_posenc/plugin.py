@@ -167,6 +167,12 @@ def _from_dict(found: Callable, cls: type, config_dict: dict, **kwargs):
         for flag in FLAGS:  # given, but as None: not for the model
             kwargs.pop(flag, None)
     elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
+        stock = next((c for c in cls.__mro__ if c in VARIANT_CONFIGS), None)
+        if stock is not None:
+            raise ValueError(
+                f"{cls.__module__}.{cls.__qualname__} derives from {stock.__name__}, which has no position schemes; derive it from "
+                f"{VARIANT_CONFIGS[stock].__name__} to give it position_scheme"
+            )
         raise ValueError(
             f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
             f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {_families()}"
@@ -236,8 +242,7 @@ def _register(changes: Changes, mapping, key: Any, value: type) -> None:
     entries = mapping._extra_content
     if key in entries and entries[key] is not value:
         logger.warning(
-            f"{getattr(key, '__name__', key)!r} leads to {entries[key].__module__}.{entries[key].__qualname__}, which somebody has "
-            f"registered for it, and not to {value.__name__}."
+            f"{getattr(key, '__name__', key)!r} leads to {entries[key]!r}, which somebody has registered for it, and not to {value!r}."
         )
         return
     changes.set_entry(entries, key, value)
@@ -256,7 +261,9 @@ def _register_family(changes: Changes, stock: type, variant: type[PositionConfig
         if stock in auto._model_mapping:
             model = auto._model_mapping[stock]
             _register(changes, auto._model_mapping, variant, VARIANT_MODELS.get(model, model))
-    _register(changes, TOKENIZER_MAPPING, variant, TOKENIZER_MAPPING[stock])
+    tokenizer = TOKENIZER_MAPPING.get(stock, None)
+    if tokenizer is not None:
+        _register(changes, TOKENIZER_MAPPING, variant, tokenizer)
 
 
 def install() -> None:

@@ -366,7 +366,9 @@ assert (table["posenc_bert"], table["posenc_electra"]) == (["own"], ["later"]) a
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
+)
 def test_the_classes_own_doors_are_open_without_any_hook(family, tmp_path):
     fresh(f"from bare_doors import open_all\nopen_all({str(tmp_path)!r}, {family!r})", tmp_path)
 
@@ -470,6 +472,16 @@ for original in (originals["BertModel"], originals["BertForMaskedLM"]):
             tmp_path,
         )
 
+    def test_configs(self, monkeypatch, tmp_path):
+        folder = saved_stock(tmp_path / "stock")
+        own = type("BertConfig", (BertConfig,), {"__module__": "somebody"})
+        monkeypatch.setattr(transformers.models.bert, "BertConfig", own)
+        assert type(AutoConfig.from_pretrained(folder)) is own
+        with pytest.raises(
+            ValueError, match=r"somebody\.BertConfig derives from BertConfig.*derive it from PosencBertConfig"
+        ):
+            AutoConfig.from_pretrained(folder, position_scheme="t5")
+
     def test_in_the_registries_before_the_import(self, tmp_path):
         """An Auto class that leads to somebody's class for the stock config does so for the variant's."""
         folder = saved_stock(tmp_path / "stock")
@@ -532,8 +544,8 @@ assert CONFIG_MAPPING._extra_content == {"posenc_roberta": OwnConfig}
 """,
             tmp_path,
         )
-        assert "'PosencBertConfig' leads to __main__.Own, which somebody has registered" in printed
-        assert "'posenc_roberta' leads to __main__.OwnConfig" in printed
+        assert "'PosencBertConfig' leads to <class '__main__.Own'>, which somebody has registered" in printed
+        assert "'posenc_roberta' leads to <class '__main__.OwnConfig'>" in printed
 
 
 def stock_and_flags_by_hand(**flags):

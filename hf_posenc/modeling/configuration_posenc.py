@@ -328,7 +328,7 @@ class PositionConfigMixin:
 
         A stock config becomes one of this class in place, so that what else holds it (a class around the model, the
         config of an encoder-decoder) saves what the model is. It is copied first if `flags` are given, or if it is of a
-        class that has nothing to do with this one.
+        class that has nothing to do with this one. One that is refused stays as it was.
 
         Raises:
             TypeError: not a config, or as for the class.
