@@ -1,9 +1,9 @@
 """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.
 
-Importing the package is all it takes: `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`.
+Importing the package is all it takes: `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`. `uninstall()` puts
+transformers back as it was, and `install()` opens the doors again.
 """
 
-from . import plugin
 from .adapters import train_positions
 from .modeling.configuration_posenc import (
     PosencBertConfig,
@@ -61,6 +61,7 @@ from .modeling.modeling_xlm_roberta import (
     PosencXLMRobertaModel,
 )
 from .parameters import freeze_all_but_positions, position_parameters
+from .plugin import install, uninstall
 
 
 __version__ = "0.1.0"
@@ -110,8 +111,10 @@ __all__ = [
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
     "freeze_all_but_positions",
+    "install",
     "position_parameters",
     "train_positions",
+    "uninstall",
 ]
 
-plugin.install()
+install()

@@ -11,13 +11,16 @@ that before or after this package; what a version of PEFT does not have is passe
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from .changes import Changes
 from .modeling.configuration_posenc import PositionConfigMixin
 
 
@@ -126,52 +129,92 @@ def _trusting(get_allowlist: Callable) -> Callable:
 TAUGHT: dict[str, Callable[[Callable], Callable]] = {"get_default_import_allowlist": _trusting}
 
 
-def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...]) -> None:
+def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
     """Enter the variants into a table by model type, with the value of the stock type or of the one that it is built as."""
     for config in configs:
         for stock in (config.stock_model_type, "roberta" if config.family.positions_follow_padding else "bert"):
             if stock in table:
-                table.setdefault(config.model_type, table[stock])
+                if config.model_type not in table:
+                    changes.set_entry(table, config.model_type, table[stock])
                 break
 
 
-def _teach(configs: tuple[type[PositionConfigMixin], ...]) -> None:
+def _teach_function(function: Callable, name: str, changes: Changes) -> Callable:
+    """A function of PEFT's, taught for as long as the changes are not undone."""
+    taught = TAUGHT[name](function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return (taught if changes.active else function)(*args, **kwargs)
+
+    return call
+
+
+def _teach(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
     """Enter the variants into PEFT's tables, and put the taught functions wherever PEFT has imported its own to."""
     taught = {}
-    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "peft"]:
-        for name, value in list(vars(module).items()):
-            if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(value, dict):
-                _enter_types(value, configs)
-            elif name in TAUGHT:
-                setattr(module, name, taught.setdefault(value, TAUGHT[name](value)))
+    for module, name, value in _names_in_peft():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(value, dict):
+            _enter_types(value, configs, changes)
+        elif name in TAUGHT:
+            if value not in taught:
+                taught[value] = _teach_function(value, name, changes)
+            setattr(module, name, taught[value])
+
+    def put_back() -> None:
+        # Modules of PEFT that were imported since have the taught functions from the others.
+        found = {function: value for value, function in taught.items()}
+        for module, name, value in _names_in_peft():
+            if name in TAUGHT and value in found:
+                setattr(module, name, found[value])
+
+    changes.to_undo(put_back)
+
+
+def _names_in_peft() -> list[tuple[ModuleType, str, Any]]:
+    """(module, name, value) of everything in the modules of PEFT that have been imported."""
+    modules = [module for name, module in sys.modules.items() if name.split(".")[0] == "peft" and module is not None]
+    return [(module, name, value) for module in modules for name, value in vars(module).items()]
 
 
 class _PeftImport(MetaPathFinder):
     """Waits for the import of PEFT, leaves it to the other finders, and teaches PEFT when it has run."""
 
-    def __init__(self, configs: tuple[type[PositionConfigMixin], ...]):
+    def __init__(self, configs: tuple[type[PositionConfigMixin], ...], changes: Changes):
         self.configs = configs
+        self.changes = changes
+        self.asking = threading.local()
 
     def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
-        if fullname != "peft":
+        # Another package may wait in the same way: its finder asks this one, which it has been asked by.
+        if fullname != "peft" or getattr(self.asking, "now", False):
             return None
-        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((spec for spec in found if spec is not None), None)
+        self.asking.now = True
+        try:
+            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self.asking.now = False
         # Looking whether PEFT is installed leads here too: only when its code runs is the waiting over.
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            spec.loader.exec_module = functools.partial(self._execute, spec.loader.exec_module)
+            waiting = Changes()
+            execute = functools.partial(self._execute, spec.loader.exec_module, waiting)
+            waiting.set_attribute(spec.loader, "exec_module", execute)
         return spec
 
-    def _execute(self, exec_module: Callable, module) -> None:
+    def _execute(self, exec_module: Callable, waiting: Changes, module: ModuleType) -> None:
+        waiting.undo()
         exec_module(module)
         if module.__name__ == "peft" and self in sys.meta_path:
             sys.meta_path.remove(self)
-            _teach(self.configs)
+            _teach(self.configs, self.changes)
 
 
-def install(configs: tuple[type[PositionConfigMixin], ...]) -> None:
-    """Teach PEFT now if it has been imported, and when it is imported otherwise."""
+def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
+    """Teach PEFT now if it has been imported, and when it is imported otherwise; `changes` knows how to undo it."""
     if sys.modules.get("peft") is not None:
-        _teach(configs)
+        _teach(configs, changes)
     else:
-        sys.meta_path.insert(0, _PeftImport(configs))
+        finder = _PeftImport(configs, changes)
+        sys.meta_path.insert(0, finder)
+        changes.to_undo(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))

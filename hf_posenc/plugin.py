@@ -7,19 +7,26 @@ unless a flag is given:
 - `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
 - `BertConfig.get_config_dict` reads a saved variant without complaint.
 - A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
+
+Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
 """
 
 import functools
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
 from . import adapters
+from .changes import MISSING, Changes
 from .modeling.configuration_posenc import (
     CONFIGS,
     FLAGS,
@@ -41,13 +48,20 @@ VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {
 }
 # Stock model class -> the variant's, base models and heads.
 VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
-    next(c for c in variant.__mro__ if c.__module__.startswith("transformers.")): variant
+    next(
+        c for c in variant.__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, PosencPreTrainedModel)
+    ): variant
     for module in _MODELING
     for variant in vars(module).values()
     if isinstance(variant, type)
     and issubclass(variant, PosencPreTrainedModel)
     and variant.__module__ == module.__name__
 }
+# The other way round.
+STOCK_MODELS: dict[type, type] = {variant: stock for stock, variant in VARIANT_MODELS.items()}
+
+# Attribute of PreTrainedModel: what is installed, found there by other copies of this package as well.
+INSTALLED = "_hf_posenc"
 
 
 def _families() -> str:
@@ -62,13 +76,14 @@ def _asks_for_variant(config: PreTrainedConfig) -> bool:
     return isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None
 
 
-def _new_model(cls, *args, **kwargs):
-    """`PreTrainedModel.__new__`: the variant of a stock class where the config, or a keyword beside it, has a flag.
+def _model_class(cls: type, *args, **kwargs) -> type:
+    """What `PreTrainedModel.__new__` makes: the variant of a stock class where the config, or a keyword beside it, has a flag.
 
     Python runs the variant's `__init__` then, since it is a subclass of the stock class.
 
     Raises:
-        ValueError: the class is of a family without variants, or derives from a stock base model; a flag is misspelt.
+        ValueError: the class is of a family without variants, or derives from a stock base model; somebody has put a class
+            of their own in the stock class's place; a flag is misspelt.
     """
     config = kwargs.get("config", args[0] if args else None)
     # Copying and unpickling pass no config; what is no config at all is transformers' to refuse.
@@ -81,12 +96,16 @@ def _new_model(cls, *args, **kwargs):
             _asks_for_variant(config) or kwargs.get("position_scheme") is not None
         ):
             _check_other_class(cls)
-    return object.__new__(cls)
+        if cls in STOCK_MODELS:
+            _check_not_replaced(STOCK_MODELS[cls])
+    return cls
 
 
 def _check_other_class(cls: type) -> None:
     """Raise ValueError for a class, neither a stock one with a variant nor a variant, that a flag would be lost in."""
     stock = next((c for c in cls.__mro__ if c in VARIANT_MODELS), None)
+    if stock is None:
+        _check_not_replaced(cls)
     if stock is None and cls.__module__.startswith("transformers."):
         raise ValueError(
             f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {_families()}"
@@ -99,37 +118,57 @@ def _check_other_class(cls: type) -> None:
         )
 
 
-def _new_config(cls, *args, **kwargs):
-    """`PreTrainedConfig.__new__`: the variant's config where a keyword is a flag; ValueError for a misspelt one."""
+def _check_not_replaced(stock: type) -> None:
+    """Raise ValueError for a class of transformers in whose place somebody has put one of their own."""
+    if not stock.__module__.startswith("transformers."):
+        return
+    # Where heads look it up, and where Auto classes do.
+    package = stock.__module__.rpartition(".")[0]
+    places = [vars(sys.modules[name]) for name in (stock.__module__, package) if name in sys.modules]
+    now = next((names[stock.__name__] for names in places if names.get(stock.__name__, stock) is not stock), stock)
+    if now is not stock:
+        raise ValueError(
+            f"{stock.__module__}.{stock.__name__} has been replaced by {now.__module__}.{now.__qualname__}, which a variant of "
+            f"{stock.__name__} would leave out: put the stock class back, or derive a class of your own from the variant "
+            f"(hf_posenc.Posenc{stock.__name__}) and build that"
+        )
+
+
+def _config_class(cls: type, *args, **kwargs) -> type:
+    """What `PreTrainedConfig.__new__` makes: the variant's config where a keyword is a flag.
+
+    Raises:
+        ValueError: a flag is misspelt.
+    """
     if cls in VARIANT_CONFIGS:
         check_names(kwargs, strictly=False)
         if carries_flags(kwargs):
             cls = VARIANT_CONFIGS[cls]
-    return object.__new__(cls)
+    return cls
 
 
-def _teach_from_dict() -> None:
+def _from_dict(found: Callable, cls: type, config_dict: dict, **kwargs):
     """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
-    stock_from_dict = PreTrainedConfig.from_dict.__func__
-
-    @functools.wraps(stock_from_dict)
-    def from_dict(cls, config_dict, **kwargs):
-        if cls in VARIANT_CONFIGS:
-            check_names(kwargs)
-            if carries_flags(kwargs) or carries_flags(config_dict):
-                if kwargs.get("position_scheme") is None and config_dict.get("position_scheme") is None:
-                    _report_restored(legacy_scheme(config_dict))
-                return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
-            for flag in FLAGS:  # given, but as None: not for the model
-                kwargs.pop(flag, None)
-        elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
+    if cls in VARIANT_CONFIGS:
+        check_names(kwargs)
+        if carries_flags(kwargs) or carries_flags(config_dict):
+            if kwargs.get("position_scheme") is None and config_dict.get("position_scheme") is None:
+                _report_restored(legacy_scheme(config_dict))
+            return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
+        for flag in FLAGS:  # given, but as None: not for the model
+            kwargs.pop(flag, None)
+    elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
+        stock = next((c for c in cls.__mro__ if c in VARIANT_CONFIGS), None)
+        if stock is not None:
             raise ValueError(
-                f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
-                f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {_families()}"
+                f"{cls.__module__}.{cls.__qualname__} derives from {stock.__name__}, which has no position schemes; derive it from "
+                f"{VARIANT_CONFIGS[stock].__name__} to give it position_scheme"
             )
-        return stock_from_dict(cls, config_dict, **kwargs)
-
-    PreTrainedConfig.from_dict = classmethod(from_dict)
+        raise ValueError(
+            f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
+            f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {_families()}"
+        )
+    return found(config_dict, **kwargs)
 
 
 def _report_restored(scheme: str | None) -> None:
@@ -139,38 +178,126 @@ def _report_restored(scheme: str | None) -> None:
         )
 
 
-def _teach_get_config_dict() -> None:
+def _get_config_dict(found: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
     """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type."""
-    stock_get_config_dict = PreTrainedConfig.get_config_dict.__func__
-
-    @functools.wraps(stock_get_config_dict)
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        config_dict, kwargs = stock_get_config_dict(cls, pretrained_model_name_or_path, **kwargs)
-        if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
-            config_dict["model_type"] = cls.model_type
-        return config_dict, kwargs
-
-    PreTrainedConfig.get_config_dict = classmethod(get_config_dict)
+    config_dict, kwargs = found(pretrained_model_name_or_path, **kwargs)
+    if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
+        config_dict = {**config_dict, "model_type": cls.model_type}
+    return config_dict, kwargs
 
 
-def _register(stock: type, variant: type[PositionConfigMixin]) -> None:
-    """Enter a family's variants where transformers has the stock classes: every Auto class, AutoTokenizer included."""
-    AutoConfig.register(variant.model_type, variant)
+def _finder(owner: type, name: str) -> Callable[[type], Callable]:
+    """What a class's method is before it is hooked, as `getattr` would give it, by the class that it is called on.
+
+    A method that the class has not itself is looked up anew with each call, behind the class, as Python does.
+    """
+    found = vars(owner).get(name, MISSING)
+    bind = getattr(type(found), "__get__", None)
+
+    def find(cls: type) -> Callable:
+        if found is MISSING:
+            return getattr(super(owner, cls), name)
+        return found if bind is None else bind(found, None, cls)
+
+    return find
+
+
+def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> None:
+    """Have `owner.__new__` make what `choose` says, which gets its arguments."""
+    find = _finder(owner, "__new__")
+
+    def __new__(cls, *args, **kwargs):
+        if changes.active:
+            cls = choose(cls, *args, **kwargs)
+        new = find(cls)
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
+    # Set on a finished class, `__new__` does not become a static method by itself. nn.DataParallel calls it of instances.
+    changes.set_attribute(owner, "__new__", staticmethod(__new__))
+
+
+def _hook_class_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
+    """Put `method` in the place of a class method; it gets what it found there, bound to the class, before its arguments."""
+    find = _finder(owner, name)
+
+    @functools.wraps(getattr(vars(owner)[name], "__func__", vars(owner)[name]))
+    def hook(cls, *args, **kwargs):
+        found = find(cls)
+        return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
+
+    changes.set_attribute(owner, name, classmethod(hook))
+
+
+def _register(changes: Changes, mapping, key: Any, value: type) -> None:
+    """Enter a class of ours into one of transformers' registries. Somebody else's for the same key stays, and is named."""
+    entries = mapping._extra_content
+    if key in entries and entries[key] is not value:
+        logger.warning(
+            f"{getattr(key, '__name__', key)!r} leads to {entries[key]!r}, which somebody has registered for it, and not to {value!r}."
+        )
+        return
+    changes.set_entry(entries, key, value)
+
+
+def _register_family(changes: Changes, stock: type, variant: type[PositionConfigMixin]) -> None:
+    """Enter a family's variants where transformers has the stock classes: every Auto class, AutoTokenizer included.
+
+    Where somebody has put a model class of their own in a stock one's place, it serves the variant's config too: a class
+    with a head gets the variant inside, and one that derives from the base model says that it cannot.
+    """
+    _register(changes, CONFIG_MAPPING, variant.model_type, variant)
     for auto in vars(modeling_auto).values():
         if not (isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)) or auto._model_mapping is None:
             continue
         if stock in auto._model_mapping:
-            auto.register(variant, VARIANT_MODELS[auto._model_mapping[stock]])
-    TOKENIZER_MAPPING.register(variant, TOKENIZER_MAPPING[stock])
+            model = auto._model_mapping[stock]
+            _register(changes, auto._model_mapping, variant, VARIANT_MODELS.get(model, model))
+    tokenizer = TOKENIZER_MAPPING.get(stock, None)
+    if tokenizer is not None:
+        _register(changes, TOKENIZER_MAPPING, variant, tokenizer)
 
 
 def install() -> None:
-    """Open all doors. Runs once, when hf_posenc is imported."""
-    # Set on a finished class, `__new__` does not become a static method by itself. nn.DataParallel calls it of instances.
-    PreTrainedModel.__new__ = staticmethod(_new_model)
-    PreTrainedConfig.__new__ = staticmethod(_new_config)
-    _teach_from_dict()
-    _teach_get_config_dict()
-    for stock, variant in VARIANT_CONFIGS.items():
-        _register(stock, variant)
-    adapters.install(CONFIGS)
+    """Open all doors. Runs when hf_posenc is imported; where it has run, it does nothing.
+
+    Another hf_posenc that is installed already (another version, or this one before it was reloaded) is taken out first.
+    """
+    installed = vars(PreTrainedModel).get(INSTALLED)
+    if installed is not None and installed.made_by is install:
+        return
+    if installed is not None:
+        if installed.place != __file__:
+            logger.warning(
+                f"hf_posenc from {installed.place} is taken out for hf_posenc from {__file__}. Models and configs that "
+                "it has made stay of its classes."
+            )
+        installed.undo()
+    changes = Changes()
+    changes.made_by, changes.place = install, __file__
+    try:
+        changes.set_attribute(PreTrainedModel, INSTALLED, changes)
+        _hook_new(changes, PreTrainedModel, _model_class)
+        _hook_new(changes, PreTrainedConfig, _config_class)
+        _hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
+        _hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
+        for stock, variant in VARIANT_CONFIGS.items():
+            _register_family(changes, stock, variant)
+        adapters.install(CONFIGS, changes)
+    except BaseException:
+        changes.undo()
+        raise
+
+
+def uninstall() -> None:
+    """Put transformers and PEFT back as they were; where nothing is installed, do nothing.
+
+    What somebody else has changed since then stays: a hook of theirs around one of ours (which then only passes calls on),
+    their entries in the registries. The variants' own classes go on working: `PosencBertModel.from_pretrained(...,
+    position_scheme=...)`.
+
+    One thing stays by itself: `__new__` of `PreTrainedModel` and `PreTrainedConfig`, which passes calls on to what there was
+    before. Python cannot take it off a class again.
+    """
+    installed = vars(PreTrainedModel).get(INSTALLED)
+    if installed is not None:
+        installed.undo()

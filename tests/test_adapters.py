@@ -46,6 +46,7 @@ from transformers import (
 )
 
 from hf_posenc import adapters, freeze_all_but_positions, plugin, position_parameters, train_positions
+from hf_posenc.changes import Changes
 from hf_posenc.modeling.scheme import AttentionContext
 from hf_posenc.modeling.schemes import SCHEMES
 
@@ -223,7 +224,7 @@ print("WAITING", [finder for finder in sys.meta_path if type(finder).__module__ 
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-        adapters.install(plugin.CONFIGS)
+        adapters.install(plugin.CONFIGS, Changes())
         stand_in = importlib.import_module("peft")
         assert stand_in.__file__.startswith(str(tmp_path))
         assert not any(isinstance(finder, adapters._PeftImport) for finder in sys.meta_path)

@@ -209,6 +209,14 @@ class PositionConfigMixin(PositionFlags):
         return self.family.sizes(self)
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
+        """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of."""
+        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if config_dict.get("model_type") == cls.stock_model_type:
+            config_dict = {**config_dict, "model_type": cls.model_type}
+        return config_dict, kwargs
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """As in transformers; flags among the keywords override stored ones before anything is validated.
 
@@ -236,7 +244,7 @@ class PositionConfigMixin(PositionFlags):
 
         A stock config becomes one of this class in place, so that what else holds it (a class around the model, the
         config of an encoder-decoder) saves what the model is. It is copied first if `flags` are given, or if it is of a
-        class that has nothing to do with this one.
+        class that has nothing to do with this one. One that is refused stays as it was.
 
         Raises:
             TypeError: not a config, or as for the class.
@@ -248,16 +256,24 @@ class PositionConfigMixin(PositionFlags):
         given = {flag: value for flag, value in flags.items() if value is not None}
         if given or not (isinstance(config, cls) or issubclass(cls, type(config))):
             config = copy.deepcopy(config)
-        if not isinstance(config, cls):
-            config.__class__ = cls
-            entries = vars(config)
-            entries.pop("model_type", None)
-            entries.update({flag: entries.get(flag) for flag in FLAGS})
-            if entries["position_scheme"] is None:
-                entries["position_scheme"] = legacy_scheme(entries) or cls.family.native_scheme
-            entries.pop(LEGACY_KEY, None)
-        vars(config).update(override_flags(vars(config), given))
-        config.check_positions()
+        if isinstance(config, cls):
+            vars(config).update(override_flags(vars(config), given))
+            config.check_positions()
+            return config
+        adopted = copy.copy(config)
+        adopted.__class__ = cls
+        entries = vars(adopted)
+        entries.pop("model_type", None)
+        entries.update({flag: entries.get(flag) for flag in FLAGS})
+        if entries["position_scheme"] is None:
+            entries["position_scheme"] = legacy_scheme(entries) or cls.family.native_scheme
+        entries.pop(LEGACY_KEY, None)
+        entries.update(override_flags(entries, given))
+        adopted.check_positions()
+        # Only what is valid changes the config of the caller.
+        config.__class__ = cls
+        vars(config).clear()
+        vars(config).update(entries)
         return config
 
     def to_dict(self) -> dict[str, Any]:

@@ -266,6 +266,24 @@ class Parts:
     eager: object
 
 
+def become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Turn a stock module into the variant's class, in place.
+
+    Raises:
+        ValueError: the module is not of a class that `cls` derives from. Somebody has put a class of their own in the stock
+            one's place, and what it does would be lost.
+    """
+    found = type(module)
+    if not issubclass(cls, found):
+        stock = next(c for c in cls.__mro__ if c.__module__.startswith("transformers."))
+        raise ValueError(
+            f"position_scheme needs a {stock.__module__}.{stock.__name__} and the model has a {found.__module__}."
+            f"{found.__qualname__} in its place, which {cls.__name__} would overwrite: put the stock class back before the "
+            "model is built, or build it without position_scheme"
+        )
+    module.__class__ = cls
+
+
 def install_positions(model: nn.Module, parts: Parts) -> None:
     """Turn a stock base model into a variant, in place, as its config says.
 
@@ -283,11 +301,11 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         keeps_table = True
 
     if not isinstance(model, parts.model):
-        model.__class__ = parts.model
+        become(model, parts.model)
     # Unlike stock's these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
     # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
     model._no_split_modules = set(parts.model._no_split_modules)
-    embeddings.__class__ = parts.embeddings
+    become(embeddings, parts.embeddings)
     embeddings.install(config, embedding_scheme, keeps_table)
     if embedding_scheme is not None and embedding_scheme.name == "absolute":
         # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
@@ -295,18 +313,18 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         without_table = not {"absolute", "tupe"} & trained
         if without_table and not any(scheme.reads_table for scheme in schemes):
             embeddings.table.position_initial = {"weight": zeros}
-    encoder.__class__ = parts.encoder
+    become(encoder, parts.encoder)
     every_layer = embedding_scheme is not None and embedding_scheme.every_layer
     encoder.install(config, schemes, every_layer)
     if every_layer:
         for index, layer in enumerate(family.layers_of(encoder)):
-            layer.__class__ = parts.layer
+            become(layer, parts.layer)
             if index:
                 layer.install()
         model._no_split_modules.add(parts.layer.__name__)
     for layer in family.layers_of(encoder):
         attention = family.self_attention_of(layer)
-        attention.__class__ = parts.self_attention
+        become(attention, parts.self_attention)
         attention.install(config, schemes, parts.eager)
 
 

@@ -1,0 +1,65 @@
+"""What this package changes in other packages, written down so that it can be put back."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+MISSING = object()
+
+
+class Changes:
+    """Changes to classes, modules and dictionaries that belong to others.
+
+    Others may change the same things, before and after. What they found here is not taken from under them: [`undo`] puts
+    back what still is as it was left, and nothing else. A function of ours that somebody has wrapped since then stays
+    inside their wrapper, so each asks `active` and does nothing of its own any more once that is False.
+
+    Attributes:
+        active: False once the changes have been undone.
+    """
+
+    def __init__(self) -> None:
+        self.active = True
+        self._undo: list[Callable[[], None]] = []
+
+    def set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a class or module, as `setattr` does."""
+        found = vars(owner).get(name, MISSING)
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if vars(owner).get(name, MISSING) is not value:
+                return
+            if found is not MISSING:
+                setattr(owner, name, found)
+            elif name != "__new__":
+                # CPython cannot take `__new__` off a class again: without it, all that derive from the class refuse arguments
+                # (object.__new__ takes them only where `__new__` was never set). It stays, and passes everything on.
+                delattr(owner, name)
+
+        self._undo.append(undo)
+
+    def set_entry(self, table: dict, key: Any, value: Any) -> None:
+        """Set an entry of a dictionary."""
+        found = table.get(key, MISSING)
+        table[key] = value
+
+        def undo() -> None:
+            if table.get(key, MISSING) is not value:
+                return
+            if found is MISSING:
+                del table[key]
+            else:
+                table[key] = found
+
+        self._undo.append(undo)
+
+    def to_undo(self, function: Callable[[], None]) -> None:
+        """Have a change of another kind undone by `function`."""
+        self._undo.append(function)
+
+    def undo(self) -> None:
+        """Put everything back, the last change first. Twice is once."""
+        self.active = False
+        while self._undo:
+            self._undo.pop()()
