@@ -12,7 +12,7 @@ that before or after this package; what a version of PEFT does not have is passe
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
@@ -158,8 +158,16 @@ def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin]
     for config in configs:
         for stock in (config.stock_model_type, "roberta" if config.family.positions_follow_padding else "bert"):
             if stock in table:
-                table.setdefault(config.model_type, table[stock])
+                names = config.family.linear_layers if stock != config.stock_model_type else {}
+                table.setdefault(config.model_type, _in_names_of(names, table[stock]))
                 break
+
+
+def _in_names_of(names: Mapping[str, tuple[str, ...]], value: Any) -> Any:
+    """A list of BERT's linear layers with a family's own names, where it has others."""
+    if not (names and isinstance(value, list)):
+        return value
+    return [own for name in value for own in names.get(name, (name,))]
 
 
 def _teach(configs: tuple[type[PositionConfigMixin], ...]) -> None:
