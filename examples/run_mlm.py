@@ -63,6 +63,8 @@ from transformers import (
     set_seed,
 )
 
+from hf_posenc.plugin import CONFIGS
+
 
 IGNORED = -100  # the label that the loss leaves out
 LENGTH = 512  # of an input, unless another is asked for
@@ -81,7 +83,7 @@ class LanguageModelArguments(ModelArguments):
     model_type: str | None = field(
         default=None,
         metadata={
-            "choices": ["bert", "roberta", "xlm-roberta", "camembert", "electra"],
+            "choices": [config.stock_model_type for config in CONFIGS],
             "help": "Family of a model from scratch.",
         },
     )

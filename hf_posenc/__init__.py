@@ -8,6 +8,7 @@ from .adapters import train_positions
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
+    PosencDistilBertConfig,
     PosencElectraConfig,
     PosencRobertaConfig,
     PosencXLMRobertaConfig,
@@ -31,6 +32,14 @@ from .modeling.modeling_camembert import (
     PosencCamembertForSequenceClassification,
     PosencCamembertForTokenClassification,
     PosencCamembertModel,
+)
+from .modeling.modeling_distilbert import (
+    PosencDistilBertForMaskedLM,
+    PosencDistilBertForMultipleChoice,
+    PosencDistilBertForQuestionAnswering,
+    PosencDistilBertForSequenceClassification,
+    PosencDistilBertForTokenClassification,
+    PosencDistilBertModel,
 )
 from .modeling.modeling_electra import (
     PosencElectraForCausalLM,
@@ -85,6 +94,13 @@ __all__ = [
     "PosencCamembertForSequenceClassification",
     "PosencCamembertForTokenClassification",
     "PosencCamembertModel",
+    "PosencDistilBertConfig",
+    "PosencDistilBertForMaskedLM",
+    "PosencDistilBertForMultipleChoice",
+    "PosencDistilBertForQuestionAnswering",
+    "PosencDistilBertForSequenceClassification",
+    "PosencDistilBertForTokenClassification",
+    "PosencDistilBertModel",
     "PosencElectraConfig",
     "PosencElectraForCausalLM",
     "PosencElectraForMaskedLM",

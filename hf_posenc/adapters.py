@@ -12,7 +12,7 @@ that before or after this package; what a version of PEFT does not have is passe
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -134,9 +134,17 @@ def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin]
     for config in configs:
         for stock in (config.stock_model_type, "roberta" if config.family.positions_follow_padding else "bert"):
             if stock in table:
+                names = config.family.linear_layers if stock != config.stock_model_type else {}
                 if config.model_type not in table:
-                    changes.set_entry(table, config.model_type, table[stock])
+                    changes.set_entry(table, config.model_type, _in_names_of(names, table[stock]))
                 break
+
+
+def _in_names_of(names: Mapping[str, tuple[str, ...]], value: Any) -> Any:
+    """A list of BERT's linear layers with a family's own names, where it has others."""
+    if not (names and isinstance(value, list)):
+        return value
+    return [own for name in value for own in names.get(name, (name,))]
 
 
 def _teach_function(function: Callable, name: str, changes: Changes) -> Callable:

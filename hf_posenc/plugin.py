@@ -55,6 +55,7 @@ VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
     for variant in vars(module).values()
     if isinstance(variant, type)
     and issubclass(variant, PosencPreTrainedModel)
+    and issubclass(variant, PreTrainedModel)
     and variant.__module__ == module.__name__
 }
 # The other way round.

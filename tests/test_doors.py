@@ -150,12 +150,16 @@ def test_absolute_alone_is_a_variant_that_computes_what_stock_computes(family, s
     assert torch.equal(outputs(model, batch), outputs(original, batch))
 
 
+# What checkpoints of a family were trained with, where it is more than a table of positions.
+NATIVE: dict[str, str] = {}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("flag, value, key", [
     ("position_combine", "gate", "embeddings.position_gate.weight"),
-    ("position_every_layer", True, "encoder.layer.1.position_scale.weight"),
+    ("position_every_layer", True, "{encoder}.layer.1.position_scale.weight"),
 ])  # fmt: skip
-def test_any_flag_opens_the_doors_and_position_scheme_defaults_to_absolute(family, flag, value, key, tmp_path):
+def test_any_flag_opens_the_doors_and_position_scheme_defaults_to_what_was_trained(family, flag, value, key, tmp_path):
     stock = next(cls for cls in heads(family) if plugin.VARIANT_MODELS[cls] is variant_class(family))
     original = stock(stock_config(family))
     original.save_pretrained(tmp_path)
@@ -171,8 +175,8 @@ def test_any_flag_opens_the_doors_and_position_scheme_defaults_to_absolute(famil
     ]
     for model in opened:
         assert type(model) is variant_class(family)
-        assert (model.config.position_scheme, getattr(model.config, flag)) == ("absolute", value)
-        assert key in model.state_dict()
+        assert (model.config.position_scheme, getattr(model.config, flag)) == (NATIVE.get(family, "absolute"), value)
+        assert key.format(encoder="transformer" if family == "distilbert" else "encoder") in model.state_dict()
 
 
 def test_flags_beside_a_config_leave_that_config_as_it_is(tmp_path):
@@ -225,10 +229,14 @@ def test_auto_tokenizer_maps_variants_as_stock(family):
     assert TOKENIZER_MAPPING[FAMILIES[family]] is TOKENIZER_MAPPING[STOCK_CONFIGS[family]]
 
 
+ENCODERS_ONLY = ("distilbert",)
+
+
 def test_the_public_names_are_these():
     common = ["Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"]
     common += ["ForQuestionAnswering", "Config"]
-    expected = {f"Posenc{prefix}{name}" for prefix in ("Roberta", "XLMRoberta", "Camembert") for name in common}
+    prefixes = ("Roberta", "XLMRoberta", "Camembert", "DistilBert")
+    expected = {f"Posenc{prefix}{name}" for prefix in prefixes for name in common}
     expected |= {f"Posenc{prefix}ForCausalLM" for prefix in ("Roberta", "XLMRoberta", "Camembert", "Electra")}
     expected |= {f"Posenc{prefix}{name}" for prefix in ("Bert", "Electra") for name in (*common, "ForPreTraining")}
     expected |= {"PosencBertLMHeadModel", "PosencBertForNextSentencePrediction"}
@@ -246,6 +254,7 @@ def test_the_model_types_are_these():
         "PosencXLMRobertaConfig": ("posenc_xlm_roberta", "xlm-roberta"),
         "PosencCamembertConfig": ("posenc_camembert", "camembert"),
         "PosencElectraConfig": ("posenc_electra", "electra"),
+        "PosencDistilBertConfig": ("posenc_distilbert", "distilbert"),
     }
     for config in FAMILIES.values():
         assert type(AutoConfig.for_model(config.model_type)) is config
@@ -275,7 +284,8 @@ def test_every_auto_class_that_serves_the_stock_config_serves_the_variant(family
         for name, auto in AUTO_CLASSES.items()
         if stock_type in auto._model_mapping._model_mapping
     }
-    assert {"AutoModel", "AutoModelForMaskedLM", "AutoModelForCausalLM"} <= served.keys()
+    assert {"AutoModel", "AutoModelForMaskedLM"} <= served.keys()
+    assert ("AutoModelForCausalLM" in served) == (family not in ENCODERS_ONLY)
     assert FAMILIES[family].auto_classes == {auto: f"Posenc{name}" for auto, name in served.items()}
     for auto, name in served.items():
         model = AUTO_CLASSES[auto].from_config(stock_config(family, position_scheme="t5"))

@@ -53,6 +53,7 @@ SAVED = [
     ("camembert", "alibi+relative_key", {}),
     ("electra", "absolute+t5", {"position_combine": "concat", "position_every_layer": True}),
     ("electra", "none", {}),
+    ("distilbert", "absolute+deberta", {"position_buckets": 4, "position_every_layer": True}),
 ]
 IDS = [f"{family}-{scheme}" for family, scheme, _ in SAVED]
 

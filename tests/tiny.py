@@ -29,16 +29,21 @@ FAMILIES = {config.stock_model_type: config for config in plugin.CONFIGS}
 STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in plugin.VARIANT_CONFIGS.items()}
 
 
+def settings(family: str, **overrides) -> dict:
+    """The sizes of a tiny model, and `overrides`, by the names that a family's config has for them."""
+    extra = {"embedding_size": 24} if family == "electra" else {}
+    names = FAMILIES[family].family.config_names
+    return {names.get(name, name): value for name, value in {**SIZES, **extra, **overrides}.items()}
+
+
 def stock_config(family: str = "bert", **overrides):
     """A tiny stock config of a family (no flags); flags among `overrides` make it a variant's."""
-    extra = {"embedding_size": 24} if family == "electra" else {}
-    return STOCK_CONFIGS[family](**{**SIZES, **extra, **overrides})
+    return STOCK_CONFIGS[family](**settings(family, **overrides))
 
 
 def variant_config(family: str = "bert", **overrides):
     """A tiny config of a family's variant."""
-    extra = {"embedding_size": 24} if family == "electra" else {}
-    return FAMILIES[family](**{**SIZES, **extra, **overrides})
+    return FAMILIES[family](**settings(family, **overrides))
 
 
 def variant_class(family: str, head: str = "Model"):

@@ -393,7 +393,10 @@ class PositionSelfAttention:
             # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
             # (ONNX) leaves another, and the view below would not fit it.
             output = output.clone(memory_format=torch.contiguous_format)
-        return output.reshape(*input_shape, -1).contiguous(), weights
+        output = output.reshape(*input_shape, -1).contiguous()
+        if self.family.output is not None:
+            output = getattr(self, self.family.output)(output)
+        return output, weights
 
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
         """Call the backend that the config names, with the terms in the form that it takes."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from transformers import (
     BertConfig,
     CamembertConfig,
+    DistilBertConfig,
     ElectraConfig,
     PreTrainedConfig,
     RobertaConfig,
@@ -21,7 +22,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
-from .family import BERT, CAMEMBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
+from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
 
 
@@ -344,6 +345,14 @@ class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
     _auto_class = "AutoConfig"
 
 
+class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
+    """[`DistilBertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_distilbert"
+    family = DISTILBERT
+    _auto_class = "AutoConfig"
+
+
 # The config class of every family.
 CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencBertConfig,
@@ -351,4 +360,5 @@ CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencXLMRobertaConfig,
     PosencCamembertConfig,
     PosencElectraConfig,
+    PosencDistilBertConfig,
 )

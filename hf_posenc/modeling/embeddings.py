@@ -91,6 +91,16 @@ class PositionEmbeddings:
         """The table of absolute positions, where there is one."""
         return getattr(self, self.family.table)
 
+    @property
+    def has_table(self) -> bool:
+        """Whether there is a table of absolute positions."""
+        return hasattr(self, self.family.table)
+
+    @property
+    def fills_table(self) -> bool:
+        """Whether that table starts as stock's does."""
+        return self.has_table and "position_initial" not in vars(self.table)
+
     def install(self, config, scheme: EmbeddingScheme | None, keep_table: bool) -> None:
         """Put a scheme in place of the stock table of positions, which stays if `keep_table`."""
         self.position_scheme = scheme
@@ -135,6 +145,15 @@ class PositionEmbeddings:
         slots = torch.arange(length, device=device)[None, :] + past_length
         return self.position_scheme.vectors(self, position_ids, slots)
 
+    def types(self, token_type_ids: torch.LongTensor | None, words: torch.Tensor) -> torch.Tensor | None:
+        """Vectors (batch, length, width) of the tokens' types, or None in families without."""
+        if self.family.token_types is None:
+            return None
+        # The stock embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
+        if token_type_ids is None:
+            token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
+        return getattr(self, self.family.token_types)(token_type_ids)
+
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -144,14 +163,11 @@ class PositionEmbeddings:
         past_key_values_length: int = 0,
     ) -> torch.Tensor:
         words = self.words(input_ids) if inputs_embeds is None else inputs_embeds
-        batch, length, _ = words.shape
-        # The stock embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
-        if token_type_ids is None:
-            token_type_ids = torch.zeros(batch, length, dtype=torch.long, device=words.device)
-        types = self.token_type_embeddings(token_type_ids)
+        length = words.shape[1]
+        types = self.types(token_type_ids, words)
 
         if self.position_scheme is None:
-            hidden_states = words + types
+            hidden_states = words if types is None else words + types
         else:
             if self.position_scheme.name == "absolute":
                 if position_ids is None:
@@ -160,9 +176,10 @@ class PositionEmbeddings:
             positions = self.position_vectors(position_ids, length, past_key_values_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.
-                hidden_states = words + types + positions
+                hidden_states = (words if types is None else words + types) + positions
             else:
-                hidden_states = self.position_combine.combine(self, words, positions) + types
+                hidden_states = self.position_combine.combine(self, words, positions)
+                hidden_states = hidden_states if types is None else hidden_states + types
         return self.dropout(self.LayerNorm(hidden_states))
 
 

@@ -48,13 +48,14 @@ class Family:
         config_names: names of sizes in [`Sizes`], and of settings of BERT's, that the config has under another name.
         constants: sizes that its config does not have.
         embeddings, encoder: in the base model.
-        words, table: in the embeddings.
+        words, table, token_types: in the embeddings; the last is None if a family has none.
         projection: in the base model, between the embeddings and the encoder; None if they are of one width.
         layers: in the encoder.
         self_attention: in a layer, with dots.
         query, key, value: projections in the self-attention.
         output: the projection of the output, where it is part of the self-attention.
         heads_count, head_dim: numbers in the self-attention.
+        linear_layers: BERT's name of a linear layer, as PEFT knows it -> names of the layers that do its work.
     """
 
     model_type: str
@@ -68,6 +69,7 @@ class Family:
     encoder: str = "encoder"
     words: str = "word_embeddings"
     table: str = "position_embeddings"
+    token_types: str | None = "token_type_embeddings"
     projection: str | None = None
     layers: str = "layer"
     self_attention: str = "attention.self"
@@ -77,6 +79,7 @@ class Family:
     output: str | None = None
     heads_count: str = "num_attention_heads"
     head_dim: str = "attention_head_size"
+    linear_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def modeling_file(self) -> str:
@@ -155,4 +158,34 @@ ELECTRA = Family(
     heads=_heads(AutoModelForPreTraining="ForPreTraining"),
     config_names={"table_width": "embedding_size"},
     projection="embeddings_project",
+)
+DISTILBERT = Family(
+    "distilbert",
+    "DistilBert",
+    heads=_heads(AutoModelForCausalLM=None),
+    config_names={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    constants={"layer_norm_eps": 1e-12, "is_decoder": False},
+    encoder="transformer",
+    token_types=None,
+    self_attention="attention",
+    query="q_lin",
+    key="k_lin",
+    value="v_lin",
+    output="out_lin",
+    heads_count="n_heads",
+    linear_layers={
+        "query": ("q_lin",),
+        "key": ("k_lin",),
+        "value": ("v_lin",),
+        "output.dense": ("out_lin", "lin2"),
+        "dense": ("out_lin", "lin1", "lin2"),
+    },
 )

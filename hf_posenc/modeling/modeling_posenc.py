@@ -45,6 +45,12 @@ class PositionLayer:
     def install(self) -> None:
         self.position_scale = PositionParameter((1,), zeros)
 
+    def with_positions(self, hidden_states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        """The layer's input and, where they are given, the positions at its own scale."""
+        if positions is not None and hasattr(self, "position_scale"):
+            hidden_states = hidden_states + self.position_scale() * positions
+        return hidden_states
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -53,8 +59,7 @@ class PositionLayer:
         positions: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        if positions is not None and hasattr(self, "position_scale"):
-            hidden_states = hidden_states + self.position_scale() * positions
+        hidden_states = self.with_positions(hidden_states, positions)
         return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
 
 
@@ -104,19 +109,7 @@ class PositionEncoder:
         base_model: InHand | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        if base_model is None and (self.every_layer or self.reads_table):
-            raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
-        if self.position_schemes:
-            embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
-            kwargs["position_state"] = self._position_state(
-                hidden_states, past_key_values, position_ids, table_position_ids, embeddings
-            )
-        repeated = ()
-        if self.every_layer:
-            repeated = (
-                base_model.module.repeated_positions(hidden_states, past_key_values, position_ids, table_position_ids),
-            )
-
+        repeated = self.prepare(hidden_states, past_key_values, position_ids, table_position_ids, base_model, kwargs)
         for index, layer in enumerate(self.family.layers_of(self)):
             hidden_states = layer(
                 hidden_states,
@@ -131,6 +124,31 @@ class PositionEncoder:
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
+
+    def prepare(
+        self,
+        hidden_states: torch.Tensor,
+        cache: Cache | None,
+        position_ids: torch.Tensor | None,
+        table_position_ids: torch.Tensor | None,
+        base_model: InHand | None,
+        kwargs: dict,
+    ) -> tuple[torch.Tensor, ...]:
+        """Put what the self-attentions want among the layers' `kwargs`.
+
+        Returns:
+            The embedding-level positions that all layers but the first add to their input (`position_every_layer`), or ().
+        """
+        if base_model is None and (self.every_layer or self.reads_table):
+            raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
+        if self.position_schemes:
+            embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
+            kwargs["position_state"] = self._position_state(
+                hidden_states, cache, position_ids, table_position_ids, embeddings
+            )
+        if not self.every_layer:
+            return ()
+        return (base_model.module.repeated_positions(hidden_states, cache, position_ids, table_position_ids),)
 
     def _position_state(
         self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -304,7 +322,7 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         become(model, parts.model)
     # Unlike stock's these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
     # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
-    model._no_split_modules = set(parts.model._no_split_modules)
+    model._no_split_modules = set(parts.model._no_split_modules or ())
     become(embeddings, parts.embeddings)
     embeddings.install(config, embedding_scheme, keeps_table)
     if embedding_scheme is not None and embedding_scheme.name == "absolute":
@@ -368,7 +386,7 @@ class PosencPreTrainedModel:
             issubclass(base, PosencPreTrainedModel) and hasattr(base, "forward") for base in cls.__mro__[1:]
         )
         # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
-        if not inherits and label_names(cls.forward) and not divides_itself(cls):
+        if hasattr(cls, "forward") and not inherits and label_names(cls.forward) and not divides_itself(cls):
             cls.forward = averaged_over_all(cls.forward)
 
     def __init__(self, config, *args, **kwargs):
@@ -391,9 +409,13 @@ class PosencPreTrainedModel:
             return answers_over_all(*values[1:3], arguments["start_positions"], arguments["end_positions"], number)
         return mean_over_all(values[0], number_of_labels(arguments["labels"]), number)
 
+    def _init_stock_weights(self, module: nn.Module) -> None:
+        """As stock initialises; a family overrides it where stock looks for what a variant may lack."""
+        super()._init_weights(module)
+
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm, PositionParameter)):
-            super()._init_weights(module)
+            self._init_stock_weights(module)
         for name, initial in getattr(module, "position_initial", {}).items():
             with torch.no_grad():
                 initial(getattr(module, name))

@@ -34,20 +34,24 @@ class ModelTester:
     def __init__(self, config_class: type, flags: dict):
         self.config_class = config_class
         self.flags = flags
+        # Of a stock config class, its variant's.
+        self.family = plugin.VARIANT_CONFIGS.get(config_class, config_class).family
 
     def get_config(self):
-        return self.config_class(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            num_hidden_layers=self.num_hidden_layers,
-            num_attention_heads=self.num_attention_heads,
-            intermediate_size=37,
-            max_position_embeddings=64,
-            type_vocab_size=self.type_vocab_size,
+        types = {"type_vocab_size": self.type_vocab_size} if self.family.token_types else {}
+        settings = {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "intermediate_size": 37,
+            "max_position_embeddings": 64,
             # Weights so large that positions are felt in the outputs.
-            initializer_range=0.2,
-            **self.flags,
-        )
+            "initializer_range": 0.2,
+            **types,
+        }
+        names = self.family.config_names
+        return self.config_class(**{names.get(name, name): value for name, value in settings.items()}, **self.flags)
 
     def prepare_config_and_inputs(self) -> tuple:
         shape = (self.batch_size, self.seq_length)
@@ -55,9 +59,10 @@ class ModelTester:
         attention_mask[:, 0] = 1
         inputs = {
             "input_ids": torch.randint(0, self.vocab_size, shape, device=torch_device),
-            "token_type_ids": torch.randint(0, self.type_vocab_size, shape, device=torch_device),
             "attention_mask": attention_mask,
         }
+        if self.family.token_types:
+            inputs["token_type_ids"] = torch.randint(0, self.type_vocab_size, shape, device=torch_device)
         return self.get_config(), inputs
 
     def prepare_config_and_inputs_for_common(self) -> tuple:
@@ -80,7 +85,9 @@ class CommonTests:
 
     def test_config(self):
         # 48 is no family's default, and goes with 12 heads.
-        self.configuration.ConfigTester(self, self.config_class, hidden_size=48, **self.flags).run_common_tests()
+        # By the config's own name: what is looked for in a saved config is no other.
+        width = {self.model_tester.family.config_names.get("hidden_size", "hidden_size"): 48}
+        self.configuration.ConfigTester(self, self.config_class, **width, **self.flags).run_common_tests()
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels=return_labels)
@@ -181,7 +188,8 @@ def run(modeling: ModuleType, configuration: ModuleType, family: str, flags: dic
         "all_model_classes": tuple(classes.values()),
         "flags": flags or {},
     }
-    bases = (CommonTests, modeling.ModelTesterMixin, GenerationTesterMixin, unittest.TestCase)
+    generation = (GenerationTesterMixin,) if any(stock.can_generate() for stock in classes) else ()
+    bases = (CommonTests, modeling.ModelTesterMixin, *generation, unittest.TestCase)
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(type(CommonTests.__name__, bases, members))
     with random_positions():
         config = ModelTester(members["config_class"], members["flags"]).get_config()

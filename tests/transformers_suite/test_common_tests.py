@@ -95,3 +95,8 @@ class TestCamembert(Family):
 
 class TestElectra(Family):
     family = "electra"
+
+
+class TestDistilBert(Family):
+    family = "distilbert"
+    schemes = ("t5", "deberta", "rope", "absolute+alibi", "absolute")
