@@ -34,7 +34,8 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     The adapter gets a copy of every module of the schemes, as if its config had named them in `modules_to_save`, and from
     here on everything is PEFT's: `Trainer`, `save_pretrained`, `PeftModel.from_pretrained`, `set_adapter`,
     `disable_adapter`, `merge_and_unload`. Each adapter may have positions of its own; one without uses the base model's.
-    Call it again on an adapter that is loaded to be trained on.
+    (Loaded to be trained on, with `is_trainable=True`, an adapter has them already.) Loaded into a model whose schemes lack
+    those modules, they are passed over by PEFT, as all that `modules_to_save` names and a model lacks.
 
     A module that an adapter changes in its own way (LoRA on `linear_pos`, by `target_modules="all-linear"`) is left to it.
 
