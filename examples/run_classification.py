@@ -55,7 +55,7 @@ from transformers import (
 class GlueTask:
     """Columns of a task's text, and what it is measured by; where there is no metric, a number is predicted."""
 
-    text_columns: tuple[str, ...]
+    text_column: tuple[str, ...]
     metrics: tuple[str, ...] = ("accuracy",)
 
 
@@ -71,7 +71,7 @@ GLUE = {
     "wnli": GlueTask(("sentence1", "sentence2")),
 }
 # Where no text columns are named: the first of these that the data have.
-USUAL_COLUMNS = [*dict.fromkeys(task.text_columns for task in GLUE.values() if len(task.text_columns) == 2)]
+USUAL_COLUMNS = [*dict.fromkeys(task.text_column for task in GLUE.values() if len(task.text_column) == 2)]
 USUAL_COLUMNS += [("sentence",), ("text",)]
 
 
@@ -82,7 +82,7 @@ class ClassificationArguments(TableArguments):
     task_name: str | None = field(
         default=None, metadata={"choices": [*GLUE], "help": "A GLUE task, read from the Hub."}
     )
-    text_columns: list[str] | None = field(
+    text_column: list[str] | None = field(
         default=None, metadata={"help": "Column of the text, or two columns of a pair. Default: the usual names."}
     )
     label_column: str = field(default="label", metadata={"help": "Column of the class, or of the number."})
@@ -100,13 +100,13 @@ class ClassificationArguments(TableArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.text_columns is not None and len(self.text_columns) > 2:
-            raise ValueError(f"text_columns must name one column or two, got {', '.join(self.text_columns)}")
+        if self.text_column is not None and len(self.text_column) > 2:
+            raise ValueError(f"text_column must name one column or two, got {', '.join(self.text_column)}")
         if self.task_name is not None:
             if self.files or self.dataset_name:
                 raise ValueError("task_name names the data already: leave out files and dataset_name")
             task = GLUE[self.task_name]
-            self.text_columns, self.label_column = [*task.text_columns], "label"
+            self.text_column, self.label_column = [*task.text_column], "label"
             self.problem_type = "single_label_classification" if task.metrics else "regression"
             self.metric = self.metric or [*task.metrics]
         if self.problem_type != "regression":
@@ -150,10 +150,10 @@ def load_data(arguments: ClassificationArguments, needed: list[str]) -> DatasetD
     else:
         read = partial(read_table, column_names=arguments.column_names, has_header=arguments.has_header)
         splits = load_splits(arguments, needed, read)
-    if arguments.text_columns is None:
+    if arguments.text_column is None:
         there = {*next(iter(splits.values())).column_names}
-        arguments.text_columns = [*next((usual for usual in USUAL_COLUMNS if there.issuperset(usual)), ("sentence",))]
-    check_columns(splits, arguments.text_columns)
+        arguments.text_column = [*next((usual for usual in USUAL_COLUMNS if there.issuperset(usual)), ("sentence",))]
+    check_columns(splits, arguments.text_column)
     check_columns({split: splits[split] for split in splits if not split.startswith("test")}, [arguments.label_column])
     return splits
 
@@ -174,14 +174,14 @@ def find_labels(
 
 def tokenize(
     rows: dict[str, list],
-    text_columns: list[str],
+    text_column: list[str],
     label_column: str,
     tokenizer: PreTrainedTokenizerBase,
     labels: Labels,
     length: int,
 ) -> dict[str, list]:
     """Token ids of texts or pairs, cut to `length` tokens, with labels where there are some; for `Dataset.map`."""
-    texts = [[str(text) for text in rows[column]] for column in text_columns]
+    texts = [[str(text) for text in rows[column]] for column in text_column]
     encoded = {**tokenizer(*texts, truncation=True, max_length=length)}
     if label_column in rows:
         encoded["labels"] = [labels.encode(value) for value in rows[label_column]]
@@ -246,7 +246,7 @@ def main() -> None:
         tokenize,
         arguments,
         training,
-        text_columns=arguments.text_columns,
+        text_column=arguments.text_column,
         label_column=arguments.label_column,
         tokenizer=tokenizer,
         labels=labels,

@@ -303,7 +303,7 @@ def main() -> None:
         set_seed(loop.seed)
         model = checkpoint.load_model(AutoModelForSequenceClassification, config)
 
-    options = {"text_columns": arguments.text_columns, "label_column": arguments.label_column}
+    options = {"text_column": arguments.text_column, "label_column": arguments.label_column}
     options |= {"tokenizer": tokenizer, "labels": labels, "length": length}
     with accelerator.main_process_first():
         data = {

@@ -4,7 +4,7 @@
         --train_file train.conll --validation_file dev.conll --test_file test.conll \\
         --do_train --do_eval --do_predict --output_dir outputs/ner
     python examples/run_token_classification.py --model_name_or_path google-bert/bert-base-cased \\
-        --dataset_name path/or/name --tag_column pos_tags --metric accuracy --do_train --do_eval --output_dir outputs/pos
+        --dataset_name path/or/name --label_column pos_tags --metric accuracy --do_train --do_eval --output_dir outputs/pos
 
 Sentences come from json and jsonl files with a list of words and a list of tags in each row, from csv and tsv files where
 the words of a cell, and its tags, are separated by spaces, or from CoNLL's format: a word in each line, its tag in the
@@ -68,7 +68,7 @@ from transformers import (
 logger = logging.getLogger(__name__)
 
 CONLL = (".conll", ".conll2003", ".bio", ".iob", ".iob2", ".txt")
-TAG_COLUMNS = ("ner_tags", "tags")
+LABEL_COLUMNS = ("ner_tags", "tags")
 BIO = re.compile(r"O|[BI]-.+")
 IGNORED = -100  # the label that the loss leaves out
 
@@ -77,8 +77,8 @@ IGNORED = -100  # the label that the loss leaves out
 class TokenClassificationArguments(TableArguments):
     """Which data, which of their columns, and what to measure."""
 
-    token_column: str = field(default="tokens", metadata={"help": "Column of the words."})
-    tag_column: str | None = field(
+    text_column: str = field(default="tokens", metadata={"help": "Column of the words."})
+    label_column: str | None = field(
         default=None, metadata={"help": "Column of their tags. Default: ner_tags, or tags if there is no such column."}
     )
     label_all_tokens: bool = field(
@@ -103,20 +103,20 @@ def load_data(arguments: TokenClassificationArguments, needed: list[str]) -> Dat
         ValueError: a split or a column is missing, a file cannot be understood, or words and tags are not as many.
     """
     splits = load_splits(arguments, needed, partial(read_sentences, arguments=arguments))
-    if arguments.tag_column is None:
+    if arguments.label_column is None:
         there = next(iter(splits.values())).column_names
-        arguments.tag_column = next((name for name in TAG_COLUMNS if name in there), TAG_COLUMNS[0])
-    check_columns(splits, [arguments.token_column])
-    check_columns({split: rows for split, rows in splits.items() if split != "test"}, [arguments.tag_column])
+        arguments.label_column = next((name for name in LABEL_COLUMNS if name in there), LABEL_COLUMNS[0])
+    check_columns(splits, [arguments.text_column])
+    check_columns({split: rows for split, rows in splits.items() if split != "test"}, [arguments.label_column])
     for split, rows in splits.items():
-        if arguments.tag_column in rows.column_names:
-            check_sentences(rows, arguments.token_column, arguments.tag_column, split)
+        if arguments.label_column in rows.column_names:
+            check_sentences(rows, arguments.text_column, arguments.label_column, split)
     return splits
 
 
-def check_sentences(rows: Dataset, token_column: str, tag_column: str, split: str) -> None:
+def check_sentences(rows: Dataset, text_column: str, label_column: str, split: str) -> None:
     """Raise ValueError unless every row has lists of words and of as many tags."""
-    for number, (tokens, tags) in enumerate(zip(rows[token_column], rows[tag_column]), start=1):
+    for number, (tokens, tags) in enumerate(zip(rows[text_column], rows[label_column]), start=1):
         if not isinstance(tokens, list) or not isinstance(tags, list):
             raise ValueError(f"row {number} of the {split} data must have lists of words and of tags")
         if len(tokens) != len(tags):
@@ -130,7 +130,7 @@ def read_sentences(file: str, arguments: TokenClassificationArguments) -> Datase
         return read_conll(path, arguments)
     rows = read_table(file, arguments.column_names, arguments.has_header)
     if path.suffix in DIALECTS:
-        wanted = {arguments.token_column, arguments.tag_column, *TAG_COLUMNS}.intersection(rows.column_names)
+        wanted = {arguments.text_column, arguments.label_column, *LABEL_COLUMNS}.intersection(rows.column_names)
         rows = rows.map(lambda cells: {name: [cell.split() for cell in cells[name]] for name in wanted}, batched=True)
     return rows
 
@@ -150,7 +150,7 @@ def read_conll(path: Path, arguments: TokenClassificationArguments) -> Dataset:
         if cells and cells[0] != "-DOCSTART-" and len(cells) != width:
             raise ValueError(f"{path}, line {number}: {len(cells)} columns, where the first line has {width}")
     between = [f"column {index}" for index in range(2, width)]
-    names = [arguments.token_column, *between, arguments.tag_column or TAG_COLUMNS[0]][:width]
+    names = [arguments.text_column, *between, arguments.label_column or LABEL_COLUMNS[0]][:width]
     names = check_width(arguments.column_names or names, width, path)
     columns = {
         name: [[cells[index] for cells in sentence] for sentence in sentences] for index, name in enumerate(names)
@@ -162,7 +162,7 @@ def find_tags(
     splits: DatasetDict, arguments: TokenClassificationArguments, stored: PreTrainedConfig, is_trained: bool
 ) -> Classes:
     """The tags; ValueError if a split has unknown ones, or if spans are to be measured and they mark none."""
-    column = arguments.tag_column
+    column = arguments.label_column
     tagged = {split: rows for split, rows in splits.items() if column in rows.column_names}
     seen = {split: {tag for tags in rows[column] for tag in tags} for split, rows in tagged.items()}
     feature = next((rows.features[column].feature for rows in tagged.values()), None)
@@ -177,8 +177,8 @@ def find_tags(
 
 def tokenize(
     rows: dict[str, list],
-    token_column: str,
-    tag_column: str,
+    text_column: str,
+    label_column: str,
     tokenizer: PreTrainedTokenizerBase,
     classes: Classes,
     length: int,
@@ -189,15 +189,15 @@ def tokenize(
     `starts` has the first token of each word, or -1 where the word has none or was cut off. `labels` have the tag of a word on
     its first token or on all of them, and are left out where there are no tags.
     """
-    encoded = tokenizer(rows[token_column], is_split_into_words=True, truncation=True, max_length=length)
+    encoded = tokenizer(rows[text_column], is_split_into_words=True, truncation=True, max_length=length)
     words_of_tokens = [encoded.word_ids(index) for index in range(len(encoded["input_ids"]))]
     made = {**encoded, "starts": []}
-    for words, tokens in zip(words_of_tokens, rows[token_column]):
+    for words, tokens in zip(words_of_tokens, rows[text_column]):
         made["starts"].append([words.index(word) if word in words else -1 for word in range(len(tokens))])
-    if tag_column in rows:
+    if label_column in rows:
         made["labels"] = [
             label_tokens(words, [classes.encode(tag) for tag in tags], classes.names, label_all_tokens)
-            for words, tags in zip(words_of_tokens, rows[tag_column])
+            for words, tags in zip(words_of_tokens, rows[label_column])
         ]
     return made
 
@@ -271,8 +271,8 @@ def main() -> None:
         model = checkpoint.load_model(AutoModelForTokenClassification, config, run.finished_model)
 
     options = {
-        "token_column": arguments.token_column,
-        "tag_column": arguments.tag_column,
+        "text_column": arguments.text_column,
+        "label_column": arguments.label_column,
         "tokenizer": tokenizer,
         "classes": classes,
         "length": length,

@@ -6,6 +6,7 @@ from .absolute import Absolute, NoPositions
 from .alibi import Alibi
 from .deberta import Deberta
 from .flags import Flag
+from .kerple import Kerple
 from .relative import Relative, RelativeKey, RelativeKeyQuery
 from .rotary import Rope
 from .scheme import AttentionScheme, EmbeddingScheme, PositionScheme
@@ -30,6 +31,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Deberta,
         Rope,
         Alibi,
+        Kerple,
     )
 }
 # Flag -> what each scheme that has it says of it, by the scheme's name.

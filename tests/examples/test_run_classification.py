@@ -279,9 +279,9 @@ def test_glue_tasks_are_measured_as_glue_measures_them(task, checkpoint, tmp_pat
     label = datasets.Value("float32") if task == "stsb" else datasets.ClassLabel(names=names)
 
     def rows(is_secret: bool) -> datasets.Dataset:
-        columns = {column: [sentence(generator)[0] for _ in range(9)] for column in of_task.text_columns}
+        columns = {column: [sentence(generator)[0] for _ in range(9)] for column in of_task.text_column}
         columns["label"] = [-1 if is_secret else generator.randrange(len(names)) for _ in range(9)]
-        features = {column: datasets.Value("string") for column in of_task.text_columns} | {"label": label}
+        features = {column: datasets.Value("string") for column in of_task.text_column} | {"label": label}
         return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
     kinds = ["_matched", "_mismatched"] if task == "mnli" else [""]
@@ -379,10 +379,10 @@ WRONG_FILES = {
         ("--train_file broken.json", "broken.json cannot be read as json"),
         ("--train_file missing.jsonl", "the train data have no sentence in row 2"),
         ("--train_file twice.csv", "two columns of the same name"),
-        ("--train_file train.csv --text_columns words", "no column 'words'; their columns are sentence, label"),
+        ("--train_file train.csv --text_column words", "no column 'words'; their columns are sentence, label"),
         ("--train_file train.csv --label_column class", "no column 'class'; their columns are sentence, label"),
         ("--train_file train.csv --column_names a b c", "train.csv has 2 columns, and 3 names for them: a, b, c"),
-        ("--train_file train.csv --text_columns a b c", "text_columns must name one column or two, got a, b, c"),
+        ("--train_file train.csv --text_column a b c", "text_column must name one column or two, got a, b, c"),
         ("--train_file train.csv --do_eval", "there are no validation data: name a file with --validation_file"),
         (
             "--train_file train.csv --validation_file other.csv --do_eval",
@@ -441,5 +441,5 @@ def test_the_guard_against_reading_weights_works(checkpoint, files, tmp_path, mi
 
 
 def test_text_columns_default_to_the_usual_names():
-    assert ClassificationArguments().text_columns is None
+    assert ClassificationArguments().text_column is None
     assert run_classification.USUAL_COLUMNS[-2:] == [("sentence",), ("text",)]

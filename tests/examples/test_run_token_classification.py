@@ -128,7 +128,7 @@ def test_a_tag_is_on_the_first_token_of_its_word_or_on_all(checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     classes = Classes(["B-PER", "I-PER", "IN", "NN", "O"], {})
     rows = {"tokens": [["johnson", "\u200b", "johns", "cat"]], "tags": [["B-PER", "O", "NN", "O"]]}
-    common = {"token_column": "tokens", "tag_column": "tags", "tokenizer": tokenizer, "classes": classes}
+    common = {"text_column": "tokens", "label_column": "tags", "tokenizer": tokenizer, "classes": classes}
     first = tokenize(rows, **common, length=32, label_all_tokens=False)
     tokens = tokenizer.convert_ids_to_tokens(first["input_ids"][0])
     assert tokens == ["[CLS]", "john", "##son", "john", "##s", "cat", "[SEP]"]
@@ -164,7 +164,7 @@ def test_a_data_set_with_named_tags_keeps_their_order(checkpoint, sentences, tmp
         return DatasetDict({"train": rows("train"), "validation": rows("dev"), "test": rows("test")})
 
     monkeypatch.setattr("data_files.load_dataset", named)
-    arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "none", "--tag_column", "pos"]
+    arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "none", "--label_column", "pos"]
     arguments += ["--dataset_name", "some/data", "--dataset_config_name", "english", "--metric", "accuracy"]
     stages = ["--do_train", "--do_eval", "--max_steps", "2", "--use_cpu", "true", "--output_dir", tmp_path]
     run_main(run_token_classification, *arguments, *stages)
@@ -197,7 +197,7 @@ WRONG_FILES = {
         ("--train_file strings.jsonl", "row 1 of the train data must have lists of words and of tags"),
         ("--train_file words.jsonl", "no column 'tokens'; their columns are words, tags"),
         ("--train_file train.conll --column_names tokens", "train.conll has 2 columns, and 1 names for them: tokens"),
-        ("--train_file train.conll --tag_column pos --column_names tokens tags", "no column 'pos'"),
+        ("--train_file train.conll --label_column pos --column_names tokens tags", "no column 'pos'"),
         ("--train_file pos.conll", "span_f1 reads the tags O, B-... and I-..., and the data have NNP, VBZ"),
         (
             "--train_file train.conll --validation_file other.conll --do_eval",
