@@ -16,6 +16,7 @@ from transformers import (
     CamembertConfig,
     DistilBertConfig,
     ElectraConfig,
+    MPNetConfig,
     PreTrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -23,7 +24,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
-from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
+from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .scheme import EmbeddingScheme
 from .schemes import SCHEMES, build_schemes, scheme_names
 
@@ -301,6 +302,23 @@ class PositionConfigMixin:
         """Sizes by the names that schemes know them by."""
         return self.family.sizes(self)
 
+    @property
+    def trained_schemes(self) -> set[str]:
+        """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
+        return {*scheme_names(self._trained_position_scheme or self.family.native_scheme)}
+
+    def _check_native_flags(self) -> None:
+        """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
+        native = {*scheme_names(self.family.native_scheme)} & {*scheme_names(self.position_scheme)}
+        for flag, value in self.family.native_flags.items():
+            given = getattr(self, flag)
+            users = [name for name in native if flag in SCHEMES[name].defaults]
+            if users and given is not None and given != value:
+                raise ValueError(
+                    f"{flag}={given!r} does not fit the {' and '.join(users)} that {self.stock_model_type} checkpoints were trained "
+                    f"with, which has {value!r}: leave the flag out, or leave {' and '.join(users)} out of position_scheme"
+                )
+
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         """As in transformers; flags among the keywords override stored ones before anything is validated.
@@ -320,6 +338,8 @@ class PositionConfigMixin:
         stored = {flag: config_dict[flag] for flag in FLAGS if config_dict.get(flag) is not None}
         # Only Auto classes say where it is from; that what is left of the keywords is wanted back tells that a model asks.
         place = config.name_or_path or ("" if isinstance(result, tuple) else None)
+        if not stored and not trained:
+            config._check_native_flags()
         config._stored_flags = (place, stored | ({"position_scheme": trained} if trained else {}))
         return result
 
@@ -429,6 +449,14 @@ class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
     _auto_class = "AutoConfig"
 
 
+class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
+    """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_mpnet"
+    family = MPNET
+    _auto_class = "AutoConfig"
+
+
 # The config class of every family.
 CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencBertConfig,
@@ -437,4 +465,5 @@ CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencCamembertConfig,
     PosencElectraConfig,
     PosencDistilBertConfig,
+    PosencMPNetConfig,
 )
