@@ -22,7 +22,7 @@ import hf_posenc  # noqa: F401
 
 
 SCHEMES = ["absolute", "absolute+t5", "t5", "rope", "sinusoidal", "none"]
-FAMILIES = ["bert", "roberta", "xlm_roberta", "camembert", "electra", "distilbert"]
+FAMILIES = ["bert", "roberta", "xlm_roberta", "camembert", "electra", "distilbert", "mpnet"]
 STOCK_IMPORT = "import " + ", ".join(f"transformers.models.{family}.modeling_{family}" for family in FAMILIES)
 TIMED = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
 

@@ -10,6 +10,7 @@ from .modeling.configuration_posenc import (
     PosencCamembertConfig,
     PosencDistilBertConfig,
     PosencElectraConfig,
+    PosencMPNetConfig,
     PosencRobertaConfig,
     PosencXLMRobertaConfig,
 )
@@ -50,6 +51,14 @@ from .modeling.modeling_electra import (
     PosencElectraForSequenceClassification,
     PosencElectraForTokenClassification,
     PosencElectraModel,
+)
+from .modeling.modeling_mpnet import (
+    PosencMPNetForMaskedLM,
+    PosencMPNetForMultipleChoice,
+    PosencMPNetForQuestionAnswering,
+    PosencMPNetForSequenceClassification,
+    PosencMPNetForTokenClassification,
+    PosencMPNetModel,
 )
 from .modeling.modeling_roberta import (
     PosencRobertaForCausalLM,
@@ -110,6 +119,13 @@ __all__ = [
     "PosencElectraForSequenceClassification",
     "PosencElectraForTokenClassification",
     "PosencElectraModel",
+    "PosencMPNetConfig",
+    "PosencMPNetForMaskedLM",
+    "PosencMPNetForMultipleChoice",
+    "PosencMPNetForQuestionAnswering",
+    "PosencMPNetForSequenceClassification",
+    "PosencMPNetForTokenClassification",
+    "PosencMPNetModel",
     "PosencRobertaConfig",
     "PosencRobertaForCausalLM",
     "PosencRobertaForMaskedLM",

@@ -145,6 +145,10 @@ OWN_NAMES = {
         r"encoder\.layer\.(\d+)\.output\.dense": r"transformer.layer.\1.ffn.lin2",
         r"encoder\.layer\.(\d+)\.intermediate\.dense": r"transformer.layer.\1.ffn.lin1",
     },
+    "mpnet": {
+        r"attention\.self\.(query|key|value)": lambda match: f"attention.attn.{match[1][0]}",
+        r"attention\.output\.dense": "attention.attn.o",
+    },
 }
 
 

@@ -53,6 +53,7 @@ SAVED = [
     ("camembert", "alibi+relative_key", {}),
     ("electra", "absolute+t5", {"position_combine": "concat", "position_every_layer": True}),
     ("electra", "none", {}),
+    ("mpnet", "absolute+t5+transformer_xl", {"position_base": 500.0}),
     ("distilbert", "absolute+deberta", {"position_buckets": 4, "position_every_layer": True}),
 ]
 IDS = [f"{family}-{scheme}" for family, scheme, _ in SAVED]

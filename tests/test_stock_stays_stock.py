@@ -49,7 +49,7 @@ def observe_stock(sizes: dict, minilm: str, folder: str) -> dict:
             return [value for value in aligned(model)(**batch).to_tuple() if isinstance(value, torch.Tensor)]
 
     seen = {}
-    for family in ("bert", "roberta", "xlm_roberta", "camembert", "electra", "distilbert"):
+    for family in ("bert", "roberta", "xlm_roberta", "camembert", "electra", "distilbert", "mpnet"):
         module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
         for name in module.__all__:
             cls = getattr(module, name)

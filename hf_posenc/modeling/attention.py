@@ -399,8 +399,8 @@ class PositionSelfAttention:
         return output, weights
 
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
-        """Call the backend that the config names, with the terms in the form that it takes."""
-        implementation = self.config._attn_implementation
+        """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
+        implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
         settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
         dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
         if not terms:

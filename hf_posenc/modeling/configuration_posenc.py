@@ -15,6 +15,7 @@ from transformers import (
     CamembertConfig,
     DistilBertConfig,
     ElectraConfig,
+    MPNetConfig,
     PreTrainedConfig,
     RobertaConfig,
     XLMRobertaConfig,
@@ -22,7 +23,7 @@ from transformers import (
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
-from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA, Family, Sizes
+from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
 
 
@@ -209,6 +210,23 @@ class PositionConfigMixin(PositionFlags):
         """Sizes by the names that schemes know them by."""
         return self.family.sizes(self)
 
+    @property
+    def trained_schemes(self) -> set[str]:
+        """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
+        return {*scheme_names(self._trained_position_scheme or self.family.native_scheme)}
+
+    def _check_native_flags(self) -> None:
+        """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
+        native = {*scheme_names(self.family.native_scheme)} & {*scheme_names(self.position_scheme)}
+        for flag, value in self.family.native_flags.items():
+            given = getattr(self, flag)
+            users = [name for name in native if name in FLAGS[flag]]
+            if users and given is not None and given != value:
+                raise ValueError(
+                    f"{flag}={given!r} does not fit the {' and '.join(users)} that {self.stock_model_type} checkpoints were trained "
+                    f"with, which has {value!r}: leave the flag out, or leave {' and '.join(users)} out of position_scheme"
+                )
+
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
         """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of."""
@@ -236,6 +254,8 @@ class PositionConfigMixin(PositionFlags):
         stored = {flag: config_dict[flag] for flag in FLAGS if config_dict.get(flag) is not None}
         # Only Auto classes say where it is from; that what is left of the keywords is wanted back tells that a model asks.
         place = config.name_or_path or ("" if isinstance(result, tuple) else None)
+        if not stored and not trained:
+            config._check_native_flags()
         config._stored_flags = (place, stored | ({"position_scheme": trained} if trained else {}))
         return result
 
@@ -353,6 +373,14 @@ class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
     _auto_class = "AutoConfig"
 
 
+class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
+    """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_mpnet"
+    family = MPNET
+    _auto_class = "AutoConfig"
+
+
 # The config class of every family.
 CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencBertConfig,
@@ -361,4 +389,5 @@ CONFIGS: tuple[type[PositionConfigMixin], ...] = (
     PosencCamembertConfig,
     PosencElectraConfig,
     PosencDistilBertConfig,
+    PosencMPNetConfig,
 )

@@ -43,6 +43,8 @@ class Family:
         model_type: of the stock config.
         prefix: what the names of its stock classes begin with; the variants' have "Posenc" before it.
         native_scheme: the `position_scheme` that its checkpoints were trained with.
+        native_flags: the flags of that scheme whose parameters the checkpoints have, which cannot have other values beside them.
+        native_keys: by scheme, the key of what else than the table of absolute positions they have.
         positions_follow_padding: positions count from padding_idx + 1, and padding has position padding_idx.
         heads: Auto class -> the end of the name of the class that it serves.
         config_names: names of sizes in [`Sizes`], and of settings of BERT's, that the config has under another name.
@@ -62,6 +64,8 @@ class Family:
     prefix: str
     heads: Mapping[str, str]
     native_scheme: str = "absolute"
+    native_flags: Mapping[str, Any] = field(default_factory=dict)
+    native_keys: Mapping[str, str] = field(default_factory=dict)
     positions_follow_padding: bool = False
     config_names: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -100,7 +104,7 @@ class Family:
         return self.constants[name] if name in self.constants else getattr(config, self.config_names.get(name, name))
 
     def first_position(self, config) -> int:
-        return config.pad_token_id + 1 if self.positions_follow_padding else 0
+        return self.setting(config, "pad_token_id") + 1 if self.positions_follow_padding else 0
 
     def sizes(self, config) -> Sizes:
         """Sizes of a config of the family, stock or variant."""
@@ -187,5 +191,29 @@ DISTILBERT = Family(
         "value": ("v_lin",),
         "output.dense": ("out_lin", "lin2"),
         "dense": ("out_lin", "lin1", "lin2"),
+    },
+)
+MPNET = Family(
+    "mpnet",
+    "MPNet",
+    heads=_heads(AutoModelForCausalLM=None, AutoModelForTextEncoding=None),
+    native_scheme="absolute+t5",
+    # Stock's code has these numbers, and looks at no config for them; nor for the row of padding in its tables.
+    native_flags={"position_buckets": 32, "position_max_distance": 128, "position_per_layer": False},
+    native_keys={"t5": "encoder.relative_attention_bias.weight"},
+    positions_follow_padding=True,
+    constants={"pad_token_id": 1, "is_decoder": False},
+    token_types=None,
+    self_attention="attention.attn",
+    query="q",
+    key="k",
+    value="v",
+    output="o",
+    linear_layers={
+        "query": ("q",),
+        "key": ("k",),
+        "value": ("v",),
+        "output.dense": ("o", "output.dense"),
+        "dense": ("o", "dense"),
     },
 )

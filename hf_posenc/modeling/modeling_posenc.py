@@ -28,7 +28,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
-from .schemes import ALIASES, FLAGS, build_schemes, scheme_names
+from .schemes import FLAGS, build_schemes, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -313,7 +313,7 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     if hasattr(encoder, "position_schemes"):
         return
     embedding_scheme, schemes = build_schemes(config)
-    trained = _trained_schemes(config)
+    trained = config.trained_schemes
     keeps_table = any(scheme.reads_table for scheme in schemes)
     if embedding_scheme is not None and embedding_scheme.name == "absolute":
         keeps_table = True
@@ -461,21 +461,41 @@ class PosencPreTrainedModel:
         super()._adjust_missing_and_unexpected_keys(loading_info)
         name = self.config.position_scheme
         embedding, attention = build_schemes(self.config)
-        trained, table_key = _trained_schemes(self.config), self.config.family.table_key
-        table = {key for key in loading_info.unexpected_keys if key.endswith(table_key)}
-        loading_info.unexpected_keys = loading_info.unexpected_keys - table
-        new = [s.name for s in (embedding, *attention) if s and s.name not in trained and not s.starts_silent()]
+        trained, family = self.config.trained_schemes, self.config.family
+        table_key = family.table_key
+        keys = {"absolute": table_key, **family.native_keys}
+        unexpected = {
+            name: {key for key in loading_info.unexpected_keys if key.endswith(end)} for name, end in keys.items()
+        }
+        kept = {*scheme_names(name)}
+        per_layer = {name for name in kept & trained & {*family.native_keys} if unexpected[name]}
+        if per_layer:
+            raise ValueError(
+                f"position_scheme={self.config.position_scheme!r}: the checkpoint has one table for all layers for "
+                f"{' and '.join(per_layer)}; load it without position_per_layer"
+            )
+        loading_info.unexpected_keys = loading_info.unexpected_keys.difference(*unexpected.values())
+        added = [scheme for scheme in (embedding, *attention) if scheme and scheme.name not in trained]
+        new = [scheme.name for scheme in added if not scheme.starts_silent_beside(trained & kept)]
         # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
         # schemes that it did not read.
-        kept = any(scheme.reads_table for scheme in attention) and embedding is None
-        if "absolute" in trained and (table or kept):
+        reads_table = any(scheme.reads_table for scheme in attention) and embedding is None
+        lost = [n for n in scheme_names(family.native_scheme) if n in trained - kept and (n in keys and unexpected[n])]
+        if "absolute" in trained and reads_table:
+            lost = ["absolute", *(n for n in lost if n != "absolute")]
+        if lost:
             remedy = "fine-tune before use"
             # Only where the other composite computes what the checkpoint does: nothing else new, nothing else taken away.
-            others_stay = trained <= {"absolute", *(s.name for s in attention)}
-            if attention and embedding is None and others_stay and not new:
-                remedy += f", or keep them with position_scheme='absolute+{'+'.join(s.name for s in attention)}'"
+            others_stay = trained <= {*lost, *kept}
+            joins_words = embedding is None or embedding.name == "absolute"
+            silent = all(scheme.starts_silent_beside(trained) for scheme in added)
+            if (attention or embedding) and joins_words and others_stay and silent:
+                whole = [n for n in scheme_names(family.native_scheme) if n in (*lost, *kept)]
+                whole += [s.name for s in attention if s.name not in whole]
+                remedy += f", or keep them with position_scheme={'+'.join(whole)!r}"
             logger.warning_once(
-                f"position_scheme={name!r} leaves out the absolute positions that this checkpoint was trained with: {remedy}."
+                f"position_scheme={name!r} leaves out the {' and '.join(lost)} positions that this checkpoint was trained with: "
+                f"{remedy}."
             )
         if embedding and embedding.name == "absolute" and "absolute" not in trained:
             # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
@@ -503,7 +523,7 @@ class PosencPreTrainedModel:
         config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
         positions = {key for key in missing if self._is_position(key)}
         # The same model without what is new: as much as that should have been in the checkpoint.
-        trained = _trained_schemes(config)
+        trained = config.trained_schemes
         kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
         if not positions or (not stored and kept in ("absolute", "none")):
             return positions
@@ -525,12 +545,6 @@ class PosencPreTrainedModel:
         """Whether a parameter, by its name, belongs to a scheme."""
         module, _, name = key.rpartition(".")
         return name in vars(self.get_submodule(module)).get("position_initial", {})
-
-
-def _trained_schemes(config) -> set[str]:
-    """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
-    names = (config._trained_position_scheme or config.family.native_scheme).split("+")
-    return {ALIASES.get(name, name) for name in names}
 
 
 def _carries(scheme: AttentionScheme, implementation: str) -> bool:

@@ -305,6 +305,10 @@ class PositionScheme:
         """Whether the scheme, with its flags as they are, keeps the function of a checkpoint that it is added to."""
         return self.silent and getattr(self, "init", "silent") == "silent"
 
+    def starts_silent_beside(self, trained: set[str]) -> bool:
+        """The same, for a checkpoint that was trained with the schemes `trained`, which stay."""
+        return self.starts_silent()
+
 
 class EmbeddingScheme(PositionScheme):
     """Positions as vectors that join the word embeddings."""

@@ -24,6 +24,8 @@ class T5(AttentionScheme):
     `position_per_layer` one in each `encoder.layer.N.attention.self`. The bias is not scaled. Buckets are bidirectional in
     an encoder and unidirectional in a decoder. Beside `tupe` (TUPE-R) the bias is 0 in [CLS]'s row and column.
 
+    MPNet's checkpoints have such a table, of 32 buckets and distance 128, in the same place: `absolute+t5` computes what they do.
+
     Source: Raffel et al. 2020; buckets and bias checked against `T5Attention` of transformers.
     """
 
@@ -54,7 +56,10 @@ class T5(AttentionScheme):
         self.unties_cls = self.reads_table = "tupe" in config.position_scheme
 
     def _table(self, config) -> PositionEmbedding:
-        initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
+        # Where stock checkpoints have the table, it starts as stock's.
+        is_native = self.name in config.family.native_keys and self.name in config.trained_schemes
+        silent = self.init == "silent" and not is_native
+        initial = zeros if silent else Normal(config.sizes.initializer_range)
         return PositionEmbedding(self.buckets, config.sizes.num_attention_heads, initial)
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:

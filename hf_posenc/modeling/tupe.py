@@ -48,6 +48,10 @@ class Tupe(AttentionScheme):
     def starts_silent(self) -> bool:
         return super().starts_silent() and self.form != "paper"
 
+    def starts_silent_beside(self, trained: set[str]) -> bool:
+        # It takes the bias of t5 away from [CLS], which is nothing only while that is 0.
+        return self.starts_silent() and "t5" not in trained
+
     def scaling(self, scaling: float) -> float:
         return scaling / math.sqrt(2) if self.form == "paper" else scaling
 

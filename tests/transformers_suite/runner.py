@@ -146,8 +146,10 @@ class Outcomes(unittest.TestResult):
         """Names and tracebacks of what failed, empty if nothing did."""
         return "\n\n".join(f"{test.id()}\n{traceback}" for test, traceback in self.failures + self.errors)
 
-    def differences(self, stock: "Outcomes") -> list[str]:
+    def differences(self, stock: "Outcomes", passes_more: bool = False) -> list[str]:
         """What did not become of a test or subtest here what became of it in the run of the stock classes.
+
+        With `passes_more`, only of what stock passed: the others may pass what stock skips, and skip it as well.
 
         Some subtests are named after a key of the state dict: those of a key that only one side has are left out.
         """
@@ -155,7 +157,9 @@ class Outcomes(unittest.TestResult):
         return [
             f"{name}: stock {dict(stock.by_name[name])}, variant {dict(self.by_name[name])}"
             for name in sorted({*stock.by_name, *self.by_name})
-            if stock.by_name[name] != self.by_name[name] and not name.endswith(own_keys)
+            if stock.by_name[name] != self.by_name[name]
+            and not name.endswith(own_keys)
+            and not (passes_more and "passed" not in stock.by_name[name])
         ]
 
 
