@@ -50,9 +50,13 @@ def largest_error(model: torch.nn.Module, folder: Path, output: str) -> float:
     return max(errors)
 
 
+# The families that had the two schemes in transformers 4.
+FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
+
+
 def test_there_is_a_checkpoint_of_every_family_and_scheme():
     made = {(entry(folder, "model_type"), entry(folder, "position_embedding_type")) for folder in FOLDERS}
-    assert made == {(family, scheme) for family in tiny.FAMILIES for scheme in ("relative_key", "relative_key_query")}
+    assert made == {(family, scheme) for family in FAMILIES for scheme in ("relative_key", "relative_key_query")}
     assert len(DECODERS) == 2
 
 

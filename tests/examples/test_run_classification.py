@@ -401,7 +401,7 @@ WRONG_FILES = {
         ("--train_file train.csv --position_scheme absolut+t5", "did you mean 'absolute'"),
         ("--train_file train.csv --position_scheme t5 --position_buckets 7", "position_buckets"),
         (
-            "--train_file train.csv --position_scheme t5 --position_max_distance 7",
+            "--train_file train.csv --position_scheme rope --position_max_distance 7",
             "position_max_distance=7 has no use",
         ),
         ("--train_file train.csv --position_rope_scaling {linear}", "must be a JSON object"),

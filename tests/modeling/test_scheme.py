@@ -75,7 +75,7 @@ class TestPositionParameter:
 
     def test_starts_as_its_scheme_says_whatever_is_built_around_it(self):
         torch.manual_seed(0)
-        config = tiny.variant_config(position_scheme="transformer_xl", position_init="reference", hidden_size=64)
+        config = tiny.variant_config(position_scheme="transformer_xl", position_init="paper", hidden_size=64)
         attention = tiny.variant_class("bert")(config).encoder.layer[0].attention.self
         assert attention.pos_bias_u.position_initial == {"weight": Normal(config.initializer_range)}
         assert abs(attention.pos_bias_u.weight.std().item() / config.initializer_range - 1) < 0.4
