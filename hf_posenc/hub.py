@@ -89,7 +89,10 @@ def check_whole(file: Path) -> None:
 
 def adapter_base(adapter_config: Path) -> str | None:
     """The base model that an adapter's config leads to."""
-    return json.loads(adapter_config.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    entries = json.loads(adapter_config.read_text(encoding="utf-8"))
+    if not isinstance(entries, dict):
+        raise ValueError(f"{adapter_config} must hold a JSON object, and holds {type(entries).__name__}")
+    return entries.get("base_model_name_or_path")
 
 
 def check_adapter(folder: Path) -> None:

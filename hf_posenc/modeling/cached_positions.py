@@ -6,8 +6,14 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache, StaticLayer
 
 
+# torch.compiler.is_exporting is younger than the oldest torch supported.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
+
+
 class PositionCacheLayer:
     """Mixin over a cache layer of transformers that keeps the positions of its tokens beside their keys and values.
+
+    Rebuilt by hand from the tensors of its layers, a cache knows no positions any more.
 
     What shortens a layer (`crop`) leaves its first tokens: [`append_positions`] goes by their number.
 
@@ -86,8 +92,16 @@ def append_positions(
         (batch, 2, key_length), of all keys; those of empty slots are any that a table has.
 
     Raises:
-        ValueError: the cache holds tokens beside those that it was told the positions of; it moves along a window.
+        ValueError: the cache holds tokens beside those that it was told the positions of; it moves along a window; a program
+            is exported with tokens in the cache.
     """
+    if _is_exporting():
+        # An exported program takes and gives caches as keys and values alone.
+        if not isinstance(past_length, int) or past_length:
+            raise ValueError(
+                "positions of cached tokens cannot be exported: export without position_ids, or without a cache (use_cache=False)"
+            )
+        return positions
     layer = _first_layer(self_attention_cache(cache))
     batch, kinds, length = positions.shape
     known = layer.positions

@@ -131,6 +131,8 @@ class PositionEmbeddings:
             if position_ids.numel() == 0:
                 return
             length, past_length = int(position_ids.max()) - self.first_position + 1, 0
+        if isinstance(past_length, torch.Tensor) and past_length.device.type == "cpu" and not is_traced():
+            past_length = int(past_length)  # a static cache counts in a tensor
         if isinstance(past_length, int) and length + past_length > self.table_length():
             raise ValueError(
                 f"a sequence of {length + past_length} tokens is longer than the table of absolute positions, which has "

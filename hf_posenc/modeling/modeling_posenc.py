@@ -183,11 +183,11 @@ class PositionEncoder:
             return positions, positions
 
         if position_ids is not None:
-            query = position_ids.to(device)
-        table_query = query if table_position_ids is None else table_position_ids.to(device)
+            query = position_ids.to(device, torch.long)
+        table_query = query if table_position_ids is None else table_position_ids.to(device, torch.long)
         queries = torch.stack(torch.broadcast_tensors(query, table_query), dim=1)  # (batch or 1, 2, length)
         keys = queries
-        if cache is not None:
+        if cache is not None and any(scheme.reads_key_positions for scheme in self.position_schemes):
             queries = queries.expand(batch, -1, -1)
             keys = append_positions(cache, queries, past_length, key_length, first)
         return tuple(
@@ -353,22 +353,28 @@ def check_built_as_configured(model: nn.Module) -> None:
     embedding_scheme, schemes = build_schemes(config)
     built = [scheme for scheme in (embeddings.position_scheme, *encoder.position_schemes) if scheme]
     configured = [scheme for scheme in (embedding_scheme, *schemes) if scheme]
-    was, is_now = ("+".join(scheme.name for scheme in some) or "none" for some in (built, configured))
-    changed = [] if was == is_now else [("position_scheme", was, is_now)]
-    if not changed:
-        for old, new in zip(built, configured):
-            values, flags = vars(new), {flag.attribute for flag in old.flags}
-            changed += [
-                (f"position_{name}" if name in flags else f"{old.name}'s {name}", value, values[name])
-                for name, value in vars(old).items()
-                if values[name] != value
-            ]
+    if {scheme.name for scheme in built} != {scheme.name for scheme in configured}:
+        was, is_now = ("+".join(scheme.name for scheme in some) or "none" for some in (built, configured))
+        changed = [("position_scheme", was, is_now)]
+    else:
+        changed = [("the first position", encoder.first_position, config.sizes.first_position)]
+        for old in built:
+            [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
+            flags = {flag.attribute for flag in old.flags}
+            for name in vars(old) | vars(new):
+                what = f"position_{name}" if name in flags else f"{old.name}'s {name}"
+                changed.append((what, _plain(vars(old).get(name)), _plain(vars(new).get(name))))
     told = [f"{what} was {old!r} and is {new!r}" for what, old, new in changed if old != new]
     if told:
         raise ValueError(
             f"the config was changed after the model was built ({'; '.join(told)}), and these weights do not belong to it: "
             "set it back, or load the checkpoint anew with the flags that you want"
         )
+
+
+def _plain(value: Any) -> Any:
+    """A list and a tuple of the same things are the same flag."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 class PosencPreTrainedModel:

@@ -1,14 +1,15 @@
 """Rotary positions: queries and keys turned by an angle that grows with their position."""
 
 import functools
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from .flags import Dictionary, Flag, base, layout
 from .scheme import AttentionContext, AttentionScheme, Positions, is_traced
-from .sinusoidal import inverse_frequencies, precise_dtype
+from .sinusoidal import inverse_frequencies
 
 
 # Scalings whose frequencies change with the length of the text.
@@ -53,6 +54,23 @@ def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, lay
     return torch.cat(turned, dim=-1) if layout == "halves" else torch.stack(turned, dim=-1).flatten(-2)
 
 
+@dataclass
+class RopeSettings:
+    """As much of a config as transformers' RoPE scalings read."""
+
+    rope_parameters: dict[str, Any]
+    head_dim: int
+    max_position_embeddings: int
+    num_attention_heads: int = 1
+
+    @property
+    def hidden_size(self) -> int:
+        return self.head_dim
+
+    def standardize_rope_params(self) -> None:
+        """Nothing is left to do."""
+
+
 class Rope(AttentionScheme):
     """q_i and k_j rotated by their positions: pair k by the angle position · base^(-2k/d); no parameters.
 
@@ -79,6 +97,7 @@ class Rope(AttentionScheme):
     paper = "Su et al. 2021"
     extrapolates = "yes: any length (position_rope_scaling helps)"
     silent = False
+    reads_key_positions = False  # keys are rotated before they are cached
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
 
     def read(self, config) -> None:
@@ -145,14 +164,7 @@ class Rope(AttentionScheme):
             return inverse_frequencies(self.head_dim, self.base, device), 1.0
         parameters = {"rope_theta": float(self.base), **self.rope_scaling, "rope_type": self.rope_type}
         parameters.setdefault("original_max_position_embeddings", self.usable_positions)
-        stand_in = SimpleNamespace(
-            rope_parameters=parameters,
-            head_dim=self.head_dim,
-            hidden_size=self.head_dim,
-            num_attention_heads=1,
-            max_position_embeddings=self.usable_positions,
-            standardize_rope_params=lambda: None,
-        )
+        stand_in = RopeSettings(parameters, self.head_dim, self.usable_positions)
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], stand_in, device=device)
         if self.rope_type == "longrope" and isinstance(length, torch.Tensor):  # its own function compares numbers
             original = parameters["original_max_position_embeddings"]
@@ -166,7 +178,7 @@ class Rope(AttentionScheme):
         length = positions.key.shape[1]
         if self.rope_type in LENGTH_DEPENDENT and places.numel():
             # As in transformers, the largest position tells. Its value is not looked at: that would stall GPUs and traces.
-            length = (places.max() + 1).to(precise_dtype(places.device))
+            length = (places.max() + 1).to(torch.float32)
         inverse_frequencies, factor = self._inverse_frequencies(places.device, length)
         # (batch or 1, 1, query, head_dim / 2)
         angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]

@@ -342,11 +342,13 @@ class AttentionScheme(PositionScheme):
     Attributes:
         backends: attention implementations that can carry the scheme.
         reads_table: the scheme reads the stock table of absolute positions.
+        reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "flex_attention", "eager")
     reads_table: ClassVar[bool] = False
+    reads_key_positions: ClassVar[bool] = True
     pure_relative: ClassVar[bool] = True
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:

@@ -71,7 +71,9 @@ def test_every_layer_but_the_first_gets_the_positions_again(scheme, family):
     seen, given = [], []
     for layer in layers:
         layer.attention.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-        layer.register_forward_hook(lambda module, args, output: given.append(output))
+        layer.register_forward_hook(
+            lambda module, args, output: given.append(output[0] if isinstance(output, tuple) else output)
+        )
     with torch.no_grad():
         model(**inputs)
         embeddings = model.embeddings

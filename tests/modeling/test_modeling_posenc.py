@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tiny import build, fill_positions, inputs
 from torch import nn
 
@@ -170,6 +171,34 @@ def test_weights_are_not_saved_beside_flags_that_they_were_not_built_with(
         setattr(model.config, name, value)
     expected = output(model)
     assert torch.equal(output(reloaded(model, tmp_path / "as built")), expected)
+
+
+@pytest.mark.parametrize(("scheme", "flags", "same"), [
+    ("t5+alibi", {}, {"position_scheme": "alibi+t5"}),
+    ("deberta", {"position_attention_types": ["c2p", "p2c"]}, {"position_attention_types": ("c2p", "p2c")}),
+])  # fmt: skip
+def test_flags_that_mean_the_same_are_saved(scheme, flags, same, tmp_path):
+    model = build(scheme, **flags)
+    expected = output(model)
+    for name, value in same.items():
+        setattr(model.config, name, value)
+    torch.testing.assert_close(output(reloaded(model, tmp_path)), expected, atol=1e-6, rtol=0)
+
+
+def test_a_scaling_that_is_taken_away_is_refused_by_name(tmp_path):
+    model = build("rope", position_rope_scaling={"rope_type": "yarn", "factor": 2.0})
+    model.config.position_rope_scaling = None
+    with pytest.raises(ValueError, match="position_rope_scaling was"):
+        model.save_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["sinusoidal", "sinusoidal+tupe", "absolute"])
+@families
+def test_offloaded_models_add_positions_before_every_layer(scheme, family):
+    model, batch = build(scheme, family, position_every_layer=True), inputs(family=family)
+    expected = output(model, **batch)
+    offloaded = cpu_offload(model, execution_device="cpu")
+    torch.testing.assert_close(output(offloaded, **batch), expected, atol=1e-6, rtol=0)
 
 
 def test_an_encoder_that_reads_embeddings_says_who_must_call_it():

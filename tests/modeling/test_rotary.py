@@ -303,3 +303,14 @@ def test_packed_documents_are_scaled_as_each_is_alone(scaling):
         whole = model(input_ids, attention_mask=mask).last_hidden_state
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=TOLERANCE, rtol=0)
     assert (packed - whole).abs().max() > 100 * TOLERANCE
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: f"{scaling['rope_type']}-{len(scaling)}")
+def test_scaled_frequencies_compile_in_one_graph(scaling):
+    model = tiny.build("rope", position_rope_scaling=dict(scaling))
+    inputs = tiny.inputs(length=80)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        found, expected = (each(**inputs).last_hidden_state for each in (compiled, model))
+    assert tiny.difference_where_attended(found, expected, inputs["attention_mask"]) < TOLERANCE
