@@ -51,7 +51,7 @@ def check(family: str, scheme: str, model, exported) -> None:
         (5, 37),
         (2, TABLE if ends_at_the_table(scheme) else TABLE + 21),
     ):
-        if family in ("roberta", "xlm-roberta", "camembert") and ends_at_the_table(scheme):
+        if tiny.FAMILIES[family].family.positions_follow_padding and ends_at_the_table(scheme):
             length = min(length, TABLE - 2)
         inputs = tiny.inputs(batch=batch, length=length, family=family)
         with torch.no_grad():

@@ -26,7 +26,7 @@ from .attention import InHand, PositionSelfAttention, eager_position_attention
 from .configuration_posenc import PosencMPNetConfig
 from .embeddings import PositionEmbeddings
 from .family import MPNET
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel, become
 from .scheme import AttentionScheme
 
 
@@ -85,8 +85,8 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         # The scheme t5 puts its own in this place.
         del self.relative_attention_bias
         for layer in self.layer:
-            layer.__class__ = PosencMPNetLayer
-            layer.attention.__class__ = PosencMPNetAttention
+            become(layer, PosencMPNetLayer)
+            become(layer.attention, PosencMPNetAttention)
         super().install(config, schemes, every_layer)
 
     def forward(
@@ -129,6 +129,20 @@ class PosencMPNetParts(PosencPreTrainedModel):
     _supports_flex_attn = True
     _supports_flash_attn = True
     _supports_attention_backend = True
+
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        self.config._attn_implementation_internal = self._chosen_implementation
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, is_init_check: bool = False, **kwargs):
+        """As for all variants; but a head that is being built builds a stock base model, which refuses all but eager."""
+        checked = super()._check_and_adjust_attn_implementation(
+            attn_implementation, is_init_check=is_init_check, **kwargs
+        )
+        if not is_init_check:
+            return checked
+        self._chosen_implementation = checked
+        return "eager"
 
 
 class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from tiny import build, fill_positions, inputs, stock_config, variant_class, variant_config
-from transformers import AutoConfig, AutoModel, MPNetForMaskedLM, MPNetModel
+from transformers import AutoConfig, AutoModel, MPNetForMaskedLM, MPNetModel, PreTrainedModel
 
 from hf_posenc import position_parameters
 
@@ -186,3 +186,16 @@ def test_the_input_is_given_once():
     batch = inputs(family="mpnet", padding=None)
     embeds = model.embeddings.word_embeddings(batch["input_ids"])
     assert torch.equal(model(inputs_embeds=embeds).last_hidden_state, model(**batch).last_hidden_state)
+
+
+@pytest.mark.parametrize("implementation", [None, "sdpa", "flex_attention", "eager"])
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+def test_heads_get_their_backend_though_stock_base_models_refuse_it(head, implementation, monkeypatch):
+    """Without the plugin's hooks a head builds a stock base model first."""
+    monkeypatch.setattr(PreTrainedModel, "__new__", staticmethod(lambda cls, *args, **kwargs: object.__new__(cls)))
+    config = variant_config("mpnet", position_scheme="absolute+t5", attn_implementation=implementation)
+    model = variant_class("mpnet", head)(config)
+    expected = implementation or "sdpa"
+    assert model.config._attn_implementation == model.base_model.config._attn_implementation == expected
+    model.set_attn_implementation("eager")
+    assert model.base_model.config._attn_implementation == "eager"
