@@ -1,0 +1,64 @@
+"""Which parameters belong to schemes: found in any module, and trained alone."""
+
+import pytest
+import tiny
+import torch
+from torch import nn
+from transformers import BertModel
+
+from hf_posenc import freeze_all_but_positions, position_parameters
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_they_are_what_the_variant_has_beyond_stock(scheme, family):
+    stock = next(cls for cls in tiny.heads(family) if cls.__name__.endswith("ForTokenClassification"))
+    head = tiny.build(scheme, family, "ForTokenClassification")
+    new = head.state_dict().keys() - stock(tiny.stock_config(family)).state_dict().keys()
+    native = {key for key in position_parameters(head) if key not in new}
+    assert position_parameters(head).keys() >= new
+    # What a family's own checkpoints have of a scheme is a position parameter, too.
+    assert not native or tiny.FAMILIES[family].family.native_scheme != "absolute"
+
+
+def test_they_are_found_by_their_full_names_in_what_holds_variants():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = tiny.build("t5"), tiny.build("absolute+relative")
+
+    pair = Pair()
+    found = position_parameters(pair)
+    assert "left.encoder.relative_attention_bias.weight" in found
+    assert "right.encoder.layer.1.attention.self.relative_key_embeddings.weight" in found
+    assert all(pair.get_parameter(name) is parameter for name, parameter in found.items())
+
+
+def test_the_table_of_the_checkpoint_is_none_of_them():
+    assert position_parameters(tiny.build("absolute")) == {}
+    assert position_parameters(BertModel(tiny.stock_config())) == {}
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_nothing_else_is_trained_once_all_else_is_frozen(family):
+    model = tiny.build("absolute+deberta", family, "ForSequenceClassification")
+    count = freeze_all_but_positions(model)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == position_parameters(model).keys()
+    assert count == sum(parameter.numel() for parameter in position_parameters(model).values())
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(**tiny.inputs(family=family), labels=torch.tensor([0, 1, 0])).loss.backward()
+    optimizer.step()
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed and changed <= trained
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Linear(2, 2), tiny.build("rope"), tiny.build("absolute")], ids=["linear", "rope", "absolute"]
+)
+def test_a_model_without_any_is_refused(model):
+    with pytest.raises(ValueError, match="no position parameters to train"):
+        freeze_all_but_positions(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
