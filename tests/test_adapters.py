@@ -32,6 +32,7 @@ from tiny import (
     fill_positions,
     heads,
     inputs,
+    schemes_beside,
     stock_config,
     variant_class,
     variant_config,
@@ -71,6 +72,9 @@ WITH_PARAMETERS = [
     ("none+deberta", {"position_form": "paper"}),
 ]
 WITHOUT_PARAMETERS = ["rope", "alibi", "absolute", "none"]
+WITH_PARAMETERS += [
+    (name, {}) for name in schemes_beside([*WITHOUT_PARAMETERS, *(scheme for scheme, _ in WITH_PARAMETERS)])
+]
 TOLERANCE = 1e-6
 
 

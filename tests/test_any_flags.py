@@ -37,6 +37,9 @@ VALUES = {
     "position_norm": st.booleans(),
     "posiiton_norm": st.just(3),
 }
+for flag, owners in FLAGS.items():
+    for own in owners.values():
+        VALUES.setdefault(flag, st.sampled_from([own.default, tiny.another_value(own), [{"a": 1}]]))
 
 
 def applicable(scheme: str) -> list[str]:

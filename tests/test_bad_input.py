@@ -21,6 +21,7 @@ from transformers import (
 
 from hf_posenc import PosencBertModel
 from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.flags import Choice, Dictionary
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -170,6 +171,16 @@ VALUES = {
     "position_share_projections": ("deberta", [], ["true", 1]),
     "position_norm": ("deberta", [], ["true", 0]),
 }
+for flag, owners in FLAGS.items():
+    for scheme, own in owners.items():
+        VALUES.setdefault(
+            flag,
+            (
+                scheme,
+                ["none of them"] if isinstance(own.kind, Choice) else [],
+                [[1] if isinstance(own.kind, Dictionary) else {"a": 1}],
+            ),
+        )
 BAD_VALUES = [
     pytest.param(flag, scheme, value, error, id=f"{flag}-{value!r}")
     for flag, (scheme, out_of_range, of_wrong_type) in VALUES.items()

@@ -27,6 +27,7 @@ from tiny import (
     fill_positions,
     heads,
     inputs,
+    schemes_beside,
     stock_config,
     variant_class,
 )
@@ -62,7 +63,7 @@ KINDS = [
     ("absolute+rope", {"position_rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
     ("alibi", {}),
 ]
-KINDS += [(name, {}) for name in SCHEMES if not any(name in scheme.split("+") for scheme, _ in KINDS)]
+KINDS += [(name, {}) for name in schemes_beside(scheme for scheme, _ in KINDS)]
 # Every head of every family, with the schemes in turn.
 PUSHED = [
     (family, stock.__name__.removeprefix(STOCK_CONFIGS[family].__name__.removesuffix("Config")), *kind)

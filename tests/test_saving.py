@@ -18,6 +18,7 @@ from tiny import (
     fill_positions,
     heads,
     inputs,
+    schemes_beside,
     stock_config,
     variant_class,
 )
@@ -56,6 +57,7 @@ SAVED = [
     ("mpnet", "absolute+t5+transformer_xl", {"position_base": 500.0}),
     ("distilbert", "absolute+deberta", {"position_buckets": 4, "position_every_layer": True}),
 ]
+SAVED += [("bert", name, {}) for name in schemes_beside(scheme for _, scheme, _ in SAVED)]
 IDS = [f"{family}-{scheme}" for family, scheme, _ in SAVED]
 
 

@@ -2,7 +2,17 @@
 
 import pytest
 import torch
-from tiny import FAMILIES, aligned, build, fill_positions, heads, inputs, stock_config, variant_class
+from tiny import (
+    FAMILIES,
+    aligned,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    schemes_beside,
+    stock_config,
+    variant_class,
+)
 from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, BertModel, PreTrainedModel
 
@@ -48,6 +58,9 @@ LOUD = {
     "absolute+disentangled, paper": {"position_form": "paper"},
     "absolute+tupe, paper": {"position_form": "paper"},
 }
+for name in schemes_beside([case.split(",")[0].replace("disentangled", "deberta") for case in SILENT | LOUD]):
+    if name not in ("none", "sinusoidal"):
+        (SILENT if SCHEMES[name].silent else LOUD)[f"absolute+{name}"] = {}
 # Schemes small enough to tell apart in models of 12 tokens.
 SMALL = {"t5": {"position_buckets": 8, "position_max_distance": 16}, "relative": {"position_max_distance": 4}}
 SMALL["deberta"] = {"position_buckets": 8, "position_max_distance": 16}

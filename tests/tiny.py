@@ -1,6 +1,7 @@
 """Tiny models of every family, inputs for them, and position parameters that are not zero."""
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.data import Dataset
 import hf_posenc  # noqa: F401
 from hf_posenc import plugin, position_parameters
 from hf_posenc.modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
+from hf_posenc.modeling.schemes import SCHEMES
 
 
 # Stock model type -> sizes; ELECTRA's embeddings are narrower than its layers, as in its checkpoints.
@@ -134,6 +136,12 @@ def another_value(flag: Flag) -> Any:
     if isinstance(kind, Subset):
         return [kind.choices[1]]
     return 8 if isinstance(kind, Integer) else max(0.5, kind.low * 500.0)
+
+
+def schemes_beside(composites: Iterable[str]) -> list[str]:
+    """The schemes of the table that are in none of the composites."""
+    named = {name for composite in composites for name in composite.split("+")}
+    return [name for name in SCHEMES if name not in named]
 
 
 def difference_where_attended(first: torch.Tensor, second: torch.Tensor, attention_mask: torch.Tensor) -> float:

@@ -69,7 +69,10 @@ def cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor,
     if cache is None:
         return 0, length
     own = self_attention_cache(cache)
-    return own.get_seq_length(), own.get_mask_sizes(length, 0)[0]
+    past_length = own.get_seq_length()
+    if isinstance(past_length, torch.Tensor):
+        past_length = past_length.clone()  # a static cache counts on in the same tensor, while layers go by what was
+    return past_length, own.get_mask_sizes(length, 0)[0]
 
 
 def keeps_positions(cache: Cache | None) -> bool:
