@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 import hf_posenc  # noqa: F401
 from hf_posenc import plugin, position_parameters
 from hf_posenc.modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
+from hf_posenc.modeling.scheme import AttentionScheme
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -142,6 +143,12 @@ def schemes_beside(composites: Iterable[str]) -> list[str]:
     """The schemes of the table that are in none of the composites."""
     named = {name for composite in composites for name in composite.split("+")}
     return [name for name in SCHEMES if name not in named]
+
+
+def schemes_with_terms() -> list[str]:
+    """The schemes of the table that add to attention scores: no FlashAttention carries them."""
+    attention = {name: scheme for name, scheme in SCHEMES.items() if issubclass(scheme, AttentionScheme)}
+    return [name for name, scheme in attention.items() if "flash_attention_2" not in scheme.backends]
 
 
 def difference_where_attended(first: torch.Tensor, second: torch.Tensor, attention_mask: torch.Tensor) -> float:

@@ -163,6 +163,13 @@ class Positions:
             return relative_distances(self.query.shape[1], self.key.shape[1], self.offset, self.query.device)
         return self.key[:, None, :] - self.query[:, :, None]
 
+    def by_row(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The distances that there are, (rows,), and which of them each of `relative` is: rows of a table per distance."""
+        relative = self.relative
+        if self.contiguous:
+            return relative, torch.arange(relative.shape[0], device=relative.device)
+        return torch.unique(relative, return_inverse=True)
+
     def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
         """What is known of each of the `relative` distances, (batch or 1, query, key)."""
         return spread(rows, self.query.shape[1], self.key.shape[1])[None] if self.contiguous else rows

@@ -53,13 +53,8 @@ class TransformerXL(AttentionScheme):
         attention.pos_bias_v = PositionParameter(shape, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor | None, ...]:
-        # The formula counts query - key.
-        distances = -positions.relative
-        if positions.contiguous:
-            rows = torch.arange(distances.shape[0], device=distances.device)
-        else:
-            # Distances per pair may be any: a row for each that there is.
-            distances, rows = torch.unique(distances, return_inverse=True)
+        distances, rows = positions.by_row()
+        distances = -distances  # the formula counts query - key
         # Where projections are kept, they are all that is needed.
         return rows, distances, None if keeps_on(distances.device) else self._sinusoids(distances, dtype)
 

@@ -349,7 +349,7 @@ def test_a_gradient_of_a_gradient_is_refused():
         torch.autograd.grad(output.sum(), query, create_graph=True)
 
 
-@pytest.mark.parametrize("scheme", ["t5", "tupe", "relative", "transformer_xl", "deberta", "alibi"])
+@pytest.mark.parametrize("scheme", tiny.schemes_with_terms())
 def test_short_sequences_by_whole_matrices_give_the_same(scheme, monkeypatch):
     model = tiny.build(scheme).double()
     used = []

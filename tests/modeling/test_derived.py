@@ -26,6 +26,16 @@ SCHEMES = {
 }
 
 
+def test_every_scheme_that_keeps_something_is_a_case():
+    keeping = set()
+    for name in tiny.schemes_with_terms():
+        model = tiny.build(name)
+        output(model)
+        if any(module in derived._kept for module in model.modules()):
+            keeping.add(name)
+    assert keeping == {case.split(",")[0] for case in SCHEMES}
+
+
 @pytest.fixture(params=SCHEMES)
 def model(request):
     return tiny.build(request.param.split(",")[0], **SCHEMES[request.param])

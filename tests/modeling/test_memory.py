@@ -24,7 +24,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
-SCHEMES = ["t5", "alibi", "tupe", "relative", "relative_key", "relative_key_query", "transformer_xl", "deberta"]
+SCHEMES = tiny.schemes_with_terms()
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
