@@ -32,23 +32,19 @@ class Uniform:
 
 
 class Projected(torch.autograd.Function):
-    """A parameter, projected to [low, high]. Its gradient is its own, but for the part that leads out of the interval.
+    """A parameter, projected to [low, high]; its gradient passes as it is.
 
-    The gradient of `clamp` is 0 outside, and a parameter that has once left the interval would stay there for good.
+    The gradient of `clamp` is 0 outside, and a parameter that has once left the interval would stay there for good. One that
+    depends on its own sign would not be the sum of its parts, as gradients of several processes are.
     """
 
     @staticmethod
     def forward(ctx, parameter: torch.Tensor, low: float, high: float) -> torch.Tensor:
-        ctx.save_for_backward(parameter)
-        ctx.low, ctx.high = low, high
         return parameter.clamp(low, high)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
-        (parameter,) = ctx.saved_tensors
-        # A step goes against the gradient.
-        leads_out = ((parameter <= ctx.low) & (gradient > 0)) | ((parameter >= ctx.high) & (gradient < 0))
-        return gradient.masked_fill(leads_out, 0.0), None, None
+        return gradient, None, None
 
 
 class Kerple(AttentionScheme):

@@ -339,6 +339,8 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
             become(layer, parts.layer)
             if index:
                 layer.install()
+        # Of the stock class, or of one above it, there is none any more.
+        model._no_split_modules -= {base.__name__ for base in parts.layer.__mro__}
         model._no_split_modules.add(parts.layer.__name__)
     for layer in family.layers_of(encoder):
         attention = family.self_attention_of(layer)
