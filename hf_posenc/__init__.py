@@ -1,7 +1,7 @@
 """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.
 
 Importing the package is all it takes: `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`. `uninstall()` puts
-transformers back as it was, and `install()` opens the doors again.
+transformers back as it was, and `install()` installs the hooks again.
 """
 
 from .adapters import train_positions

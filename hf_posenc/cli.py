@@ -1,4 +1,4 @@
-"""The command line: a thin door to the functions of this package.
+"""The command line: a thin layer over the functions of this package.
 
 hf-posenc schemes
 hf-posenc inspect me/minilm-t5
