@@ -19,7 +19,7 @@ from transformers.utils import cached_file, has_file
 
 from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.scheme import PositionScheme
-from .modeling.schemes import FLAGS, SCHEMES, scheme_names
+from .modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from .parameters import position_parameters
 from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
 
@@ -103,7 +103,7 @@ def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str
                 said.setdefault((users[name].help, users[name].described_default()), []).append(name)
         if said:
             meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
-            rows.append((flag, next(iter(users.values())).kind.values, "; ".join(meanings)))
+            rows.append((flag, kind_of(flag).values, "; ".join(meanings)))
     return rows
 
 
