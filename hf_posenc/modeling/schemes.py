@@ -39,7 +39,7 @@ FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
 for _name, _scheme in SCHEMES.items():
     for _flag in _scheme.flags:
         FLAGS.setdefault(_flag.name, {})[_name] = _flag
-ALIASES: dict[str, str] = {"disentangled": "deberta"}
+ALIASES: dict[str, str] = {"disentangled": "deberta", "rotary": "rope", "shaw": "relative"}
 # Pairs that exclude each other, and why.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("relative_key", "relative_key_query"): "their tables have the same checkpoint key, `distance_embedding`",
