@@ -330,8 +330,6 @@ def test_mistakes_end_in_one_line_before_weights_are_read(
     assert message in mistake(run_mlm, *defaults, *given)
 
 
-def test_a_wrong_family_is_refused_by_the_command_line(run_main, capsys):
-    with pytest.raises(SystemExit) as stopped:
+def test_a_wrong_family_is_refused_by_the_command_line(run_main):
+    with pytest.raises(SystemExit, match="^error: --model_type gpt2: must be one of bert, .*, mpnet$"):
         run_main(run_mlm, "--model_type", "gpt2", "--output_dir", os.devnull)
-    assert stopped.value.code == 2
-    assert "error: argument --model_type" in capsys.readouterr().err
