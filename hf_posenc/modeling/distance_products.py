@@ -4,32 +4,14 @@ gathering.
 
 import functools
 import math
-from collections.abc import Callable
 
 import torch
 
-
-# float32 numbers in a line of the cache. Products of matrices whose rows start with one are up to twice as fast.
-LINE = 16
+from .blocks import LINE, aligned
 
 
-def aligned(width: int) -> int:
-    """The next multiple of a line."""
-    return -(-width // LINE) * LINE
-
-
-def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The sum of tables' rows per distance, with the last one repeated: products may read on to the end of a line.
-
-    Args:
-        terms: tables, (heads or 1, rows, ...), and the rows that they are asked for, (distances,).
-    """
-    parts = [table.index_select(1, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
-    return functools.reduce(torch.add, parts)
-
-
-class Skewed:
-    """Memory seen per distance and per pair.
+class RelativeShift:
+    """The same memory seen per distance and per pair: the relative shift of Transformer-XL, as a view.
 
     Attributes:
         by_distance: (heads, rows, width), `width` rows + columns - 1 or somewhat more; entry c of row i belongs to the
@@ -47,37 +29,47 @@ class Skewed:
         )
 
 
-class Scratch:
-    """Memory for blocks, by name, used again from block to block."""
+class Buffer:
+    """Memory that is used again from block to block.
+
+    Args:
+        like: a tensor of the same type on the same device.
+    """
 
     def __init__(self, like: torch.Tensor):
-        self.like = like
-        self.memory: dict[str, torch.Tensor] = {}
-        # Views of it, by name and shape: most blocks have the same.
-        self.views: dict[str, dict[tuple[int, ...], torch.Tensor]] = {}
-        self.blocks: dict[str, Skewed] = {}
+        self._memory = like.new_empty(0)
+        # Views of it by shape: most blocks have the same.
+        self._views: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def get(self, name: str, *shape: int) -> torch.Tensor:
+    def of_shape(self, *shape: int) -> torch.Tensor:
         """A contiguous tensor with any content."""
-        views = self.views.setdefault(name, {})
-        if shape not in views:
+        if shape not in self._views:
             size = math.prod(shape)
-            if name not in self.memory or self.memory[name].numel() < size:
-                self.memory[name] = self.like.new_empty(size)
-                views.clear()
-                self.blocks.pop(name, None)
-            views[shape] = self.memory[name][:size].view(shape)
-        return views[shape]
+            if self._memory.numel() < size:
+                self._memory = self._memory.new_empty(size)
+                self._views.clear()
+            self._views[shape] = self._memory[:size].view(shape)
+        return self._views[shape]
 
-    def skewed(self, name: str, heads: int, rows: int, columns: int, zero: bool = False) -> Skewed:
-        """A block; with `zero`, what is written through `by_pair` alone stays 0 where there are no pairs."""
-        block = self.blocks.get(name)
-        if block is None or block.by_pair.shape != (heads, rows, columns):
-            block = Skewed(self.get(name, heads, rows, aligned(rows + columns - 1)), rows, columns)
-            if zero:
-                block.by_distance.zero_()
-            self.blocks[name] = block
-        return block
+
+class ShiftBuffer:
+    """A [`Buffer`] with the relative shift.
+
+    Args:
+        starts_at_zero: whether what is written through `by_pair` alone leaves 0 where there are no pairs.
+    """
+
+    def __init__(self, like: torch.Tensor, starts_at_zero: bool = False):
+        self._buffer, self._starts_at_zero = Buffer(like), starts_at_zero
+        self._last: RelativeShift | None = None
+
+    def of_shape(self, heads: int, rows: int, columns: int) -> RelativeShift:
+        if self._last is None or self._last.by_pair.shape != (heads, rows, columns):
+            by_distance = self._buffer.of_shape(heads, rows, aligned(rows + columns - 1))
+            self._last = RelativeShift(by_distance, rows, columns)
+            if self._starts_at_zero:
+                by_distance.zero_()
+        return self._last
 
 
 def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep: bool = True) -> None:
@@ -91,88 +83,119 @@ def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep
         out.copy_(torch.bmm(left, right))
 
 
-class Table:
-    """Vectors per distance, and products with them.
+def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """The sum of tables' rows per distance, with the last one repeated: products may read on to the end of a line.
 
     Args:
-        terms: tables (heads or 1, rows, head_dim), whose sum it is, and their rows per distance, (distances,).
-        heads: how many there are.
-        before: how many distances are smaller than the first one here. Others are counted from the smallest of all.
+        terms: tables, (heads or 1, rows, ...), and the rows that are read, (distances,).
     """
-
-    def __init__(self, terms: list[tuple[torch.Tensor, torch.Tensor]], heads: int, before: int):
-        self.terms, self.heads, self.before = terms, heads, before
-        self.distances = len(terms[0][1])
-        self.is_shared = all(table.shape[0] == 1 for table, _ in terms)
-        self._laid_out: dict[str, tuple[slice, torch.Tensor]] = {}
-        self._gradient: torch.Tensor | None = None
-
-    def rows(self, heads: slice) -> torch.Tensor:
-        """Of some heads, or of one where all share the vectors: (heads, distances and the rest of a line, head_dim)."""
-        return self._lay_out("rows", heads, self._rows_of)
-
-    def columns(self, heads: slice) -> torch.Tensor:
-        """The rows transposed; products with them are faster than with a transposed view."""
-        return self._lay_out("columns", heads, self._columns_of)
-
-    def _lay_out(self, name: str, heads: slice, make: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-        """Kept until other heads are asked for: blocks of the same heads follow each other."""
-        heads = slice(0, 1) if self.is_shared else heads
-        if name not in self._laid_out or self._laid_out[name][0] != heads:
-            self._laid_out.pop(name, None)
-            self._laid_out[name] = heads, make(heads)
-        return self._laid_out[name][1]
-
-    def _rows_of(self, heads: slice) -> torch.Tensor:
-        return looked_up([(table[heads] if table.shape[0] > 1 else table, rows) for table, rows in self.terms])
-
-    def _columns_of(self, heads: slice) -> torch.Tensor:
-        rows = self._rows_of(heads)
-        columns = rows.new_empty(rows.shape[0], rows.shape[2], aligned(rows.shape[1]))[..., : rows.shape[1]]
-        return columns.copy_(rows.transpose(1, 2))
-
-    @property
-    def gradient(self) -> torch.Tensor:
-        """What was learned, (heads, distances, head_dim)."""
-        return self._gradient_of(slice(None))[:, : self.distances]
-
-    def shared(self, heads: slice, end: int) -> torch.Tensor:
-        """The vectors of the first distance (`end` 0) or of the last (-1), (heads, head_dim)."""
-        return self.columns(heads)[:, :, end].expand(heads.stop - heads.start, -1)
-
-    def _slice(self, start: int, width: int) -> slice:
-        return slice(start - self.before, start - self.before + width)
-
-    def times(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
-        """out = vectors · table, added to `out` with `keep`: (heads, rows, head_dim) -> (heads, rows, width)."""
-        columns = self.columns(heads)[:, :, self._slice(start, out.shape[-1])]
-        add_product(out, vectors, columns.expand(vectors.shape[0], -1, -1), keep)
-
-    def combine(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
-        """Add weights · table to `out`: (heads, rows, width) -> (heads, rows, head_dim)."""
-        rows = self.rows(heads)[:, self._slice(start, weights.shape[-1])]
-        add_product(out, weights, rows.expand(weights.shape[0], -1, -1))
-
-    def learn(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
-        """Add weightsᵀ · vectors to the gradient: (heads, rows, width), (heads, rows, head_dim)."""
-        rows = self._slice(start, weights.shape[-1])
-        self._gradient_of(heads)[:, rows].add_(torch.bmm(weights.transpose(1, 2), vectors))
-
-    def learn_shared(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, end: int) -> None:
-        """The same with the vectors of [`shared`]: (heads, rows), (heads, rows, head_dim)."""
-        row = self.distances - 1 if end else 0
-        self._gradient_of(heads)[:, row].add_(torch.bmm(weights[:, None], vectors)[:, 0])
-
-    def _gradient_of(self, heads: slice) -> torch.Tensor:
-        if self._gradient is None:
-            like = self.terms[0][0]
-            self._gradient = like.new_zeros(self.heads, self.distances + LINE - 1, like.shape[-1])
-        return self._gradient[heads]
+    parts = [table.index_select(1, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
+    return functools.reduce(torch.add, parts)
 
 
-def shared_ends(rows: torch.Tensor) -> tuple[int, int]:
+def clipped_ends(rows: torch.Tensor) -> tuple[int, int]:
     """How many distances at either end of (distances,) look up the same row."""
     other_than_first, other_than_last = (rows != rows[0]).nonzero(), (rows != rows[-1]).nonzero()
     if not len(other_than_first):
         return len(rows), 0
     return int(other_than_first[0]), len(rows) - 1 - int(other_than_last[-1])
+
+
+class Table:
+    """Vectors per distance, and products with them, forward and backward.
+
+    Args:
+        terms: tables (heads or 1, rows, head_dim), whose sum it is, and their rows per distance, (distances,).
+        heads: how many there are.
+        first: index of the first distance here; all methods count distances by this index.
+    """
+
+    def __init__(self, terms: list[tuple[torch.Tensor, torch.Tensor]], heads: int, first: int):
+        self.terms, self.heads, self.first = terms, heads, first
+        self.distances = len(terms[0][1])
+        self.is_shared = all(table.shape[0] == 1 for table, _ in terms)
+        # Kept until other heads are asked for: blocks of the same heads follow each other.
+        self._rows: tuple[slice, torch.Tensor] | None = None
+        self._columns: tuple[slice, torch.Tensor] | None = None
+        self._gradient: torch.Tensor | None = None
+
+    def rows(self, heads: slice) -> torch.Tensor:
+        """Of some heads, or of one where all share the vectors: (heads, distances and the rest of a line, head_dim)."""
+        heads = self._own(heads)
+        if self._rows is None or self._rows[0] != heads:
+            self._rows = None  # its memory first
+            self._rows = heads, self._lay_out(heads)
+        return self._rows[1]
+
+    def columns(self, heads: slice) -> torch.Tensor:
+        """The rows transposed; products with them are faster than with a transposed view."""
+        heads = self._own(heads)
+        if self._columns is None or self._columns[0] != heads:
+            self._columns = None
+            rows = self._lay_out(heads)
+            columns = rows.new_empty(rows.shape[0], rows.shape[2], aligned(rows.shape[1]))[..., : rows.shape[1]]
+            self._columns = heads, columns.copy_(rows.transpose(1, 2))
+        return self._columns[1]
+
+    def _own(self, heads: slice) -> slice:
+        return slice(0, 1) if self.is_shared else heads
+
+    def _lay_out(self, heads: slice) -> torch.Tensor:
+        return looked_up([(table[heads] if table.shape[0] > 1 else table, rows) for table, rows in self.terms])
+
+    def vector(self, heads: slice, distance: int) -> torch.Tensor:
+        """That of a single distance, (heads or 1, head_dim)."""
+        return self.columns(heads)[:, :, distance - self.first]
+
+    def products(self, vectors: torch.Tensor, heads: slice, start: int, out: torch.Tensor, keep: bool = False) -> None:
+        """out = vectors · tableᵀ, added to `out` with `keep`.
+
+        Args:
+            vectors: (heads, rows, head_dim).
+            heads: whose these are.
+            start: the first distance of `out`.
+            out: (heads, rows, distances).
+        """
+        columns = self.columns(heads)[:, :, self._slice(start, out)]
+        add_product(out, vectors, columns.expand(vectors.shape[0], -1, -1), keep)
+
+    def add_sums(self, weights: torch.Tensor, heads: slice, start: int, out: torch.Tensor) -> None:
+        """out += weights · table, sums of vectors: (heads, rows, distances) -> (heads, rows, head_dim)."""
+        rows = self.rows(heads)[:, self._slice(start, weights)]
+        add_product(out, weights, rows.expand(weights.shape[0], -1, -1))
+
+    def accumulate_gradient(self, weights: torch.Tensor, vectors: torch.Tensor, heads: slice, start: int) -> None:
+        """gradient += weightsᵀ · vectors: what a table gets from [`products`] whose gradient is `weights`, and from
+        [`add_sums`] whose gradient is `vectors`.
+
+        Args:
+            weights: (heads, rows, distances).
+            vectors: (heads, rows, head_dim).
+        """
+        if self._gradient is None:
+            like = self.terms[0][0]
+            self._gradient = like.new_zeros(self.heads, self.distances + LINE - 1, like.shape[-1])
+        part = self._gradient[heads, self._slice(start, weights)]
+        part.add_(torch.bmm(weights.transpose(1, 2), vectors))
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Those of the tables, each of its shape."""
+        return [scattered(self._gradient, table, rows) for table, rows in self.terms]
+
+    def _slice(self, start: int, by_distance: torch.Tensor) -> slice:
+        return slice(start - self.first, start - self.first + by_distance.shape[-1])
+
+
+def scattered(by_distance: torch.Tensor | None, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The gradient of a table, given that of what [`looked_up`] read of it; None stands for zeros.
+
+    Args:
+        by_distance: (heads, distances and the rest of a line, ...).
+        table: (heads or 1, rows, ...).
+        rows: (distances,).
+    """
+    gradient = torch.zeros_like(table)
+    if by_distance is None:
+        return gradient
+    by_distance = by_distance[:, : len(rows)]
+    return gradient.index_add_(1, rows, by_distance.sum(0, keepdim=True) if table.shape[0] == 1 else by_distance)

@@ -7,7 +7,7 @@ import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_posenc.modeling import attention, blockwise
+from hf_posenc.modeling import attention, block_terms, passes, strategies
 from hf_posenc.modeling.attention import score_bias, value_side
 from hf_posenc.modeling.blockwise import blockwise_attention
 from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
@@ -37,10 +37,10 @@ def blocks(request, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     rows, keys, kernel_rows, many_keys = request.param
     for name, value in {"ROWS": rows, "KEYS": keys, "KERNEL_ROWS": kernel_rows, "MANY_KEYS": many_keys}.items():
-        monkeypatch.setattr(blockwise, name, value)
+        monkeypatch.setattr(strategies, name, value)
     if rows < 64:  # two heads, two, and one
         for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
-            monkeypatch.setattr(blockwise, name, value)
+            monkeypatch.setattr(strategies, name, value)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -208,26 +208,26 @@ def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
     ],
 )
 def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, mask, query_length, key_length, monkeypatch):
-    tables, ends = [], []
-    attended_end = blockwise.Computation._attended_end
+    tables, clipped = [], []
+    attend = passes.ForwardPass._attend_to_clipped_keys
 
-    class Recorded(blockwise.Table):
+    class Recorded(block_terms.Table):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             tables.append(self)
 
     def recorded(*arguments):
-        ends.append(attended_end(*arguments))
-        return ends[-1]
+        clipped.append(attend(*arguments))
+        return clipped[-1]
 
-    monkeypatch.setattr(blockwise, "Table", Recorded)
-    monkeypatch.setattr(blockwise.Computation, "_attended_end", recorded)
+    monkeypatch.setattr(block_terms, "Table", Recorded)
+    monkeypatch.setattr(passes.ForwardPass, "_attend_to_clipped_keys", recorded)
     compare(kind, mask, query_length, key_length)
     assert tables
-    assert bool(ends) == (
-        blockwise.MANY_KEYS < key_length and mask in ("none", "left padding, per key", "right padding")
+    assert bool(clipped) == (
+        strategies.MANY_KEYS < key_length and mask in ("none", "left padding, per key", "right padding")
     )
-    if blockwise.ROWS < 64:
+    if strategies.ROWS < 64:
         assert all(table.distances < 90 for table in tables)
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_posenc.modeling import blockwise
+from hf_posenc.modeling import strategies
 
 
 class Largest(TorchDispatchMode):
@@ -30,11 +30,11 @@ SCHEMES = tiny.schemes_with_terms()
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_memory_grows_with_the_length_and_not_with_its_square(scheme, dropout, monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK_SIZE", 1 << 15)
-    monkeypatch.setattr(blockwise, "ROWS", 32)
-    monkeypatch.setattr(blockwise, "KEYS", 16)
-    monkeypatch.setattr(blockwise, "KERNEL_BLOCK_SIZE", 1 << 15)
-    monkeypatch.setattr(blockwise, "KERNEL_ROWS", 64)
+    monkeypatch.setattr(strategies, "BLOCK_SIZE", 1 << 15)
+    monkeypatch.setattr(strategies, "ROWS", 32)
+    monkeypatch.setattr(strategies, "KEYS", 16)
+    monkeypatch.setattr(strategies, "KERNEL_BLOCK_SIZE", 1 << 15)
+    monkeypatch.setattr(strategies, "KERNEL_ROWS", 64)
     entries, saved = [], []
     for length in (256, 512):
         sizes = {"max_position_embeddings": length, "attention_probs_dropout_prob": dropout, "num_hidden_layers": 1}
