@@ -5,6 +5,7 @@ transformers back as it was, and `install()` installs the hooks again.
 """
 
 from .adapters import train_positions
+from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -80,6 +81,7 @@ from .modeling.modeling_xlm_roberta import (
 )
 from .parameters import freeze_all_but_positions, position_parameters
 from .plugin import install, uninstall
+from .stock_attention import set_attn_implementation
 
 
 __version__ = "0.1.0"
@@ -142,9 +144,11 @@ __all__ = [
     "PosencXLMRobertaForSequenceClassification",
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
+    "cache_projections",
     "freeze_all_but_positions",
     "install",
     "position_parameters",
+    "set_attn_implementation",
     "train_positions",
     "uninstall",
 ]
