@@ -6,6 +6,7 @@ transformers back as it was, and `install()` installs the hooks again.
 
 from .adapters import train_positions
 from .descriptions import inspect, schemes
+from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -81,6 +82,7 @@ from .modeling.modeling_xlm_roberta import (
 )
 from .parameters import freeze_all_but_positions, position_parameters
 from .plugin import install, uninstall
+from .stock_attention import set_attn_implementation
 
 
 __version__ = "0.1.0"
@@ -143,11 +145,13 @@ __all__ = [
     "PosencXLMRobertaForSequenceClassification",
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
+    "cache_projections",
     "freeze_all_but_positions",
     "inspect",
     "install",
     "position_parameters",
     "schemes",
+    "set_attn_implementation",
     "train_positions",
     "uninstall",
 ]

@@ -1,5 +1,6 @@
 """What this package changes in other packages, written down so that it can be put back."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -63,3 +64,43 @@ class Changes:
         self.active = False
         while self._undo:
             self._undo.pop()()
+
+
+def finder(owner: type, name: str) -> Callable[[type], Callable]:
+    """What a class's method is before it is hooked, as `getattr` would give it, by the class that it is called on.
+
+    A method that the class has not itself is looked up anew with each call, behind the class, as Python does.
+    """
+    found = vars(owner).get(name, MISSING)
+    bind = getattr(type(found), "__get__", None)
+
+    def find(cls: type) -> Callable:
+        if found is MISSING:
+            return getattr(super(owner, cls), name)
+        return found if bind is None else bind(found, None, cls)
+
+    return find
+
+
+def hook_class_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
+    """Put `method` in the place of a class method; it gets what it found there, bound to the class, before its arguments."""
+    find = finder(owner, name)
+
+    @functools.wraps(getattr(owner, name))
+    def hook(cls, *args, **kwargs):
+        found = find(cls)
+        return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
+
+    changes.set_attribute(owner, name, classmethod(hook))
+
+
+def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
+    """Put `method` in the place of a method; it gets what it found there, bound to the instance, before its arguments."""
+    find = finder(owner, name)
+
+    @functools.wraps(getattr(owner, name))
+    def hook(self, *args, **kwargs):
+        found = find(type(self)).__get__(self)
+        return method(found, self, *args, **kwargs) if changes.active else found(*args, **kwargs)
+
+    changes.set_attribute(owner, name, hook)

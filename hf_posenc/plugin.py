@@ -1,7 +1,7 @@
 """The plugin: hooks by which transformers' own classes and registries understand the `position_*` flags.
 
-This is the only file that touches transformers. Four small hooks on its two base classes, each of which does nothing
-unless a flag is given:
+Beside `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Four small hooks
+on its two base classes, each of which does nothing unless a flag is given:
 
 - `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
 - `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
@@ -11,7 +11,6 @@ unless a flag is given:
 Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
 """
 
-import functools
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -25,8 +24,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
-from . import adapters
-from .changes import MISSING, Changes
+from . import adapters, stock_attention
+from .changes import Changes, finder, hook_class_method
 from .modeling.configuration_posenc import (
     CONFIGS,
     FLAGS,
@@ -187,25 +186,9 @@ def _get_config_dict(found: Callable, cls: type, pretrained_model_name_or_path, 
     return config_dict, kwargs
 
 
-def _finder(owner: type, name: str) -> Callable[[type], Callable]:
-    """What a class's method is before it is hooked, as `getattr` would give it, by the class that it is called on.
-
-    A method that the class has not itself is looked up anew with each call, behind the class, as Python does.
-    """
-    found = vars(owner).get(name, MISSING)
-    bind = getattr(type(found), "__get__", None)
-
-    def find(cls: type) -> Callable:
-        if found is MISSING:
-            return getattr(super(owner, cls), name)
-        return found if bind is None else bind(found, None, cls)
-
-    return find
-
-
 def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> None:
     """Have `owner.__new__` make what `choose` says, which gets its arguments."""
-    find = _finder(owner, "__new__")
+    find = finder(owner, "__new__")
 
     def __new__(cls, *args, **kwargs):
         if changes.active:
@@ -215,18 +198,6 @@ def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> Non
 
     # Set on a finished class, `__new__` does not become a static method by itself. nn.DataParallel calls it of instances.
     changes.set_attribute(owner, "__new__", staticmethod(__new__))
-
-
-def _hook_class_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
-    """Put `method` in the place of a class method; it gets what it found there, bound to the class, before its arguments."""
-    find = _finder(owner, name)
-
-    @functools.wraps(getattr(vars(owner)[name], "__func__", vars(owner)[name]))
-    def hook(cls, *args, **kwargs):
-        found = find(cls)
-        return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
-
-    changes.set_attribute(owner, name, classmethod(hook))
 
 
 def _register(changes: Changes, mapping, key: Any, value: type) -> None:
@@ -279,11 +250,12 @@ def install() -> None:
         changes.set_attribute(PreTrainedModel, INSTALLED, changes)
         _hook_new(changes, PreTrainedModel, _model_class)
         _hook_new(changes, PreTrainedConfig, _config_class)
-        _hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
-        _hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
+        hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
+        hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
+        stock_attention.install(changes)
     except BaseException:
         changes.undo()
         raise

@@ -31,6 +31,30 @@ Result = TypeVar("Result")
 _cache: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
     weakref.WeakKeyDictionary()
 )
+# Tensors that are results themselves, by their id: what others are computed from them is told by which tensor it is.
+_results: "weakref.WeakValueDictionary[int, torch.Tensor]" = weakref.WeakValueDictionary()
+_is_enabled = True
+
+
+class cache_projections:
+    """Whether derived tables are kept while models are evaluated on CPUs; they are, unless this says otherwise.
+
+    A function for the whole process, and a context manager, which puts back what was: `cache_projections(False)`, or
+    `with cache_projections(False): ...`. Without, tables are computed in every forward pass, and no memory is held.
+    """
+
+    def __init__(self, enabled: bool):
+        global _is_enabled
+        self.before, _is_enabled = _is_enabled, bool(enabled)
+        if not enabled:
+            clear_cache()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: Any) -> None:
+        global _is_enabled
+        _is_enabled = self.before
 
 
 def cached(
@@ -39,6 +63,7 @@ def cached(
     inputs: Iterable[torch.Tensor],
     constants: tuple[float, ...],
     compute: Callable[[], Result],
+    otherwise: Callable[[], Result] | None = None,
 ) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
@@ -52,20 +77,23 @@ def cached(
         inputs: the tensors that it reads beside their parameters.
         constants: numbers that it reads.
         compute: a function of the three, and of nothing else that can change.
+        otherwise: called in its place where nothing is kept.
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
     if not all(_is_plain(module) for module in modules) or not _may_cache(sources):
         if torch.is_grad_enabled() and not is_traced():
             _cache.pop(owner, None)
-        return compute()
+        return (otherwise or compute)()
     last = _cache.get(owner)
     if last is not None and _same(sources, last[0]) and constants == last[1]:
         return last[2]
     # Copied first: who changes a parameter meanwhile, in another thread, finds the copies different.
-    copies = [source.detach().clone() for source in sources]
+    copies = [source if _is_result(source) else source.detach().clone() for source in sources]
     result = compute()
     _cache[owner] = copies, constants, result
+    if type(result) is torch.Tensor:
+        _results[id(result)] = result
     return result
 
 
@@ -84,7 +112,11 @@ def _is_plain(module: nn.Module) -> bool:
 
 def caches_on(device: torch.device) -> bool:
     """Whether results on a device are cached at this moment, where the modules allow it."""
-    return device.type == "cpu" and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
+    return (
+        _is_enabled
+        and device.type == "cpu"
+        and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
+    )
 
 
 def _may_cache(sources: list[torch.Tensor]) -> bool:
@@ -96,7 +128,22 @@ def _may_cache(sources: list[torch.Tensor]) -> bool:
     )
 
 
+def _is_result(tensor: torch.Tensor) -> bool:
+    return _results.get(id(tensor)) is tensor
+
+
 def _same(sources: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:
     return len(sources) == len(copies) and all(
-        source.dtype == copy.dtype and torch.equal(source, copy) for source, copy in zip(sources, copies)
+        source is copy
+        or (source.dtype == copy.dtype and source.shape == copy.shape and torch.equal(_bits(source), _bits(copy)))
+        for source, copy in zip(sources, copies)
     )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as 64-bit numbers where it lies so: they are compared in two thirds of the time."""
+    per_number = max(8 // tensor.element_size(), 1)
+    fits = tensor.numel() % per_number == 0 and tensor.storage_offset() % per_number == 0
+    if not tensor.is_contiguous() or not fits or tensor.element_size() > 8:
+        return tensor
+    return tensor.detach().view(-1).view(torch.int64)

@@ -1,0 +1,231 @@
+"""DeBERTa v1, v2 and v3 as transformers has them, without matrices of pairs.
+
+transformers' encoder makes three things for all layers: a mask of pairs, a matrix of relative positions, and the table of
+relative positions. Here it makes a mask of tokens and the rows of the table *per distance* instead, and each layer's
+self-attention, given these, computes what stock computes. Everything else is stock's own code.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers import DebertaPreTrainedModel, DebertaV2PreTrainedModel
+from transformers.models.deberta import modeling_deberta as v1
+from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
+
+from ..changes import Changes, hook_method
+from ..modeling.caching import cached
+from ..modeling.relative_positions import relative_distances, spread
+from ..modeling.scheme import RelativeTerm, is_traced
+from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
+
+
+MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
+ENCODERS = (v1.DebertaEncoder, v2.DebertaV2Encoder)
+SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
+
+
+class Distances(NamedTuple):
+    """Relative positions of a forward pass, in place of stock's matrix of them.
+
+    Attributes:
+        implementation: the backend, as the config had it.
+        relative: int64 (2 · length - 1,), stock's buckets of query - key, in the order of [`relative_distances`].
+        rows: of the same shape, their rows of the table, counted from `start`.
+        start, stop: the part of the table that they are in.
+    """
+
+    implementation: str
+    relative: torch.Tensor | None
+    rows: torch.Tensor | None
+    start: int
+    stop: int
+
+
+def rows_of_table(
+    length: int, span: int, buckets: int, max_distance: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stock's buckets of query - key per distance, and their rows: clamp(bucket + span, 0, 2 · span - 1).
+
+    Args:
+        buckets: -1 or 0 for none.
+    """
+    relative = -relative_distances(length, length, 0, device)
+    if buckets > 0 and max_distance > 0:
+        relative = v2.make_log_bucket_position(relative, buckets, max_distance).long()
+    return relative, (relative + span).clamp(0, 2 * span - 1)
+
+
+@functools.lru_cache(maxsize=64)
+def _reached(length: int, span: int, buckets: int, max_distance: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """The same on CPUs, with the first row reached, and the one after the last."""
+    with torch.inference_mode(False):  # they may be used in training later
+        relative, rows = rows_of_table(length, span, buckets, max_distance, torch.device("cpu"))
+        start, stop = int(rows.min()), int(rows.max()) + 1
+        return relative, rows - start, start, stop
+
+
+def _config(encoder: nn.Module):
+    """The config of an encoder; None where somebody has put an attention of their own into it."""
+    attention = getattr(encoder.layer[0], "attention", None) if len(encoder.layer) else None
+    if not isinstance(getattr(attention, "self", None), SELF_ATTENTIONS):
+        return None
+    return attention.config
+
+
+def configs(module: nn.Module) -> list:
+    """The configs of all encoders in a module."""
+    found = [_config(encoder) for encoder in module.modules() if isinstance(encoder, ENCODERS)]
+    return [config for config in found if config is not None]
+
+
+def _implementation(encoder: nn.Module) -> str | None:
+    """The backend that an encoder's config names, None for eager."""
+    config = _config(encoder)
+    if config is None or config._attn_implementation not in IMPLEMENTATIONS:
+        return None
+    refuse_options(config)
+    return config._attn_implementation
+
+
+def refuse_options(config) -> None:
+    """Raise ValueError for what a config has that only eager attention computes."""
+    if config.model_type == "deberta" and getattr(config, "talking_head", False):
+        raise ValueError(
+            "talking_head=True mixes attention weights across heads, which only attn_implementation='eager' computes"
+        )
+
+
+def refuse_model(model: nn.Module) -> None:
+    """The same for a model."""
+    if any(getattr(module, "z_steps", 0) > 1 for module in model.modules()):
+        raise ValueError("z_steps > 1 (layers that repeat with other queries) is only for attn_implementation='eager'")
+
+
+def _mask(found: Callable, encoder: nn.Module, attention_mask: torch.Tensor):
+    """`get_attention_mask`."""
+    if _implementation(encoder) is None:
+        return found(attention_mask)
+    if attention_mask.dim() == 2:
+        return TokenMask.of(attention_mask)
+    return found(attention_mask).bool()
+
+
+def _distances(found: Callable, encoder: nn.Module, hidden_states, query_states=None, relative_pos=None):
+    """`get_rel_pos`."""
+    implementation = _implementation(encoder)
+    if implementation is None or query_states is not None or relative_pos is not None:
+        return found(hidden_states, query_states, relative_pos)
+    if not encoder.relative_attention:
+        return Distances(implementation, None, None, 0, 0)
+    buckets = getattr(encoder, "position_buckets", -1)
+    max_distance = encoder.max_relative_positions
+    span = buckets if buckets > 0 else max_distance
+    length, device = hidden_states.shape[1], hidden_states.device
+    if is_traced():
+        relative, rows = rows_of_table(length, span, buckets, max_distance, device)
+        return Distances(implementation, relative, rows, 0, 2 * span)
+    relative, rows, start, stop = _reached(length, span, buckets, max_distance)
+    return Distances(implementation, relative.to(device), rows.to(device), start, stop)
+
+
+def _table(found: Callable, encoder: nn.Module) -> torch.Tensor | None:
+    """`get_rel_embedding`, which normalises the same table again in every forward pass."""
+    if _implementation(encoder) is None or not isinstance(getattr(encoder, "LayerNorm", None), nn.LayerNorm):
+        return found()
+    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), (), found)
+
+
+def _forward(
+    projections: Callable,
+    found: Callable,
+    attention: nn.Module,
+    hidden_states: torch.Tensor,
+    attention_mask,
+    output_attentions: bool = False,
+    query_states: torch.Tensor | None = None,
+    relative_pos=None,
+    rel_embeddings: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`DisentangledSelfAttention.forward`.
+
+    Args:
+        projections: of the version, see [`_project_v1`].
+        relative_pos: [`Distances`] where a backend is asked for; stock's own tensor otherwise.
+    """
+    if not isinstance(relative_pos, Distances) or output_attentions or query_states is not None:
+        length = hidden_states.shape[1]
+        mask, relative = attention_mask, relative_pos
+        if isinstance(mask, TokenMask):
+            mask = mask.given[:, None, None, :] * mask.given[:, None, :, None]
+        if isinstance(relative, Distances):
+            relative = None if relative.relative is None else spread(relative.relative, length, length)[None]
+        return found(hidden_states, mask, output_attentions, query_states, relative, rel_embeddings)
+    query, key, value, scaling, terms = projections(attention, hidden_states, relative_pos, rel_embeddings)
+    dropout = attention.dropout.p if attention.training else 0.0
+    settings = attention_mask, scaling, dropout
+    return attend(relative_pos.implementation, attention, query, key, value, terms, *settings), None
+
+
+def _project_v1(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
+    """Query, key and value, (batch, heads, length, head_dim), the scale of their product, and the position terms."""
+    heads = attention.num_attention_heads
+    query, key, value = split_heads(attention.in_proj(hidden_states), heads).chunk(3, dim=-1)
+    query = query + split_heads(attention.q_bias[None, None], heads)
+    value = value + split_heads(attention.v_bias[None, None], heads)
+    scaling = 1 / math.sqrt(query.shape[-1] * (1 + len(attention.pos_att_type)))
+    key_projection = attention.pos_proj if hasattr(attention, "pos_proj") else None
+    query_projection = attention.pos_q_proj if hasattr(attention, "pos_q_proj") else None
+    terms = _terms(attention, distances, table, key_projection, query_projection, scaling)
+    return query, key, value, scaling, terms
+
+
+def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
+    """As [`_project_v1`], of v2 and v3."""
+    heads, types = attention.num_attention_heads, attention.pos_att_type
+    inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
+    query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
+    scaling = 1 / math.sqrt(query.shape[-1] * (1 + ("c2p" in types) + ("p2c" in types)))
+    own = "" if attention.share_att_key else "pos_"
+    key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
+    query_projection = getattr(attention, f"{own}query_proj") if "p2c" in types else None
+    terms = _terms(attention, distances, table, key_projection, query_projection, scaling)
+    return query, key, value, scaling, terms
+
+
+def _terms(
+    attention: nn.Module,
+    distances: Distances,
+    table: torch.Tensor | None,
+    key_projection: nn.Module | None,
+    query_projection: nn.Module | None,
+    scaling: float,
+) -> list[RelativeTerm]:
+    """c2p and p2c with the rows of the table that the distances reach."""
+    projections = [module for module in (key_projection, query_projection) if module is not None]
+    if distances.rows is None or table is None or not projections:
+        return []
+
+    def project(rows: torch.Tensor) -> list[torch.Tensor]:
+        rows = attention.pos_dropout(rows)
+        return [split_heads(module(rows), attention.num_attention_heads) * scaling for module in projections]
+
+    # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
+    reached, modules = slice(distances.start, distances.stop), [attention.pos_dropout, *projections]
+    tables = cached(attention, modules, (table,), (scaling,), lambda: project(table), otherwise=lambda: None)
+    tables = project(table[reached]) if tables is None else [whole[:, reached] for whole in tables]
+    key_table = tables.pop() if query_projection is not None else None
+    return [RelativeTerm(distances.rows, query_table=tables.pop() if tables else None, key_table=key_table)]
+
+
+def install(changes: Changes) -> None:
+    """Hook encoders and self-attentions."""
+    for encoder in ENCODERS:
+        hook_method(changes, encoder, "get_attention_mask", _mask)
+        hook_method(changes, encoder, "get_rel_pos", _distances)
+        hook_method(changes, encoder, "get_rel_embedding", _table)
+    for attention, projections in zip(SELF_ATTENTIONS, (_project_v1, _project_v2)):
+        hook_method(changes, attention, "forward", functools.partial(_forward, projections))

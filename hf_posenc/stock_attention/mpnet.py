@@ -1,0 +1,119 @@
+"""MPNet as transformers has it, without matrices of pairs.
+
+transformers' encoder looks the bias of every pair up for all layers. Here it looks up the bias *per distance* instead, and each
+layer's self-attention, given this, computes what stock computes. Everything else is stock's own code.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
+
+from ..changes import Changes, hook_method
+from ..modeling.attention import dense_mask
+from ..modeling.modeling_posenc import PositionEncoder
+from ..modeling.relative_positions import relative_distances, spread
+from ..modeling.scheme import RelativeTerm, is_traced
+from .attention import IMPLEMENTATIONS, attend, split_heads
+
+
+MODELS = (MPNetPreTrainedModel,)
+
+
+class Bias(NamedTuple):
+    """The bias of a forward pass by distance, in place of stock's tensor of it.
+
+    Attributes:
+        implementation: the backend, as the config had it.
+        rows: int64 (2 · length - 1,), the bucket of each distance, in the order of [`relative_distances`].
+        bias: (heads, buckets).
+    """
+
+    implementation: str
+    rows: torch.Tensor
+    bias: torch.Tensor
+
+
+def configs(module: nn.Module) -> list:
+    """The configs of all encoders in a module, variants left out."""
+    encoders = (inner for inner in module.modules() if isinstance(inner, MPNetEncoder))
+    return [encoder.config for encoder in encoders if _has_stock_attention(encoder)]
+
+
+def _has_stock_attention(encoder: nn.Module) -> bool:
+    """Whether nobody has put an attention of their own into an encoder."""
+    attentions = (getattr(layer.attention, "attn", None) for layer in encoder.layer)
+    return all(isinstance(attention, MPNetSelfAttention) for attention in attentions) and not isinstance(
+        encoder, PositionEncoder
+    )
+
+
+def _buckets(length: int, number: int, device: torch.device) -> torch.Tensor:
+    """Stock's buckets per distance."""
+    relative = relative_distances(length, length, 0, device)
+    return MPNetEncoder.relative_position_bucket(relative, num_buckets=number)
+
+
+@functools.lru_cache(maxsize=64)
+def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
+    """The same on CPUs, with the number of the last bucket and one."""
+    with torch.inference_mode(False):  # they may be used in training later
+        rows = _buckets(length, number, torch.device("cpu"))
+        return rows, int(rows.max()) + 1
+
+
+def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
+    """`compute_position_bias`."""
+    implementation = encoder.config._attn_implementation
+    if implementation not in IMPLEMENTATIONS or position_ids is not None or not _has_stock_attention(encoder):
+        return found(x, position_ids, num_buckets)
+    if is_traced():
+        rows, stop = _buckets(x.shape[1], num_buckets, x.device), num_buckets
+    else:
+        rows, stop = _reached(x.shape[1], num_buckets)
+    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device))
+    return Bias(implementation, rows.to(x.device), bias.t())
+
+
+def _forward(
+    found: Callable,
+    attention: nn.Module,
+    hidden_states: torch.Tensor,
+    attention_mask=None,
+    position_bias=None,
+    output_attentions: bool = False,
+    **kwargs,
+):
+    """`MPNetSelfAttention.forward`; `position_bias` is a [`Bias`] where a backend is asked for."""
+    if not isinstance(position_bias, Bias):
+        return found(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
+    heads, (implementation, rows, bias) = attention.num_attention_heads, position_bias
+    if output_attentions:
+        length = hidden_states.shape[1]
+        pairs = spread(bias[:, rows], length, length)[None]
+        return found(hidden_states, _additive(attention_mask, hidden_states), pairs, True, **kwargs)
+    inputs = (attention.q, attention.k, attention.v)
+    query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
+    dropout = attention.dropout.p if attention.training else 0.0
+    settings = attention_mask, attention.attention_head_size**-0.5, dropout
+    output = attend(implementation, attention, query, key, value, [RelativeTerm(rows, bias=bias)], *settings)
+    return (attention.o(output),)
+
+
+def _additive(mask, hidden_states: torch.Tensor) -> torch.Tensor | None:
+    """A backend's mask as stock's eager attention takes it."""
+    if mask is not None and not isinstance(mask, torch.Tensor):
+        mask = dense_mask(mask, None, *[hidden_states[:, None]] * 2)
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    lowest = torch.finfo(hidden_states.dtype).min
+    return torch.zeros_like(mask, dtype=hidden_states.dtype).masked_fill(~mask, lowest)
+
+
+def install(changes: Changes) -> None:
+    """Hook the encoder and the self-attention."""
+    hook_method(changes, MPNetEncoder, "compute_position_bias", _bias)
+    hook_method(changes, MPNetSelfAttention, "forward", _forward)
