@@ -13,6 +13,7 @@ from transformers.utils import logging
 
 from .blockwise import Term, allowed, blockwise_attention
 from .family import Family
+from .packing import Packing
 from .relative_positions import spread
 from .scheme import AttentionContext, AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
 
@@ -362,11 +363,12 @@ class PositionSelfAttention:
         attention_mask: torch.Tensor | None = None,
         past_key_values: Cache | None = None,
         position_state: dict | None = None,
+        packing: Packing | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         input_shape = hidden_states.shape[:-1]
         hidden_shape = (*input_shape, -1, self.head_dim)
-        # (batch, heads, length, head_dim)
+        # (batch, heads, length, head_dim); packed, (1, heads, tokens, head_dim)
         query = self.query_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
         key = self.key_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
         value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
@@ -375,12 +377,17 @@ class PositionSelfAttention:
             raise ValueError(
                 "this self-attention has position schemes: call its model or encoder, which knows positions"
             )
+        is_spread = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
+        if is_spread:
+            query, key = packing.unpack_heads(query), packing.unpack_heads(key)
         contexts = []
         for scheme in self.position_schemes:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
             context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
             query, key = scheme.rotate(context)
             contexts.append(context)
+        if is_spread:
+            query, key = packing.pack_heads(query), packing.pack_heads(key)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
@@ -391,7 +398,10 @@ class PositionSelfAttention:
             terms += scheme.terms(context)
             content_query = scheme.content_query(self, content_query)
 
-        output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
+        if packing is None:
+            output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
+        else:
+            output, weights = self._attend_by_group(packing, content_query, key, value, query, terms, kwargs), None
         if _is_exporting():
             # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
             # (ONNX) leaves another, and the view below would not fit it.
@@ -400,6 +410,17 @@ class PositionSelfAttention:
         if self.family.output is not None:
             output = getattr(self, self.family.output)(output)
         return output, weights
+
+    def _attend_by_group(self, packing, content_query, key, value, query, terms, kwargs) -> torch.Tensor:
+        """What packed tokens get of those of their own sequence, (tokens, hidden)."""
+        parts = [packing.by_group(states) for states in (content_query, key, value)]
+        parts.append(parts[0] if query is content_query else packing.by_group(query))
+        outputs = []
+        for group, content_query, key, value, query in zip(packing.groups, *parts):
+            own_terms = [group.term(term, packing.shape[1]) for term in terms]
+            output, _ = self._attend(content_query, key, value, group.mask, query, own_terms, {**kwargs})
+            outputs.append(group.collect(output))
+        return torch.cat(outputs)
 
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
         """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""

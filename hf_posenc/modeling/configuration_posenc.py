@@ -24,6 +24,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
+from .flags import UNPAD
 from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
 
 
@@ -145,6 +146,7 @@ class PositionConfigMixin(PositionFlags):
 
     `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
     family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
+    `unpad` belongs to no scheme and makes no variant by itself: with False, padding is computed where it could be left out.
 
     The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
     is not given is None and means the default of its scheme. Flags are validated when the config is made, and again when a
@@ -154,6 +156,8 @@ class PositionConfigMixin(PositionFlags):
         TypeError: a flag has the wrong type.
         ValueError: a flag is misspelt, out of range, or has no use in the chosen schemes.
     """
+
+    unpad: bool = UNPAD.default
 
     # The family's description; of it the stock model type, the file of the classes, and which of them serves each Auto class.
     family: ClassVar[Family]
@@ -190,6 +194,7 @@ class PositionConfigMixin(PositionFlags):
             value = getattr(self, flag)
             if value is not None or flag == "position_scheme":
                 check_flag(flag, value)
+        UNPAD.kind.check(UNPAD.name, self.unpad)
         in_use = flags_in_use(self.position_scheme)
         for flag in FLAGS:
             if flag not in in_use and getattr(self, flag) is not None:
@@ -305,6 +310,8 @@ class PositionConfigMixin(PositionFlags):
         for flag in FLAGS:
             if output.get(flag) is None:
                 output.pop(flag, None)
+        if output.get(UNPAD.name) == UNPAD.default:
+            output.pop(UNPAD.name)
         module = Path(self.modeling_file).stem
         output["auto_map"] = {"AutoConfig": f"{Path(__file__).stem}.{type(self).__name__}"}
         if self._modeling_path().is_file():

@@ -156,6 +156,10 @@ class Flag:
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
 
+# Of all variants: it is no scheme's, and changes no output but what stands at padding.
+UNPAD = Flag("unpad", Boolean(), True, "layers leave padding out, on CPUs, where that is faster")
+
+
 def init() -> Flag:
     """`position_init`."""
     help = "initial values: such that nothing changes at first, or as the paper has them"

@@ -75,11 +75,13 @@ class PosencDistilBertTransformer(PositionEncoder, Transformer):
         base_model: ModuleReference | None = None,
         **kwargs,
     ) -> BaseModelOutput:
-        repeated = self.prepare(hidden_states, None, given_position_ids, table_position_ids, base_model, kwargs)
+        hidden_states, repeated = self.prepare(
+            hidden_states, None, given_position_ids, table_position_ids, base_model, kwargs
+        )
         for index, layer in enumerate(self.family.layers_of(self)):
             # The positions are positional, as gradient checkpointing needs it.
             hidden_states = layer(hidden_states, attention_mask, *(repeated if index else ()), **kwargs)
-        return BaseModelOutput(last_hidden_state=hidden_states)
+        return BaseModelOutput(last_hidden_state=self.finish(hidden_states, kwargs))
 
 
 class PosencDistilBertParts(PosencPreTrainedModel):
@@ -128,6 +130,7 @@ class PosencDistilBertModel(PosencDistilBertParts, PositionModel, DistilBertMode
     ):
         # Stock keeps `position_ids` from its encoder.
         kwargs |= self.for_the_encoder(input_ids, position_ids, None) | {"given_position_ids": position_ids}
+        kwargs |= self.packing_for(attention_mask, kwargs)
         return DistilBertModel.forward(self, input_ids, attention_mask, inputs_embeds, position_ids, **kwargs)
 
 

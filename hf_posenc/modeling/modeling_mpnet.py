@@ -101,7 +101,9 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         base_model: ModuleReference | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...] | BaseModelOutput:
-        repeated = self.prepare(hidden_states, None, position_ids, table_position_ids, base_model, kwargs)
+        hidden_states, repeated = self.prepare(
+            hidden_states, None, position_ids, table_position_ids, base_model, kwargs
+        )
         all_hidden_states, all_weights = [hidden_states], []
         for index, layer in enumerate(self.layer):
             hidden_states, weights = layer(
@@ -114,7 +116,7 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
             all_hidden_states.append(hidden_states)
             all_weights.append(weights)
         output = BaseModelOutput(
-            last_hidden_state=hidden_states,
+            last_hidden_state=self.finish(hidden_states, kwargs),
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_weights) if output_attentions else None,
         )
@@ -171,16 +173,17 @@ class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
 
         embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds)
+        recorded = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         outputs = self.encoder(
             embedded,
             attention_mask=create_bidirectional_mask(
                 config=config, inputs_embeds=embedded, attention_mask=attention_mask
             ),
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
             return_dict=True,
             position_ids=position_ids,
+            **recorded,
             **self.for_the_encoder(input_ids, position_ids, None),
+            **self.packing_for(attention_mask, recorded),
         )
         pooled = self.pooler(outputs.last_hidden_state) if self.pooler is not None else None
         if not return_dict:

@@ -16,7 +16,9 @@ from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import flags_in_use
 from .family import Family
+from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
+from .packing import Packing, computes_padding_that_is_read, packing_of
 from .scheme import (
     AttentionScheme,
     PositionEmbedding,
@@ -109,7 +111,9 @@ class PositionEncoder:
         base_model: ModuleReference | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        repeated = self.prepare(hidden_states, past_key_values, position_ids, table_position_ids, base_model, kwargs)
+        hidden_states, repeated = self.prepare(
+            hidden_states, past_key_values, position_ids, table_position_ids, base_model, kwargs
+        )
         for index, layer in enumerate(self.family.layers_of(self)):
             hidden_states = layer(
                 hidden_states,
@@ -121,6 +125,7 @@ class PositionEncoder:
                 position_ids=position_ids,
                 **kwargs,
             )
+        hidden_states = self.finish(hidden_states, kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
         )
@@ -133,11 +138,12 @@ class PositionEncoder:
         table_position_ids: torch.Tensor | None,
         base_model: ModuleReference | None,
         kwargs: dict,
-    ) -> tuple[torch.Tensor, ...]:
-        """Put what the self-attentions want among the layers' `kwargs`.
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Put what the self-attentions want among the layers' `kwargs`, where `packing` may be already.
 
         Returns:
-            The embedding-level positions that all layers but the first add to their input (`position_every_layer`), or ().
+            The input of the first layer, packed where there is a packing. And the embedding-level positions that all layers
+            but the first add to theirs (`position_every_layer`), or ().
         """
         if base_model is None and (self.every_layer or self.reads_table):
             raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
@@ -146,9 +152,18 @@ class PositionEncoder:
             kwargs["position_state"] = self._position_state(
                 hidden_states, cache, position_ids, table_position_ids, embeddings
             )
-        if not self.every_layer:
-            return ()
-        return (base_model.module.repeated_positions(hidden_states, cache, position_ids, table_position_ids),)
+        repeated: tuple[torch.Tensor, ...] = ()
+        if self.every_layer:
+            repeated = (base_model.module.repeated_positions(hidden_states, cache, position_ids, table_position_ids),)
+        packing: Packing | None = kwargs.get("packing")
+        if packing is not None:
+            hidden_states, *repeated = (packing.pack(states) for states in (hidden_states, *repeated))
+        return hidden_states, tuple(repeated)
+
+    def finish(self, hidden_states: torch.Tensor, kwargs: dict) -> torch.Tensor:
+        """The output of the last layer as (batch, length, hidden)."""
+        packing: Packing | None = kwargs.get("packing")
+        return hidden_states if packing is None else packing.unpack(hidden_states)
 
     def _position_state(
         self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -231,6 +246,8 @@ class PositionModel:
         **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
     ):
         kwargs |= self.for_the_encoder(input_ids, position_ids, past_key_values)
+        cached = {"past_key_values": past_key_values, "encoder_hidden_states": encoder_hidden_states}
+        kwargs |= self.packing_for(attention_mask, {**kwargs, **cached})
         return super().forward(
             input_ids,
             attention_mask=attention_mask,
@@ -256,6 +273,15 @@ class PositionModel:
                 past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
                 given["table_position_ids"] = embeddings.family_position_ids(input_ids, past_length)
         return given
+
+    def packing_for(self, attention_mask: torch.Tensor | None, arguments: dict) -> dict[str, Packing]:
+        """How the encoder leaves padding out, for a call with these arguments; nothing where it is to compute it."""
+        if not self.config.unpad:
+            return {}
+        family = self.position_parts.family
+        heads = family.setting(self.config, "num_attention_heads")
+        packing = packing_of(self.config, family.encoder_of(self), heads, attention_mask, arguments)
+        return {} if packing is None else {"packing": packing}
 
     def repeated_positions(self, hidden_states, cache, position_ids, table_position_ids) -> torch.Tensor:
         """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
@@ -394,12 +420,13 @@ class PosencPreTrainedModel:
             issubclass(base, PosencPreTrainedModel) and hasattr(base, "forward") for base in cls.__mro__[1:]
         )
         # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
-        if hasattr(cls, "forward") and not inherits and label_names(cls.forward) and not divides_itself(cls):
-            cls.forward = averaged_over_all(cls.forward)
+        if hasattr(cls, "forward") and not inherits and label_names(cls.forward):
+            forward = cls.forward if divides_itself(cls) else averaged_over_all(cls.forward)
+            cls.forward = computes_padding_that_is_read(forward)
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
-        flags = {flag: kwargs.pop(flag) for flag in FLAGS if flag in kwargs}
+        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_parts)

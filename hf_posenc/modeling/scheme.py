@@ -196,7 +196,8 @@ class AttentionContext:
         encoder: the encoder, which has those that layers share.
         embeddings: the embeddings, which have the table of absolute positions; None where no scheme reads it.
         query, key: (batch, heads, query or key, head_dim), as they are projected for `rotate`; for `terms` as all schemes
-            have rotated them, keys of the cache among them.
+            have rotated them, keys of the cache among them, or packed, (1, heads, tokens, head_dim): terms say what is to
+            be multiplied with them, and do not multiply themselves.
         attention_mask: as the layer was given it.
         positions: where queries and keys are; as the table of absolute positions counts them, if the scheme reads it.
         prepared: what the scheme's `prepare` returned.
@@ -367,6 +368,11 @@ class AttentionScheme(PositionScheme):
     def scaling(self, scaling: float) -> float:
         """Factor of the content score q·k, given the model's own."""
         return scaling
+
+    @property
+    def rotates(self) -> bool:
+        """Whether the scheme changes queries and keys."""
+        return type(self).rotate is not AttentionScheme.rotate
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> Any:
         """What depends neither on the layer nor on a parameter, once per forward: a tensor or tuple of tensors."""

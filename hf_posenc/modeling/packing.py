@@ -1,0 +1,279 @@
+"""Layers that run on the tokens that are not padding: packed before the first of them, unpacked after the last.
+
+Projections, feed-forward, LayerNorm and dropout take each token by itself, so the hidden states of a batch travel as (1,
+tokens, hidden). Inside the self-attention, sequences of similar lengths are attended to together: their queries, keys and
+values are spread over (sequences, heads, length, head_dim), and what comes out is collected again. Every token that is not
+padding gets what it would get with padding, and padding itself gets zeros.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.nn.modules import module as every_module
+
+from .blockwise import Term
+from .scheme import PairTerm, RelativeTerm, is_traced
+
+
+# Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
+# benchmarks/padding.py --thresholds).
+SMALLEST_SHARE, FEWEST_PLACES = 0.05, 64
+# Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
+# than the longest of the group before they must be.
+FEWEST_SAVED, SHORTER = 1 << 16, 0.8
+# Attention functions that take masks of pairs on CPUs.
+BACKENDS = ("sdpa", "eager")
+
+
+class Spread(torch.autograd.Function):
+    """Rows of (tokens, width) at the places of padded sequences; what stands at padding has no gradient.
+
+    Its own gradient, by the places, is a selection too: that of `index_select` would add up row by row.
+    """
+
+    @staticmethod
+    def forward(ctx, states: torch.Tensor, source: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return states.index_select(0, source)
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor):
+        return gradient.index_select(0, *ctx.saved_tensors), None, None
+
+
+@dataclass
+class Group:
+    """Sequences of similar lengths.
+
+    Attributes:
+        sequences: int64, which of the batch; None where these are all, in their order.
+        shape: (sequences, length).
+        tokens: how many of the packed ones are theirs; groups follow each other.
+        places: int64 (tokens,), where their tokens are in (sequences · length); None where they are everywhere.
+        source: int64 (sequences · length,), the token of each place; at padding a token of the same sequence.
+        mask: bool (sequences, 1, 1, length), what may be attended to; None where that is everything.
+    """
+
+    sequences: torch.Tensor | None
+    shape: tuple[int, int]
+    tokens: int
+    places: torch.Tensor | None = None
+    source: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, kept: torch.Tensor, attended: torch.Tensor, sequences: torch.Tensor | None = None) -> "Group":
+        """The group of some sequences.
+
+        Args:
+            kept, attended: bool (sequences, length), which tokens are packed, and which of them others may attend to.
+        """
+        mask = None if attended.all() else attended[:, None, None]
+        tokens = int(kept.sum())
+        if tokens == kept.numel():
+            return cls(sequences, tuple(kept.shape), tokens, mask=mask)
+        order = kept.flatten().cumsum(0).view_as(kept) - 1  # of a token among the packed ones
+        source = torch.where(kept, order, order.gather(1, kept.int().argmax(1, keepdim=True)))
+        return cls(sequences, tuple(kept.shape), tokens, kept.flatten().nonzero()[:, 0], source.flatten(), mask)
+
+    def spread(self, states: torch.Tensor) -> torch.Tensor:
+        """From (tokens, heads, head_dim) to (sequences, heads, length, head_dim)."""
+        _, heads, head_dim = states.shape
+        if self.places is not None:
+            states = Spread.apply(states.flatten(1), self.source, self.places)
+        return states.view(*self.shape, heads, head_dim).transpose(1, 2)
+
+    def collect(self, output: torch.Tensor) -> torch.Tensor:
+        """From (sequences, length, heads, head_dim) to (tokens, heads · head_dim)."""
+        output = output.flatten(2).flatten(0, 1)
+        return output if self.places is None else output.index_select(0, self.places)
+
+    def term(self, term: Term, length: int) -> Term:
+        """What a term of sequences of `length`, (batch or 1, ...), is for these, which end earlier."""
+        own = self.shape[1]
+        if isinstance(term, RelativeTerm):
+            if term.rows.dim() == 1:
+                rows = term.rows[length - own : length + own - 1]
+            else:
+                rows = self._of(term.rows)[:, :own, :own]
+            return replace(term, rows=rows)
+        if isinstance(term, PairTerm):
+            return PairTerm(self._of(term.bias)[..., :own, :own])
+        return replace(term, query=self._of(term.query)[:, :, :own], key=self._of(term.key)[:, :, :own])
+
+    def _of(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[0] == 1 or self.sequences is None:
+            return tensor
+        return tensor.index_select(0, self.sequences)
+
+
+@dataclass
+class Packing:
+    """Which tokens of a batch are packed, in which order.
+
+    Attributes:
+        shape: (batch, length).
+        places: int64 (tokens,), where they are in (batch · length).
+        groups: see [`Group`].
+    """
+
+    shape: tuple[int, int]
+    places: torch.Tensor
+    groups: list[Group]
+
+    @classmethod
+    def of(cls, attended: torch.Tensor, heads: int) -> "Packing":
+        """The packing of a batch in which no sequence is empty.
+
+        The first token of a sequence is packed even if it is padding, and computed as it is without packing: it asks, and
+        nobody attends to it. Heads read it, and so does what pools sentences.
+
+        Args:
+            attended: bool (batch, length), the tokens that are not padding.
+        """
+        batch, length = attended.shape
+        kept = attended.clone()
+        kept[:, 0] = True
+        lengths, order = attended.sum(1).sort(descending=True, stable=True)
+        ends_alone = torch.equal(attended, torch.arange(length) < attended.sum(1, keepdim=True))
+        if not ends_alone:
+            return cls((batch, length), kept.flatten().nonzero()[:, 0], [Group.of(kept, attended)])
+        places, groups = [], []
+        for start, stop in groups_of(lengths.tolist(), heads):
+            sequences, own = order[start:stop], int(lengths[start])
+            part = kept[sequences, :own]
+            groups.append(Group.of(part, part, sequences))
+            places.append((sequences[:, None] * length + torch.arange(own))[part])
+        return cls((batch, length), torch.cat(places), groups)
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """From (batch or 1, length, width) to (1, tokens, width)."""
+        states = states.expand(self.shape[0], -1, -1)
+        return states.flatten(0, 1).index_select(0, self.places)[None]
+
+    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+        """From (1, tokens, width) to (batch, length, width), zeros where nothing was packed."""
+        batch, length = self.shape
+        padded = states.new_zeros(batch * length, states.shape[-1])
+        return padded.index_copy(0, self.places, states[0]).view(batch, length, -1)
+
+    def unpack_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """From (1, heads, tokens, head_dim) to (batch, heads, length, head_dim)."""
+        heads = states.shape[1]
+        padded = self.unpack(states.transpose(1, 2).flatten(2))
+        return padded.view(*self.shape, heads, -1).transpose(1, 2)
+
+    def pack_heads(self, states: torch.Tensor) -> torch.Tensor:
+        """From (batch, heads, length, head_dim) to (1, heads, tokens, head_dim)."""
+        heads = states.shape[1]
+        packed = self.pack(states.transpose(1, 2).flatten(2))
+        return packed.view(1, -1, heads, states.shape[-1]).transpose(1, 2)
+
+    def by_group(self, states: torch.Tensor) -> list[torch.Tensor]:
+        """From (1, heads, tokens, head_dim) to (sequences, heads, length, head_dim) for each group."""
+        parts = states[0].transpose(0, 1).split([group.tokens for group in self.groups])
+        return [group.spread(part) for group, part in zip(self.groups, parts)]
+
+
+def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
+    """Where groups begin and end among sequences that are sorted by their lengths, the longest first."""
+    starts = [0]
+    for index, length in enumerate(lengths):
+        longest = lengths[starts[-1]]
+        saved = (len(lengths) - index) * (longest**2 - length**2) * heads
+        if length <= SHORTER * longest and saved >= FEWEST_SAVED:
+            starts.append(index)
+    return list(zip(starts, [*starts[1:], len(lengths)]))
+
+
+def packing_of(
+    config, encoder: nn.Module, heads: int, attention_mask: torch.Tensor | None, arguments: dict
+) -> Packing | None:
+    """The packing of a batch, where it pays to leave its padding out and nothing stands against it.
+
+    Args:
+        config, encoder, heads: of the base model that is called.
+        attention_mask: as its caller gave it.
+        arguments: what else it was called with, by name.
+    """
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or is_traced():
+        return None
+    if attention_mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
+        return None
+    attended = attention_mask.bool()
+    lengths = attended.sum(1)
+    padding = attended.numel() - int(lengths.sum())
+    if padding < max(FEWEST_PLACES, SMALLEST_SHARE * attended.numel()):
+        return None
+    # A sequence that is padding from end to end attends to its padding.
+    if not lengths.all() or _padding_is_read.get() or _records(config, arguments):
+        return None
+    if any(arguments.get(name) is not None for name in ("past_key_values", "encoder_hidden_states")):
+        return None
+    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0) or is_hooked(encoder):
+        return None
+    return Packing.of(attended, heads)
+
+
+def _records(config, arguments: dict) -> bool:
+    """Whether a call asks for hidden states or attention weights, of which padding is a part."""
+    for name in ("output_hidden_states", "output_attentions"):
+        asked = arguments.get(name)
+        asked = getattr(config, name, False) if asked is None else asked
+        if asked is not None and asked is not False:  # 0 is a layer
+            return True
+    return False
+
+
+# Modules of Python whose hooks packed states do no harm. Those of transformers that record outputs stay on a model once they
+# were used, and do nothing where nothing is recorded.
+HARMLESS_HOOKS = {"transformers.utils.output_capturing"}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody's hooks would see packed states in a module or in one of its parts."""
+    if any(getattr(every_module, f"_global{name}") for name in _HOOKS):
+        return True
+    return any(
+        getattr(hook, "__module__", None) not in HARMLESS_HOOKS
+        for part in module.modules()
+        for name in _HOOKS
+        for hook in part.__dict__[name].values()
+    )
+
+
+# Whether the loss of the head that is called reads what stands at padding.
+_padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
+
+
+def loss_reads_padding(arguments: dict) -> bool:
+    """Whether a head's loss, given its arguments by name, has a part at padding: labels there, or a softmax over places."""
+    mask, labels = arguments.get("attention_mask"), arguments.get("labels")
+    if arguments.get("start_positions") is not None:
+        return True
+    if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.shape != mask.shape:
+        return False
+    return not labels.is_floating_point() and bool(((labels != -100) & (mask == 0).to(labels.device)).any())
+
+
+def computes_padding_that_is_read(forward: Callable) -> Callable:
+    """A head's forward whose base model computes padding where the head's loss reads it."""
+    names = tuple(inspect.signature(forward).parameters)[1:]
+
+    @functools.wraps(forward)
+    def forward_with_padding(self, *args, **kwargs):
+        if is_traced() or not loss_reads_padding({**dict(zip(names, args, strict=False)), **kwargs}):
+            return forward(self, *args, **kwargs)
+        token = _padding_is_read.set(True)
+        try:
+            return forward(self, *args, **kwargs)
+        finally:
+            _padding_is_read.reset(token)
+
+    return forward_with_padding
