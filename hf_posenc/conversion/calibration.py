@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from transformers.utils import logging
 
 from hf_posenc.modeling.attention import score_bias

@@ -1,5 +1,6 @@
 """What is converted: a checkpoint with its head and tokenizer, and the model of another scheme that is made of it."""
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,15 +35,19 @@ class Checkpoint:
         tokenizer: the one beside it.
         folder: where it was read from; None for a model that was handed over.
         trained_length: number of tokens up to which it is taken to read well.
+        dtype: what its numbers were saved in.
     """
 
     model: PreTrainedModel
     tokenizer: Any
     folder: Path | None
     trained_length: int
+    dtype: torch.dtype
 
 
-def load_checkpoint(model: str | Path | PreTrainedModel, tokenizer=None, trained_length: int | None = None):
+def load_checkpoint(
+    model: str | Path | PreTrainedModel, tokenizer=None, trained_length: int | None = None
+) -> Checkpoint:
     """Read what is to be converted.
 
     Args:
@@ -60,11 +65,13 @@ def load_checkpoint(model: str | Path | PreTrainedModel, tokenizer=None, trained
         folder = Path(model) if Path(model).is_dir() else Path(_downloaded(str(model)))
         config = source_config(folder)
         check_convertible(config)
+        dtype = config.dtype or torch.float32
         model = model_class(config).from_pretrained(folder, dtype=torch.float32)
     else:
         check_convertible(model.config)
         if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
             raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
+        dtype, model = model.dtype, copy.deepcopy(model).float().cpu()
     if tokenizer is None:
         place = folder or model.config.name_or_path
         if not place:
@@ -76,7 +83,7 @@ def load_checkpoint(model: str | Path | PreTrainedModel, tokenizer=None, trained
         raise ValueError(f"trained_length must be between 16 and {limit}, which its table has, got {length}")
     if length >= LARGE_INTEGER:
         raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
-    return Checkpoint(model.eval(), tokenizer, folder, int(length))
+    return Checkpoint(model.eval(), tokenizer, folder, int(length), dtype)
 
 
 def _downloaded(name: str) -> str:

@@ -26,6 +26,8 @@ DEFAULT_STEPS = 800
 STEP_TOKENS = 512
 SHORTEST = 16
 WARM_UP = 20
+# In hundreds of steps, squared gradients have to be forgotten sooner than by 0.999.
+BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features.
 RATE = 3e-4
@@ -142,7 +144,7 @@ def heal(
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, healing)
     base = student.base_model
-    optimizer = torch.optim.AdamW(parameter_groups(base), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameter_groups(base), betas=BETAS, weight_decay=0.0)
     model, optimizer = accelerator.prepare(base, optimizer)
     run = _Run(accelerator, healing, windows, held_out, original, target, error)
     state = _load(checkpoint, student, optimizer)
@@ -172,6 +174,7 @@ class _Run:
         began = time.monotonic()
         highest = [group["highest"] for group in optimizer.param_groups]
         checked = self._checked_text()
+        error = math.nan
         bar = tqdm(total=self.healing.max_steps, initial=step, desc="healing", unit="step", disable=self._is_quiet())
         with bar:
             while True:
@@ -180,7 +183,7 @@ class _Run:
                 is_checked = step and step % CHECK_EVERY == 0 and step > (history[-1]["step"] if history else 0)
                 if is_checked or spent >= 1:
                     cosine = self._cosine(model, checked)
-                    history.append({"step": step, "seconds": seconds, "error": error.item(), "cosine": cosine})
+                    history.append({"step": step, "seconds": seconds, "error": error, "cosine": cosine})
                     bar.set_postfix(cosine=f"{cosine:.4f}")
                     if spent >= 1 or _gains_no_more(history):
                         break
@@ -193,7 +196,7 @@ class _Run:
                 bar.update()
         return history
 
-    def _step(self, model: nn.Module, optimizer, masks: dict[nn.Parameter, torch.Tensor], step: int) -> torch.Tensor:
+    def _step(self, model: nn.Module, optimizer, masks: dict[nn.Parameter, torch.Tensor], step: int) -> float:
         batch = self._placed(self.healing.draw(self.windows, step, self.accelerator.process_index))
         with self._precision():
             aim = self.target(self.original, batch, self.healing.trained_length)
@@ -204,7 +207,7 @@ class _Run:
             parameter.grad.mul_(mask)
         optimizer.step()
         optimizer.zero_grad()
-        return error.detach()
+        return error.item()
 
     @torch.no_grad()
     def _cosine(self, model: nn.Module, checked: list[tuple[Batch, torch.Tensor]]) -> float:
