@@ -5,6 +5,7 @@ transformers back as it was, and `install()` opens the doors again.
 """
 
 from .adapters import train_positions
+from .conversion.converting import convert
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -142,6 +143,7 @@ __all__ = [
     "PosencXLMRobertaForSequenceClassification",
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
+    "convert",
     "freeze_all_but_positions",
     "install",
     "position_parameters",

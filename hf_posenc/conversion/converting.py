@@ -16,15 +16,16 @@ from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
+from ..plugin import VARIANT_CONFIGS
 from .calibration import calibrate
 from .checkpoints import Checkpoint, default_flags, is_native, load_checkpoint, make_student, student_config
 from .extension import METHODS, extend
-from .healing import Healing, heal, settings_of
+from .healing import Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
-from .report import Report
+from .report import REPORT, Report
 from .start import start
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_onnx, check_output, write_converted
+from .writing import check_onnx, check_output, check_space, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -118,15 +119,14 @@ class Conversion:
         yardstick = Yardstick(self.original, held_out, self.healing.trained_length, self.healing.max_length)
         if not report.rows:
             self._prepare(student, windows, yardstick, report)
-            if self.work and self.healing.train != "none":
+            if self.work and self.healing.train != "none" and is_first_process():
                 self._keep(report)
         with self.timed("heal"):
             report.healing = heal(student, self.original, windows, held_out, self.healing, state)
         if report.healing:
+            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
             report.rows += yardstick.measure(student, "heal")
-        mask = self.checkpoint.tokenizer.mask_token_id
-        for name, model in (("original", self.original), ("converted", student)):
-            report.losses += [{"model": name, **row} for row in yardstick.masked_losses(model, mask)]
+        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
         report.seconds = self.seconds
         report.conclude(yardstick.left_out)
         return student, report
@@ -257,12 +257,14 @@ def convert(
         raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {extend!r}")
     read_documents(text), read_documents(held_out)  # a mistake in a name is found before weights are read
     checkpoint = load_checkpoint(model, tokenizer, trained_length)
+    if output is not None:
+        check_space(output, checkpoint.model, train != "none")
     longest = max_length or checkpoint.trained_length
     healing = Healing(checkpoint.trained_length, longest, train, max_steps, max_minutes, seed)
     flags = chosen_flags(checkpoint, position_scheme, flags, longest)
     conversion = Conversion(checkpoint, position_scheme, flags, healing, extend, text, held_out, output, resume)
     converted, report = conversion.run()
-    if output is not None:
+    if output is not None and is_first_process():
         converted.to(checkpoint.dtype)
         write_converted(output, converted, checkpoint, report, onnx)
         shutil.rmtree(conversion.work, ignore_errors=True)
@@ -297,3 +299,51 @@ def chosen_flags(
         if same and inspection.flags_of(new) == inspection.flags_of(config) and max_length <= trained:
             raise ValueError(f"the checkpoint has position_scheme={position_scheme!r} already")
     return flags
+
+
+def compare(
+    original: str | Path,
+    converted: str | Path,
+    *,
+    text: Sequence[str | Path] | None = None,
+    trained_length: int | None = None,
+    max_length: int | None = None,
+) -> Report:
+    """Measure how far a converted model agrees with its original, on any text.
+
+    Args:
+        original, converted: folders or names on the Hub.
+        text: files, folders or names of data sets, all of which is measured on. Default: the reference of the Python language.
+        trained_length: number of tokens that the original reads well. Default: that of the conversion, or as in [`convert`].
+        max_length: the longest text to measure. Default: that of the conversion, or the trained length.
+
+    Raises:
+        OSError: something cannot be read.
+        ValueError: the two do not fit, or the text is too short.
+    """
+    documents = read_documents(text)
+    stored = Path(converted) / REPORT
+    there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
+    first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
+    second = load_checkpoint(converted, trained_length=first.trained_length).model
+    if (
+        first.model.config.hidden_size != second.config.hidden_size
+        or type(first.model.base_model) not in type(second.base_model).__mro__ + type(first.model.base_model).__mro__
+    ):
+        raise ValueError(f"{original} and {converted} are of different families or sizes")
+    windows = Windows(documents, first.tokenizer)
+    windows.check_enough(first.trained_length, "held-out")
+    config = second.config
+    is_variant = isinstance(config, PositionConfigMixin)
+    report = Report(
+        original=str(original),
+        position_scheme=config.position_scheme if is_variant else VARIANT_CONFIGS[type(config)].family.native_scheme,
+        flags=inspection.flags_of(config) if is_variant else {},
+        trained_length=first.trained_length,
+        max_length=max_length or (there.max_length if there else first.trained_length),
+    )
+    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length)
+    report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
+    report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
+    report.conclude(yardstick.left_out)
+    return report

@@ -308,6 +308,8 @@ def rows_beyond(
         for module in base.modules()
         if isinstance(module, (PositionEmbedding, nn.Embedding)) and module.weight in positions
     }
+    if not tables:
+        return {}
     for table in tables:
         table.requires_grad_(True)
     batch = windows.draw(trained_length, 2, torch.Generator().manual_seed(0))
@@ -338,7 +340,7 @@ def parameter_groups(base: PreTrainedModel) -> list[dict[str, Any]]:
 
 def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: dict[str, Any]) -> None:
     """Write the state, whole or not at all, by the first process."""
-    if checkpoint is None or int(os.environ.get("RANK", 0)):
+    if checkpoint is None or not is_first_process():
         return
     whole = {**state, "student": student.state_dict(), "optimizer": optimizer.state_dict()}
     temporary = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}")
@@ -357,6 +359,11 @@ def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[
     student.load_state_dict(state.pop("student"))
     optimizer.load_state_dict(state.pop("optimizer"))
     return state
+
+
+def is_first_process() -> bool:
+    """Whether this process is the only one, or the one of them that writes."""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 def settings_of(healing: Healing) -> dict[str, Any]:

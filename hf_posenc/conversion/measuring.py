@@ -159,8 +159,17 @@ class Yardstick:
         apart = [(o - a).abs().mean().item() for o, a in zip(own, original)]
         return {} if not same else {"same_answers": sum(same) / len(same), "logits_apart": sum(apart) / len(apart)}
 
+    def losses(self, mask_token_id: int | None, converted: PreTrainedModel) -> list[Row]:
+        """The loss on masked words of the original and of the converted model, where they are such models."""
+        models = {"original": self.original, "converted": converted}
+        return [
+            {"model": name, **row}
+            for name, model in models.items()
+            for row in self._masked_losses(model, mask_token_id)
+        ]
+
     @torch.no_grad()
-    def masked_losses(self, model: PreTrainedModel, mask_token_id: int | None) -> list[Row]:
+    def _masked_losses(self, model: PreTrainedModel, mask_token_id: int | None) -> list[Row]:
         """For a masked language model, its loss by the length of the visible context.
 
         The words are the same for all lengths: 15 % of those in the last half of a trained length of long texts.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ..inspection import longest_sequence
@@ -32,9 +33,25 @@ def check_output(folder: Path) -> None:
     """Raise OSError unless a folder can be made here: there is none yet, or an empty one, and its place can be written to."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is there already, and not empty: name another folder, or remove it")
-    folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(folder.absolute().parent, os.W_OK):
-        raise PermissionError(f"{folder.absolute().parent} cannot be written to")
+    place = folder.absolute().parent
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be made: {error}") from error
+    if not writable:
+        raise PermissionError(f"{place} cannot be written to: name another folder")
+
+
+def check_space(folder: Path, model: PreTrainedModel, healed: bool) -> None:
+    """Raise OSError unless there is space for a model and, while it is healed, for its state: itself and two moments."""
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    needed, free = size * (4 if healed else 1), shutil.disk_usage(folder.absolute().parent).free
+    if free < needed:
+        raise OSError(
+            f"the disk of {folder} has {free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed: make space, or name a folder "
+            "on another disk"
+        )
 
 
 @contextmanager
@@ -51,6 +68,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         if folder.is_dir():
             folder.rmdir()  # it is empty
         os.replace(temporary, folder)
+    except SafetensorError as error:  # which is no OSError, whatever its cause
+        raise OSError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
