@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
+from ..modeling.family import Family
 from ..modeling.schemes import scheme_names
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
 from ..sentence_folders import MODULES
@@ -144,18 +145,23 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         for stock, variant in VARIANT_MODELS.items()
         if variant.config_class is VARIANT_CONFIGS[type(config)]
     }
-    names = config.architectures or [f"{VARIANT_CONFIGS[type(config)].family.prefix}Model"]
+    names = config.architectures or [f"{family_of(config).prefix}Model"]
     for name in names:
         if name in of_family:
             return of_family[name]
     raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(of_family)}")
 
 
+def family_of(config: PreTrainedConfig) -> Family:
+    """The description of the family of a config, stock or variant."""
+    return VARIANT_CONFIGS.get(type(config), type(config)).family
+
+
 def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:
     """Whether a scheme is what a stock checkpoint has by itself: it then stays a stock checkpoint."""
     if isinstance(config, PositionConfigMixin):
         return False
-    native = VARIANT_CONFIGS[type(config)].family.native_scheme
+    native = family_of(config).native_scheme
     return {*scheme_names(position_scheme)} == {*scheme_names(native)} and not flags
 
 
@@ -171,7 +177,7 @@ def student_config(config: PreTrainedConfig, position_scheme: str, flags: Mappin
 
 def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> dict[str, Any]:
     """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has one for all."""
-    family = VARIANT_CONFIGS.get(type(config), type(config)).family
+    family = family_of(config)
     flags = {name: value for name, value in flags.items() if value is not None}
     has_table_for_all = "position_per_layer" in family.native_flags
     if "position_per_layer" in flags_in_use(position_scheme) and not has_table_for_all:

@@ -14,11 +14,12 @@ from transformers.utils import logging
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.family import Family
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
-from ..plugin import VARIANT_CONFIGS
+from ..parameters import position_parameters
 from .calibration import calibrate
-from .checkpoints import Checkpoint, default_flags, is_native, load_checkpoint, make_student, student_config
+from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
 from .extension import METHODS, extend
 from .healing import Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
@@ -116,6 +117,8 @@ class Conversion:
         if self._goes_on(report, state):
             report = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
             self.seconds = report.seconds
+        elif self.work and is_first_process():
+            shutil.rmtree(self.work, ignore_errors=True)
         yardstick = Yardstick(self.original, held_out, self.healing.trained_length, self.healing.max_length)
         if not report.rows:
             self._prepare(student, windows, yardstick, report)
@@ -136,13 +139,13 @@ class Conversion:
         trained = self.healing.trained_length
         if self.healing.reaches_further:
             report.rows += yardstick.measure(self.original, "original")
+        generator = torch.Generator().manual_seed(self.healing.seed)
+        batches = [windows.draw(trained, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
         if isinstance(student.config, PositionConfigMixin):
             with self.timed("start"):
-                start(student, self.original, trained)
+                start(student, self.original, batches, trained)
         report.rows += yardstick.measure(student, "start")
         if needs_calibration(student):
-            generator = torch.Generator().manual_seed(self.healing.seed)
-            batches = [windows.draw(trained, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
             with self.timed("calibrate"):
                 calibrate(student, self.original, batches)
             report.rows += yardstick.measure(student, "calibrate")
@@ -165,24 +168,28 @@ class Conversion:
         return True
 
     def _keep(self, report: Report) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir(parents=True)
         (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
 
 
 def needs_calibration(student: PreTrainedModel) -> bool:
-    """Whether a model has score terms in place of what its checkpoint was trained with."""
+    """Whether a model has score terms with parameters in place of what its family's checkpoints were trained with."""
     config = student.config
     if not isinstance(config, PositionConfigMixin):
         return False
-    names = {*scheme_names(config.position_scheme)}
-    embedding_level = {"absolute", "sinusoidal", "none"}
-    return bool(names - embedding_level) and "absolute" not in names
+    native, names = ({*scheme_names(name)} for name in (config.family.native_scheme, config.position_scheme))
+    of_attention = position_parameters(config.family.encoder_of(student.base_model))
+    return bool(of_attention) and not native <= names
 
 
-def bucket_flags(position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int) -> dict[str, Any]:
-    """Flags of `t5` such that a bucket begins at the trained length, and the last before the longest distance."""
-    given = {"position_buckets", "position_max_distance"} & {*flags}
+def bucket_flags(
+    family: Family, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
+) -> dict[str, Any]:
+    """Flags of `t5` such that a bucket begins at the trained length, and the last near the longest distance.
+
+    None where they are given, and where the family's checkpoints have a table of their own.
+    """
+    given = {"position_buckets", "position_max_distance"} & {*flags, *family.native_flags}
     if "t5" not in scheme_names(position_scheme) or given or max_length <= trained_length:
         return {}
     for buckets in (32, 48, 64, 96, 128):
@@ -292,7 +299,7 @@ def chosen_flags(
             )
         return {}
     flags = default_flags(config, position_scheme, flags)
-    flags |= bucket_flags(position_scheme, flags, trained, max_length)
+    flags |= bucket_flags(family_of(config), position_scheme, flags, trained, max_length)
     new = student_config(config, position_scheme, flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}
@@ -337,7 +344,7 @@ def compare(
     is_variant = isinstance(config, PositionConfigMixin)
     report = Report(
         original=str(original),
-        position_scheme=config.position_scheme if is_variant else VARIANT_CONFIGS[type(config)].family.native_scheme,
+        position_scheme=config.position_scheme if is_variant else family_of(config).native_scheme,
         flags=inspection.flags_of(config) if is_variant else {},
         trained_length=first.trained_length,
         max_length=max_length or (there.max_length if there else first.trained_length),

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.embeddings import number_of_rows
-from ..plugin import VARIANT_CONFIGS
+from .checkpoints import family_of
 
 
 def _tile(rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def extend(model: PreTrainedModel, length: int, trained_length: int, method: str
     if method not in METHODS:
         raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
     model = copy.deepcopy(model)
-    family = VARIANT_CONFIGS.get(type(model.config), type(model.config)).family
+    family = family_of(model.config)
     first = family.first_position(model.config)
     embeddings = family.embeddings_of(model.base_model)
     table = getattr(embeddings, family.table, None)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..modeling.scheme import PositionEmbedding
 from ..parameters import position_parameters
-from ..plugin import VARIANT_CONFIGS
+from .checkpoints import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
 from .texts import Windows
 
@@ -271,7 +271,7 @@ def choose_parameters(
     Raises:
         ValueError: there is nothing to train.
     """
-    base, family = student.base_model, VARIANT_CONFIGS.get(type(student.config), type(student.config)).family
+    base, family = student.base_model, family_of(student.config)
     embeddings = family.embeddings_of(base)
     words = getattr(embeddings, family.words).weight
     table = getattr(embeddings, family.table, None)
