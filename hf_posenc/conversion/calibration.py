@@ -8,6 +8,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.modeling.family import Family
+from hf_posenc.modeling.scheme import AttentionScheme
 from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.parameters import position_parameters
 
@@ -23,15 +24,15 @@ SWEEPS = 3
 
 
 class Fit:
-    """Least squares: parameters that minimise the squared error of scores, with a small ridge around where they start.
+    """Parameters under which attention diverges least from the original's, with a small ridge around where they start.
 
-    The minimum of what is quadratic in most schemes (a table's rows are factors of the score) is found by L-BFGS, in coordinates in
-    which all parameters matter about as much. Otherwise rows that few pairs look up, and features that hardly vary, come last.
+    Most terms are linear in their parameters, and the problem convex. L-BFGS solves it, in coordinates in which all parameters matter
+    about as much: otherwise rows of a table that few pairs look up, and features that hardly vary, come last.
 
     Args:
         parameters: what is fitted, in place.
         observations: of one layer, or of several that share the parameters.
-        ridge: by how much the penalty of a change curves, where the curvature of the error is 1 on average.
+        ridge: by how much the penalty of a change curves, where the divergence does by 1 on average.
     """
 
     def __init__(self, parameters: list[nn.Parameter], observations: list[Observation], ridge: float = 1e-4):
@@ -48,30 +49,30 @@ class Fit:
         for parameter, part in zip(self.parameters, values.split(self.sizes)):
             parameter.data.copy_(part.view_as(parameter))
 
-    def error(self, values: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Half the mean squared error at some values of the parameters, and its gradient by them, (all,)."""
+    def divergence(self, values: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """The mean divergence at some values of the parameters, and its gradient by them, (all,)."""
         self.set(values)
-        error, gradient = 0.0, torch.zeros_like(values)
+        divergence, gradient = 0.0, torch.zeros_like(values)
         for observation in self.observations:
             with torch.enable_grad():
                 scores = observation.scores()
-            part, by_score = observation.gradient(scores)
-            error += part
+            by_head, by_score = observation.divergence(scores.detach())
+            divergence += float(by_head.sum())
             by_parameter = torch.autograd.grad(scores, self.parameters, by_score, materialize_grads=True)
             gradient += self._flat(by_parameter)
-        return error / self.total, gradient / self.total
+        return divergence / self.total, gradient / self.total
 
     def scale(self, probes: int = 2) -> torch.Tensor:
         """1/√curvature by each parameter, (all,): estimated with random signs, in a matrix as row times column.
 
-        0 where the error does not depend on a parameter at all.
+        0 where the divergence does not depend on a parameter at all.
         """
-        _, here = self.error(self.start)
+        _, here = self.divergence(self.start)
         generator = torch.Generator().manual_seed(0)
         curvature = torch.zeros_like(here)
         for _ in range(probes):
             signs = torch.randint(0, 2, here.shape, generator=generator) * 2.0 - 1.0
-            curvature += signs * (self.error(self.start + signs)[1] - here) / probes
+            curvature += signs * (self.divergence(self.start + signs)[1] - here) / probes
         scales = []
         for part, parameter in zip(curvature.split(self.sizes), self.parameters):
             part = part.view(parameter.shape if parameter.dim() == 2 else (1, -1)).clamp(min=0)
@@ -81,19 +82,19 @@ class Fit:
         return torch.cat(scales)
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Minimise in so many steps; half the mean squared error before and after."""
-        scale, (before, _) = self.scale(), self.error(self.start)
+        """Minimise in so many steps; the mean divergence before and after."""
+        scale, (before, _) = self.scale(), self.divergence(self.start)
         moved = torch.zeros_like(self.start, requires_grad=True)
         optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=steps, line_search_fn="strong_wolfe")
 
         def closure() -> float:
             by = moved.detach()
-            error, gradient = self.error(self.start + scale * by)
+            divergence, gradient = self.divergence(self.start + scale * by)
             moved.grad = gradient * scale + self.ridge * by
-            return error + 0.5 * self.ridge * float(by.square().sum())
+            return divergence + 0.5 * self.ridge * float(by.square().sum())
 
         optimizer.step(closure)
-        return before, self.error(self.start + scale * moved.detach())[0]
+        return before, self.divergence(self.start + scale * moved.detach())[0]
 
 
 def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
@@ -121,7 +122,7 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     names = scheme_names(student.config.position_scheme)
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
-    of_layers = [[*position_parameters(family.self_attention_of(layer)).values()] for layer in layers]
+    of_layers = [_parameters_of(family.self_attention_of(layer)) for layer in layers]
     own = {*position_parameters(layers).values()}
     shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
     if {*scheme_names(family.native_scheme)} <= {*names} or not (shared or any(of_layers)):
@@ -133,7 +134,20 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
             observations = _sweep(student, teacher, batches, of_layers, steps, bool(shared))
             if shared:
                 before, after = Fit(shared, observations).run(steps)
-                logger.info(f"all layers: error of the scores {before:.4f} -> {after:.4f}")
+                logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
+
+
+def _rotates(attention: nn.Module) -> bool:
+    """Whether queries and keys are rotated (`rope`): what their biases add to scores then depends on the distance."""
+    return any(type(scheme).rotate is not AttentionScheme.rotate for scheme in attention.position_schemes)
+
+
+def _parameters_of(attention: nn.Module) -> list[nn.Parameter]:
+    """What is fitted of a layer."""
+    parameters = [*position_parameters(attention).values()]
+    if _rotates(attention):
+        parameters += [attention.query_projection.bias, attention.key_projection.bias]
+    return parameters
 
 
 def _sweep(
@@ -152,10 +166,10 @@ def _sweep(
         observations = []
         for index, batch in enumerate(batches):
             weights = original.run_for_weights(layer, index)
-            observations.append(observe(own, layer, index, weights, batch))
+            observations.append(observe(own, layer, index, weights, batch, again=_rotates(own.attention(layer))))
         if parameters:
             before, after = Fit(parameters, observations).run(steps)
-            logger.info(f"layer {layer}: error of the scores {before:.4f} -> {after:.4f}")
+            logger.info(f"layer {layer}: divergence {before:.4f} -> {after:.4f}")
         if keep:
             kept += observations
         for index in range(len(batches)):

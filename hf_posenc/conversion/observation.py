@@ -17,7 +17,7 @@ from hf_posenc.modeling.scheme import AttentionContext
 Batch = dict[str, torch.Tensor]
 # What a layer is given beside its input: arguments and keywords.
 Arguments = tuple[tuple, dict[str, Any]]
-# The logarithm of nothing is not finite; what weighs less than this is as good as nothing.
+# What weighs less is as good as nothing, whose logarithm is not finite.
 SMALLEST_WEIGHT = 1e-30
 
 
@@ -117,20 +117,17 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
 class Observation:
     """A batch in one layer: how the student asks, and where the original looks.
 
-    The original's scores are the logarithms of its weights, but for a constant per query, which softmax does not see. The
-    error of the student's is measured beside the best such constants, weighted as the original weighs.
-
     Attributes:
         attention: the student's self-attention.
         project: gives its query and key, (batch, heads, length, head_dim), and the contexts of its schemes.
         weights: (batch, heads, query, key), the original's; 0 for queries that are padding.
-        target: (batch, heads, query, key), the original's scores.
+        attended: (batch, 1, query, key), whether there is something to attend to.
     """
 
     attention: nn.Module
     project: Callable[[], tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]]
     weights: torch.Tensor
-    target: torch.Tensor
+    attended: torch.Tensor
 
     def scores(self) -> torch.Tensor:
         """The student's scores, (batch, heads, query, key), a function of its parameters."""
@@ -140,12 +137,22 @@ class Observation:
         bias = score_bias(query, key, terms)
         return scores if bias is None else scores + bias
 
-    def gradient(self, scores: torch.Tensor) -> tuple[float, torch.Tensor]:
-        """Half the weighted squared error of scores, summed, and its gradient by them."""
-        error = scores.detach() - self.target
-        error -= (self.weights * error).sum(-1, keepdim=True)  # the weights of a query sum to 1
-        gradient = self.weights * error
-        return 0.5 * float((gradient * error).sum()), gradient
+    def divergence(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Kullback-Leibler divergence of attention by these scores from the original's, and its gradient by them.
+
+        Near the original's scores it is half the weighted squared error of the scores, the weights being the original's and a
+        constant for each query being free.
+
+        Args:
+            scores: (batch, heads, query, key).
+
+        Returns:
+            (heads,), summed over queries, and (batch, heads, query, key).
+        """
+        found = scores.masked_fill(~self.attended, torch.finfo(scores.dtype).min).log_softmax(-1)
+        wanted = self.weights.clamp(min=SMALLEST_WEIGHT).log()
+        is_token = self.weights.sum(-1, keepdim=True)  # 1, or 0 for padding
+        return (self.weights * (wanted - found)).sum((0, 2, 3)), found.exp() * is_token - self.weights
 
 
 def observe(
@@ -166,6 +173,6 @@ def observe(
 
     if not again:
         projected = project()
+    attended = (weights > 0).any(1, keepdim=True)
     is_token = batch["attention_mask"].to(weights)[:, None, :, None]
-    target = weights.clamp(min=SMALLEST_WEIGHT).log()
-    return Observation(attention, project if again else lambda: projected, weights * is_token, target)
+    return Observation(attention, project if again else lambda: projected, weights * is_token, attended)

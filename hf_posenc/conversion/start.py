@@ -1,6 +1,5 @@
 """Start: what algebra alone keeps of the positions that a checkpoint was trained with."""
 
-from dataclasses import replace
 from itertools import combinations
 
 import torch
@@ -58,15 +57,15 @@ def start(
         else:
             fold(student, family, rows[:trained_length].mean(0))
         if "tupe" in names:
-            _project_positions(student, teacher, family)
+            project_positions(student, teacher, family)
         if batches is None:
             length = min(RANDOM_TEXT[1], len(rows))
             batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
         if "rope" in names:
-            _balance_heads(student, family, batches)
+            balance_heads(student, family, batches)
         # Where the original has a bias per head, heads must stay where they are.
         if "alibi" in names and family.native_scheme == "absolute":
-            _order_heads(student, teacher, family, batches)
+            order_heads(student, teacher, family, batches)
 
 
 def table_rows(model: nn.Module, family: Family) -> torch.Tensor:
@@ -162,7 +161,7 @@ def _text_of(input_ids: torch.Tensor) -> Batch:
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 
-def _project_positions(student: nn.Module, teacher: nn.Module, family: Family) -> None:
+def project_positions(student: nn.Module, teacher: nn.Module, family: Family) -> None:
     """`tupe`'s projections such that positions score as in the original's first layer, for a word on average.
 
     The layer's input is averaged over words for each position. Queries of positions keep the mean query, so that it asks for
@@ -193,7 +192,7 @@ def _head_rows(linear: nn.Module, heads: int) -> tuple[torch.Tensor, torch.Tenso
     return linear.weight.unflatten(0, (heads, -1)), linear.bias.unflatten(0, (heads, -1))
 
 
-def _balance_heads(student: nn.Module, family: Family, batches: list[Batch]) -> None:
+def balance_heads(student: nn.Module, family: Family, batches: list[Batch]) -> None:
     """Layer after layer, the basis of each head's queries and keys that `rope` disturbs least.
 
     With q' = A q and k' = A^-T k scores are what they were where nothing is rotated. A is such that both have the same diagonal
@@ -245,25 +244,21 @@ def pair_order(head_dim: int, layout: str) -> torch.Tensor:
     return torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
 
 
-def _order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
-    """Layer after layer, heads put where the slopes of `alibi` make up best for what their scores lack."""
+def order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
+    """Layer after layer, heads put where the slopes of `alibi` change least of where they look."""
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     for layer in range(len(own.layers)):
         attention = own.attention(layer)
         slopes = next(s.slopes for s in attention.position_schemes if s.name == "alibi")
-        # Of the squared error as a function of a head's slope: half its second derivative, and its minimum times that.
-        curvature, pull = torch.zeros(2, len(slopes), dtype=torch.float64)
+        cost = torch.zeros(len(slopes), len(slopes), dtype=torch.float64)  # (head, place)
         for index, batch in enumerate(batches):
             seen = observe(own, layer, index, original.run_for_weights(layer, index), batch)
             query, key, contexts = seen.project()
             positions = contexts[0].positions
             distance = positions.per_pair(positions.relative).abs()[:, None].to(query)
-            _, error = seen.gradient(query @ key.transpose(-1, -2) * attention.scaling)
-            _, spread = replace(seen, target=torch.zeros_like(seen.target)).gradient(distance.expand_as(error))
-            curvature += (spread * distance).sum((0, 2, 3)).cpu()
-            pull += (error * distance).sum((0, 2, 3)).cpu()
-        slope = torch.tensor(slopes, dtype=torch.float64)
-        cost = 0.5 * curvature[:, None] * slope.square() - pull[:, None] * slope  # (head, place)
+            scores = query @ key.transpose(-1, -2) * attention.scaling
+            for place, slope in enumerate(slopes):
+                cost[:, place] += seen.divergence(scores - slope * distance)[0].cpu()
         permute_heads(own.layers[layer], family, best_assignment(cost))
         for index in range(len(batches)):
             own.run(layer, index)
