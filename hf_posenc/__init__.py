@@ -5,6 +5,7 @@ transformers back as it was, and `install()` installs the hooks again.
 """
 
 from .adapters import train_positions
+from .conversion.converting import convert
 from .descriptions import inspect, schemes
 from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
@@ -146,6 +147,7 @@ __all__ = [
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
     "cache_projections",
+    "convert",
     "freeze_all_but_positions",
     "inspect",
     "install",

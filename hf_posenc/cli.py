@@ -4,17 +4,24 @@ hf-posenc schemes
 hf-posenc inspect me/minilm-t5
 hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
+hf-posenc convert path/to/checkpoint outputs/t5 --position_scheme t5 --text corpus/
+hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
 """
 
+import inspect as introspection
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import transformers
 import typer
 
-from . import descriptions, hub
+from . import descriptions, hub, inspection
+from .modeling.flags import Boolean, Dictionary, Integer, Number, Subset
+from .modeling.schemes import kind_of
 
 
 # What is wrong with a command line; typer has had this class under several names.
@@ -114,6 +121,131 @@ def card(
 
     known = {"base_model": base_model, "license": license, "language": language}
     typer.echo(write_card(folder, results, repo, output, force, **known))
+
+
+def _option(flag: str, meaning: str) -> introspection.Parameter:
+    """The option of a flag, as its schemes declare it."""
+    types = {Boolean: bool, Integer: int, Number: float}
+    kind = kind_of(flag)
+    names = f"--{flag}/--no_{flag}" if isinstance(kind, Boolean) else f"--{flag}"
+    annotation = Annotated[types.get(type(kind), str) | None, typer.Option(names, help=meaning)]
+    return introspection.Parameter(flag, introspection.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _with_position_flags(command: Callable) -> Callable:
+    """A command that takes `**flags` with an option for each flag beside `position_scheme`."""
+    signature = introspection.signature(command)
+    own = [p for p in signature.parameters.values() if p.kind is not introspection.Parameter.VAR_KEYWORD]
+    options = [_option(flag, f"{values}. {meaning}") for flag, values, meaning in inspection.flag_rows()]
+    command.__signature__ = signature.replace(parameters=[*own, *options])
+    command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
+    return command
+
+
+def _flags_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Flags as the command line has them, as configs have them."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    for name, value in flags.items():
+        kind = kind_of(name)
+        if isinstance(kind, Subset):
+            flags[name] = [item.strip() for item in value.split(",")]
+        elif isinstance(kind, Dictionary):
+            try:
+                flags[name] = json.loads(value)
+            except ValueError as error:
+                raise ValueError(f"--{name} must be a JSON object such as {kind.example}, got {value!r}") from error
+    return flags
+
+
+Text = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="A file, a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. Text of the "
+        "model's own domain keeps more of it than any other. Default: the reference of the Python language.",
+    ),
+]
+
+
+@app.command()
+@_with_position_flags
+def convert(
+    model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; whole or not at all.")],
+    *,
+    position_scheme: Annotated[
+        str, typer.Option("--position_scheme", help="The scheme that it is to have: `hf-posenc schemes` lists them.")
+    ],
+    text: Text = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option("--held_out", help="The same, to measure on. Default: every tenth document of the text."),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max_length", help="Number of tokens that it is to read. Default: as far as the original."),
+    ] = None,
+    trained_length: Annotated[
+        int | None,
+        typer.Option(
+            "--trained_length",
+            help="Number of tokens that the original reads well. Default: sentence-transformers' max_seq_length, else the "
+            "tokenizer's model_max_length, else its table.",
+        ),
+    ] = None,
+    extend: Annotated[
+        str, typer.Option("--extend", help="How a longer table of positions is made: tile, interpolate or mean.")
+    ] = "tile",
+    train: Annotated[
+        str,
+        typer.Option(
+            "--train",
+            help="What is healed: all, positions, beyond (only what no text within the trained length uses) or none.",
+        ),
+    ] = "all",
+    max_steps: Annotated[
+        int | None, typer.Option("--max_steps", help="Budget of healing. Default: 800 steps, or --max_minutes.")
+    ] = None,
+    max_minutes: Annotated[float | None, typer.Option("--max_minutes", help="Budget of healing.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write onnx/model.onnx beside the model, too.")] = False,
+    **flags: Any,
+) -> None:
+    """Change a trained model's positions, and keep what it knows.
+
+    Algebra, a fit of the attention scores and a few minutes of training on plain text make the new scheme compute what the old
+    one did. The user's own domain matters: name text of it with --text. What the checkpoint has by itself (absolute), with a
+    greater --max_length, gives a stock checkpoint with a longer table.
+    """
+    from .conversion import convert  # only here: it is not needed for the others
+
+    given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
+    given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
+    _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
+    typer.echo(report.table())
+
+
+@app.command()
+def compare(
+    original: Annotated[str, typer.Argument(help="The model that was converted: a folder, or a name on the Hub.")],
+    converted: Annotated[str, typer.Argument(help="What it was converted to.")],
+    text: Text = None,
+    trained_length: Annotated[
+        int | None, typer.Option("--trained_length", help="Default: that of the conversion, or as for convert.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max_length", help="The longest text to measure. Default: that of the conversion.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option("--report", help="JSON file to write the figures to.")] = None,
+) -> None:
+    """Measure how far a converted model agrees with its original, on any text."""
+    from .conversion import compare  # only here: it is not needed for the others
+
+    found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
+    if report is not None:
+        report.write_text(found.to_json(), encoding="utf-8")
+    typer.echo(found.table())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -357,6 +357,49 @@ class PositionSelfAttention:
             scheme.add_layer_parameters(self, config)
             self.scaling = scheme.scaling(self.scaling)
 
+    def project(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_state: dict | None,
+        packing: Packing | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[AttentionContext]]:
+        """Query, key and value as the schemes rotate them, and each scheme's context.
+
+        They have the shape (batch, heads, length, head_dim), or packed (1, heads, tokens, head_dim).
+        """
+        if self.position_schemes and position_state is None:
+            raise ValueError(
+                "this self-attention has position schemes: call its model or encoder, which knows positions"
+            )
+        hidden_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.query_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        key = self.key_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        is_unpacked = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
+        if is_unpacked:
+            query, key = packing.unpack_heads(query), packing.unpack_heads(key)
+        contexts = []
+        for scheme in self.position_schemes:
+            modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+            context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
+            query, key = scheme.rotate(context)
+            contexts.append(context)
+        if is_unpacked:
+            query, key = packing.pack_heads(query), packing.pack_heads(key)
+        return query, key, value, contexts
+
+    def ask(
+        self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
+    ) -> tuple[torch.Tensor, list[Term]]:
+        """The query of the content score, and the score terms of all schemes, given query and key as they are rotated."""
+        content_query, terms = query, []
+        for scheme, context in zip(self.position_schemes, contexts):
+            context.query, context.key = query, key
+            terms += scheme.terms(context)
+            content_query = scheme.content_query(self, content_query)
+        return content_query, terms
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -367,37 +410,12 @@ class PositionSelfAttention:
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         input_shape = hidden_states.shape[:-1]
-        hidden_shape = (*input_shape, -1, self.head_dim)
-        # (batch, heads, length, head_dim); packed, (1, heads, tokens, head_dim)
-        query = self.query_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
-        key = self.key_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
-        value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
-
-        if self.position_schemes and position_state is None:
-            raise ValueError(
-                "this self-attention has position schemes: call its model or encoder, which knows positions"
-            )
-        is_spread = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
-        if is_spread:
-            query, key = packing.unpack_heads(query), packing.unpack_heads(key)
-        contexts = []
-        for scheme in self.position_schemes:
-            modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-            context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
-            query, key = scheme.rotate(context)
-            contexts.append(context)
-        if is_spread:
-            query, key = packing.pack_heads(query), packing.pack_heads(key)
+        query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
         if past_key_values is not None:
             if isinstance(past_key_values, EncoderDecoderCache):
                 past_key_values = past_key_values.self_attention_cache
             key, value = past_key_values.update(key, value, self.layer_idx)
-        content_query, terms = query, []
-        for scheme, context in zip(self.position_schemes, contexts):
-            context.query, context.key = query, key
-            terms += scheme.terms(context)
-            content_query = scheme.content_query(self, content_query)
-
+        content_query, terms = self.ask(query, key, contexts)
         if packing is None:
             output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
         else:

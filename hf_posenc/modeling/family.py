@@ -56,6 +56,7 @@ class Family:
         self_attention: in a layer, with dots.
         query, key, value: projections in the self-attention.
         output: the projection of the output, where it is part of the self-attention.
+        attention_output: the same projection where it is not, in a layer, with dots.
         heads_count, head_dim: numbers in the self-attention.
         linear_layers: BERT's name of a linear layer, as PEFT knows it -> names of the layers that do its work.
     """
@@ -81,6 +82,7 @@ class Family:
     key: str = "key"
     value: str = "value"
     output: str | None = None
+    attention_output: str = "attention.output.dense"
     heads_count: str = "num_attention_heads"
     head_dim: str = "attention_head_size"
     linear_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -124,6 +126,11 @@ class Family:
 
     def self_attention_of(self, layer: nn.Module) -> nn.Module:
         return layer.get_submodule(self.self_attention)
+
+    def output_projection_of(self, layer: nn.Module) -> nn.Module:
+        """What the heads' outputs, side by side, are projected with."""
+        path = self.attention_output if self.output is None else f"{self.self_attention}.{self.output}"
+        return layer.get_submodule(path)
 
 
 def _heads(**others: str | None) -> dict[str, str]:

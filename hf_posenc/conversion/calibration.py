@@ -1,0 +1,177 @@
+"""Calibrate: fit the parameters of a student's positions to the attention scores of the original, without training."""
+
+from collections.abc import Iterable
+from itertools import accumulate
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from hf_posenc.modeling.family import Family
+from hf_posenc.modeling.scheme import AttentionScheme
+from hf_posenc.modeling.schemes import scheme_names
+from hf_posenc.parameters import position_parameters
+
+from .observation import Batch, LayerByLayer, Observation, observe, undisturbed
+
+
+logger = logging.get_logger(__name__)
+
+# Pairs of tokens, those of each head counted, that are looked at; with what is computed of them some 30 bytes each.
+MOST_PAIRS = 24_000_000
+# How often parameters that layers share are fitted: what they do in one layer changes the states of those above.
+SWEEPS = 3
+
+
+class Fit:
+    """Parameters under which attention diverges least from the original's, with a small ridge around where they start.
+
+    Most terms are linear in their parameters, and the problem convex. L-BFGS solves it, in coordinates in which all parameters matter
+    about as much: otherwise rows of a table that few pairs look up, and features that hardly vary, come last.
+
+    Args:
+        parameters: what is fitted, in place.
+        observations: of one layer, or of several that share the parameters.
+        ridge: by how much the penalty of a change curves, where the divergence does by 1 on average.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], observations: list[Observation], ridge: float = 1e-4):
+        self.parameters, self.observations, self.ridge = parameters, observations, ridge
+        self.sizes = [parameter.numel() for parameter in parameters]
+        self.total = sum(float(observation.weights.sum()) for observation in observations)
+        self.start = self._flat(parameters)
+
+    def _flat(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+    def set(self, values: torch.Tensor) -> None:
+        """Give the parameters their values, (all,)."""
+        for parameter, part in zip(self.parameters, values.split(self.sizes)):
+            parameter.data.copy_(part.view_as(parameter))
+
+    def divergence(self, values: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """The mean divergence at some values of the parameters, and its gradient by them, (all,)."""
+        self.set(values)
+        divergence, gradient = 0.0, torch.zeros_like(values)
+        for observation in self.observations:
+            with torch.enable_grad():
+                scores = observation.scores()
+            by_head, by_score = observation.divergence(scores.detach())
+            divergence += float(by_head.sum())
+            by_parameter = torch.autograd.grad(scores, self.parameters, by_score, materialize_grads=True)
+            gradient += self._flat(by_parameter)
+        return divergence / self.total, gradient / self.total
+
+    def scale(self, probes: int = 2) -> torch.Tensor:
+        """1/√curvature by each parameter, (all,): estimated with random signs, in a matrix as row times column.
+
+        0 where the divergence does not depend on a parameter at all.
+        """
+        _, here = self.divergence(self.start)
+        generator = torch.Generator().manual_seed(0)
+        curvature = torch.zeros_like(here)
+        for _ in range(probes):
+            signs = torch.randint(0, 2, here.shape, generator=generator) * 2.0 - 1.0
+            curvature += signs * (self.divergence(self.start + signs)[1] - here) / probes
+        scales = []
+        for part, parameter in zip(curvature.split(self.sizes), self.parameters):
+            part = part.view(parameter.shape if parameter.dim() == 2 else (1, -1)).clamp(min=0)
+            mean = part.mean().clamp(min=torch.finfo(torch.float32).tiny)
+            smooth = part.mean(1, keepdim=True) * part.mean(0, keepdim=True) / mean
+            scales.append(((smooth + 1e-4 * mean).rsqrt() * (part.mean() > 0)).flatten())
+        return torch.cat(scales)
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Minimise in so many steps; the mean divergence before and after."""
+        scale, (before, _) = self.scale(), self.divergence(self.start)
+        moved = torch.zeros_like(self.start, requires_grad=True)
+        optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=steps, line_search_fn="strong_wolfe")
+
+        def closure() -> float:
+            by = moved.detach()
+            divergence, gradient = self.divergence(self.start + scale * by)
+            moved.grad = gradient * scale + self.ridge * by
+            return divergence + 0.5 * self.ridge * float(by.square().sum())
+
+        optimizer.step(closure)
+        return before, self.divergence(self.start + scale * moved.detach())[0]
+
+
+def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
+    """As many of the batches as there is room for, at least one."""
+    pairs = [heads * held * len(ids) * ids.shape[1] ** 2 for ids in (batch["input_ids"] for batch in batches)]
+    return batches[: max(1, sum(total <= MOST_PAIRS for total in accumulate(pairs)))]
+
+
+@torch.no_grad()
+def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 20) -> None:
+    """Fit the position parameters of a student's attention to the scores of the original, in place.
+
+    Weighted least squares, layer after layer on the student's own hidden states, those of layers below being calibrated by then.
+    The weights are the original's attention, and each query has a constant for free. What layers share (the table of `t5` without
+    `position_per_layer`, that of `deberta`, `tupe`) is fitted to all layers together, [`SWEEPS`] times. Nothing happens where the
+    student has kept all that the original was trained with, and where its schemes have no parameters in the scores.
+
+    Args:
+        student: a variant, base model or with a head.
+        teacher: the stock model of the same checkpoint.
+        batches: text on the device of both, `input_ids` and `attention_mask`; the first of them are read, as many as memory allows.
+        steps: of the minimisation.
+    """
+    family: Family = student.config.family
+    names = scheme_names(student.config.position_scheme)
+    encoder = family.encoder_of(student.base_model)
+    layers = family.layers_of(encoder)
+    of_layers = [_parameters_of(family.self_attention_of(layer)) for layer in layers]
+    own = {*position_parameters(layers).values()}
+    shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
+    if {*scheme_names(family.native_scheme)} <= {*names} or not (shared or any(of_layers)):
+        return
+    held = len(layers) if shared else 1
+    batches = _affordable(batches, student.config.sizes.num_attention_heads, held)
+    with undisturbed(student), undisturbed(teacher, "eager"):
+        for _ in range(SWEEPS if shared else 1):
+            observations = _sweep(student, teacher, batches, of_layers, steps, bool(shared))
+            if shared:
+                before, after = Fit(shared, observations).run(steps)
+                logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
+
+
+def _rotates(attention: nn.Module) -> bool:
+    """Whether queries and keys are rotated (`rope`): what their biases add to scores then depends on the distance."""
+    return any(type(scheme).rotate is not AttentionScheme.rotate for scheme in attention.position_schemes)
+
+
+def _parameters_of(attention: nn.Module) -> list[nn.Parameter]:
+    """What is fitted of a layer."""
+    parameters = [*position_parameters(attention).values()]
+    if _rotates(attention):
+        parameters += [attention.query_projection.bias, attention.key_projection.bias]
+    return parameters
+
+
+def _sweep(
+    student: nn.Module,
+    teacher: nn.Module,
+    batches: list[Batch],
+    of_layers: list[list[nn.Parameter]],
+    steps: int,
+    keep: bool,
+) -> list[Observation]:
+    """Fit what layers have of their own, one after another; what was observed in all of them, if it is to be kept."""
+    family = student.config.family
+    original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
+    kept = []
+    for layer, parameters in enumerate(of_layers):
+        observations = []
+        for index, batch in enumerate(batches):
+            weights = original.run_for_weights(layer, index)
+            observations.append(observe(own, layer, index, weights, batch, again=_rotates(own.attention(layer))))
+        if parameters:
+            before, after = Fit(parameters, observations).run(steps)
+            logger.info(f"layer {layer}: divergence {before:.4f} -> {after:.4f}")
+        if keep:
+            kept += observations
+        for index in range(len(batches)):
+            own.run(layer, index)
+    return kept

@@ -1,0 +1,202 @@
+"""What is converted: a checkpoint with its head and tokenizer, and the model of another scheme that is made of it."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.tokenization_utils_base import LARGE_INTEGER
+
+from .. import inspection
+from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
+from ..modeling.family import Family
+from ..modeling.schemes import scheme_names
+from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
+from ..sentence_folders import MODULES
+
+
+# Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
+SENTENCE_SETTINGS = "sentence_*_config.json"
+MAX_SEQ_LENGTH = "max_seq_length"
+# Families whose own scheme is their knowledge.
+OF_THEIR_OWN = {"deberta", "deberta-v2", "xlnet", "mpnet-relative"}
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint to convert.
+
+    Attributes:
+        model: with its head, in float32 and eval mode.
+        tokenizer: the one beside it.
+        folder: where it was read from; None for a model that was handed over.
+        trained_length: number of tokens up to which it is taken to read well.
+        dtype: what its numbers were saved in.
+    """
+
+    model: PreTrainedModel
+    tokenizer: Any
+    folder: Path | None
+    trained_length: int
+    dtype: torch.dtype
+
+
+def load_checkpoint(
+    model: str | Path | PreTrainedModel, tokenizer=None, trained_length: int | None = None
+) -> Checkpoint:
+    """Read what is to be converted.
+
+    Args:
+        model: a folder (of transformers, or of sentence-transformers as a whole), a name on the Hub, or a model.
+        tokenizer: its tokenizer; by default the one beside it.
+        trained_length: number of tokens that it reads well. By default sentence-transformers' `max_seq_length`, else the
+            tokenizer's `model_max_length`, else what its table of positions has.
+
+    Raises:
+        OSError: something is missing.
+        ValueError: the model is of a family or kind that cannot be converted, or the length is beyond its table.
+    """
+    folder = None
+    if not isinstance(model, PreTrainedModel):
+        folder = Path(model) if Path(model).is_dir() else Path(_downloaded(str(model)))
+        config = source_config(folder)
+        check_convertible(config)
+        dtype = config.dtype or torch.float32
+        model = model_class(config).from_pretrained(folder, dtype=torch.float32)
+    else:
+        check_convertible(model.config)
+        if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
+            raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
+        dtype, model = model.dtype, copy.deepcopy(model).float().cpu()
+    if tokenizer is None:
+        place = folder or model.config.name_or_path
+        if not place:
+            raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
+        tokenizer = AutoTokenizer.from_pretrained(place)
+    limit = inspection.longest_sequence(model.config) or LARGE_INTEGER
+    length = trained_length or min(length for length in (_stored_length(folder, tokenizer), limit) if length)
+    if not 16 <= length <= limit:
+        raise ValueError(f"trained_length must be between 16 and {limit}, which its table has, got {length}")
+    if length >= LARGE_INTEGER:
+        raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
+    return Checkpoint(model.eval(), tokenizer, folder, int(length), dtype)
+
+
+def _downloaded(name: str) -> str:
+    """The folder that a repository on the Hub is downloaded to, without weights in other formats."""
+    return snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"])
+
+
+def _stored_length(folder: Path | None, tokenizer) -> int:
+    """The length that sentence-transformers cuts at, else the tokenizer."""
+    for settings in sorted(folder.glob(SENTENCE_SETTINGS)) if folder is not None else ():
+        length = json.loads(settings.read_text(encoding="utf-8")).get(MAX_SEQ_LENGTH)
+        if length:
+            return length
+    return tokenizer.model_max_length
+
+
+def source_config(folder: Path) -> PreTrainedConfig:
+    """The config of a folder.
+
+    Raises:
+        OSError: there is none.
+        ValueError: the model is of a family without variants.
+    """
+    entries, _ = PreTrainedConfig.get_config_dict(folder)
+    if entries.get("model_type") in OF_THEIR_OWN:
+        raise ValueError(
+            f"{folder} is a {entries['model_type']} model: the positions that it was trained with are inside its attention, and "
+            "are what it knows of order; fine-tune it as it is"
+        )
+    if not entries and (folder / MODULES).is_file():
+        raise ValueError(
+            f"{folder} has its transformer in a sub-folder: load it with sentence-transformers and save it again, which puts it "
+            "into the folder itself"
+        )
+    return inspection.load_config(str(folder))
+
+
+def check_convertible(config: PreTrainedConfig) -> None:
+    """Raise ValueError for what is no encoder, or of no family with variants."""
+    if config.model_type not in inspection.CONFIG_CLASSES:
+        if config.model_type in OF_THEIR_OWN:
+            raise ValueError(f"a {config.model_type} model's own positions are what it knows of order: they stay")
+        raise ValueError(f"{config.model_type!r} is of no family that has position schemes")
+    if getattr(config, "is_decoder", False):
+        raise ValueError("the model is a decoder (is_decoder); only encoders are converted")
+
+
+def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that a checkpoint was saved as, stock or variant, the base model where its config does not say.
+
+    Raises:
+        ValueError: it was saved as a class that is not known here.
+    """
+    if isinstance(config, PositionConfigMixin):
+        return inspection.model_class(config)
+    of_family = {
+        stock.__name__: stock
+        for stock, variant in VARIANT_MODELS.items()
+        if variant.config_class is VARIANT_CONFIGS[type(config)]
+    }
+    names = config.architectures or [f"{family_of(config).prefix}Model"]
+    for name in names:
+        if name in of_family:
+            return of_family[name]
+    raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(of_family)}")
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The description of the family of a config, stock or variant."""
+    return VARIANT_CONFIGS.get(type(config), type(config)).family
+
+
+def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:
+    """Whether a scheme is what a stock checkpoint has by itself: it then stays a stock checkpoint."""
+    if isinstance(config, PositionConfigMixin):
+        return False
+    native = family_of(config).native_scheme
+    return {*scheme_names(position_scheme)} == {*scheme_names(native)} and not flags
+
+
+def student_config(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config of the converted model, validated.
+
+    Raises:
+        TypeError, ValueError: a flag is wrong.
+    """
+    config_class = VARIANT_CONFIGS.get(type(config), type(config))
+    return config_class.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
+
+
+def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has one for all."""
+    family = family_of(config)
+    flags = {name: value for name, value in flags.items() if value is not None}
+    has_table_for_all = "position_per_layer" in family.native_flags
+    if "position_per_layer" in flags_in_use(position_scheme) and not has_table_for_all:
+        flags.setdefault("position_per_layer", True)
+    return flags
+
+
+def make_student(original: PreTrainedModel, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedModel:
+    """A model of another scheme with all that it has in common with the original, head included; the original stays.
+
+    Parameters of the schemes that the original lacks are as they start in a variant.
+    """
+    config = student_config(original.config, position_scheme, flags)
+    student = VARIANT_MODELS.get(type(original), type(original))(config)
+    there = student.state_dict()
+    common = {
+        name: value
+        for name, value in original.state_dict().items()
+        if name in there and there[name].shape == value.shape
+    }
+    student.load_state_dict(common, strict=False)
+    return student.eval()

@@ -1,0 +1,356 @@
+"""From one scheme to another in one call: start, extend, calibrate, heal, measured after each."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from .. import inspection
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.family import Family
+from ..modeling.relative_positions import t5_bucket
+from ..modeling.schemes import scheme_names
+from ..parameters import position_parameters
+from .calibration import calibrate
+from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
+from .extension import METHODS, extend
+from .healing import Healing, heal, is_first_process, settings_of
+from .measuring import Yardstick
+from .report import REPORT, Report
+from .start import start
+from .texts import Windows, held_out_apart, read_documents
+from .writing import check_onnx, check_output, check_space, write_converted
+
+
+logger = logging.get_logger(__name__)
+
+# Of the text that scores are calibrated on.
+CALIBRATION_ROWS = 8
+CALIBRATION_BATCHES = 2
+
+
+@dataclass
+class Conversion:
+    """What is asked for, all of it checked before anything is computed; [`convert`] says what the entries are."""
+
+    checkpoint: Checkpoint
+    position_scheme: str
+    flags: dict[str, Any]
+    healing: Healing
+    method: str
+    text: Sequence[str | Path] | None
+    held_out: Sequence[str | Path] | None
+    output: Path | None
+    resume: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def original(self) -> PreTrainedModel:
+        return self.checkpoint.model
+
+    @property
+    def work(self) -> Path | None:
+        """Where the state is kept while the model is healed: beside the output."""
+        return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
+
+    def windows(self) -> tuple[Windows, Windows]:
+        """Text to learn from, and text to measure on.
+
+        Raises:
+            OSError, ValueError: there is none, or too little.
+        """
+        documents = read_documents(self.text)
+        train, held_out = (
+            held_out_apart(documents) if not self.held_out else (documents, read_documents(self.held_out))
+        )
+        found = Windows(train, self.checkpoint.tokenizer), Windows(held_out, self.checkpoint.tokenizer)
+        for windows, what in zip(found, ("training", "held-out")):
+            windows.check_enough(self.healing.trained_length, what)
+        return found
+
+    def student(self) -> PreTrainedModel:
+        """The model of the new scheme as it starts, with a table of the new length where it has one."""
+        source, trained = self.original, self.healing.trained_length
+        if self.healing.reaches_further:
+            source = extend(source, self.healing.max_length, trained, self.method)
+        if is_native(self.original.config, self.position_scheme, self.flags):
+            return source
+        return make_student(source, self.position_scheme, self.flags)
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        self.seconds[stage] = round(time.monotonic() - began, 1)
+
+    def report(self) -> Report:
+        from ..cards import installed_versions  # only here: it brings the template engine along
+
+        settings = settings_of(self.healing) | {
+            "text": ", ".join(map(str, self.text)) if self.text else "the reference of the Python language",
+            "extend": self.method if self.healing.reaches_further else None,
+        }
+        del settings["trained_length"], settings["max_length"]
+        original = str(self.checkpoint.folder or self.original.config.name_or_path or type(self.original).__name__)
+        return Report(
+            original=Path(original).name if self.checkpoint.folder else original,
+            position_scheme=self.position_scheme,
+            flags=self.flags,
+            trained_length=self.healing.trained_length,
+            max_length=self.healing.max_length,
+            settings=settings,
+            versions=installed_versions(),
+        )
+
+    def run(self) -> tuple[PreTrainedModel, Report]:
+        """All stages, each measured."""
+        windows, held_out = self.windows()
+        student, report = self.student(), self.report()
+        state = self.work / "healing.pt" if self.work else None
+        if self._goes_on(report, state):
+            report = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+            self.seconds = report.seconds
+        elif self.work and is_first_process():
+            shutil.rmtree(self.work, ignore_errors=True)
+        yardstick = Yardstick(self.original, held_out, self.healing.trained_length, self.healing.max_length)
+        if not report.rows:
+            self._prepare(student, windows, yardstick, report)
+            if self.work and self.healing.train != "none" and is_first_process():
+                self._keep(report)
+        with self.timed("heal"):
+            report.healing = heal(student, self.original, windows, held_out, self.healing, state)
+        if report.healing:
+            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
+            report.rows += yardstick.measure(student, "heal")
+        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+        report.seconds = self.seconds
+        report.conclude(yardstick.left_out)
+        return student, report
+
+    def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
+        """The stages before healing."""
+        trained = self.healing.trained_length
+        if self.healing.reaches_further:
+            report.rows += yardstick.measure(self.original, "original")
+        generator = torch.Generator().manual_seed(self.healing.seed)
+        batches = [windows.draw(trained, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
+        if isinstance(student.config, PositionConfigMixin):
+            with self.timed("start"):
+                start(student, self.original, batches, trained)
+        report.rows += yardstick.measure(student, "start")
+        if needs_calibration(student):
+            with self.timed("calibrate"):
+                calibrate(student, self.original, batches)
+            report.rows += yardstick.measure(student, "calibrate")
+
+    def _goes_on(self, report: Report, state: Path | None) -> bool:
+        """Whether there is something to go on with.
+
+        Raises:
+            ValueError: it is of another conversion.
+        """
+        if not (self.resume and state is not None and state.is_file()):
+            return False
+        there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        for name in ("original", "position_scheme", "flags", "trained_length", "max_length", "settings"):
+            if getattr(there, name) != getattr(report, name):
+                raise ValueError(
+                    f"the conversion that was interrupted had another {name} ({getattr(there, name)}, now "
+                    f"{getattr(report, name)}): give the same command, or leave --resume out to begin anew"
+                )
+        return True
+
+    def _keep(self, report: Report) -> None:
+        self.work.mkdir(parents=True)
+        (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
+
+
+def needs_calibration(student: PreTrainedModel) -> bool:
+    """Whether a model has score terms with parameters in place of what its family's checkpoints were trained with."""
+    config = student.config
+    if not isinstance(config, PositionConfigMixin):
+        return False
+    native, names = ({*scheme_names(name)} for name in (config.family.native_scheme, config.position_scheme))
+    of_attention = position_parameters(config.family.encoder_of(student.base_model))
+    return bool(of_attention) and not native <= names
+
+
+def bucket_flags(
+    family: Family, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
+) -> dict[str, Any]:
+    """Flags of `t5` such that a bucket begins at the trained length, and the last near the longest distance.
+
+    None where they are given, and where the family's checkpoints have a table of their own.
+    """
+    given = {"position_buckets", "position_max_distance"} & {*flags, *family.native_flags}
+    if "t5" not in scheme_names(position_scheme) or given or max_length <= trained_length:
+        return {}
+    for buckets in (32, 48, 64, 96, 128):
+        exact = buckets // 4
+        for number in range(exact - 1, 0, -1):  # of the logarithmic buckets that lie within the trained length
+            furthest = round(exact * (trained_length / exact) ** (exact / number))
+            if furthest > max_length:
+                break
+            ends = t5_bucket(-torch.tensor([trained_length - 1, trained_length]), buckets, furthest)
+            if furthest * 2 >= max_length and ends[0] != ends[1]:
+                return {"position_buckets": buckets, "position_max_distance": furthest}
+    return {}
+
+
+def convert(
+    model: str | Path | PreTrainedModel,
+    position_scheme: str,
+    *,
+    output: str | Path | None = None,
+    text: Sequence[str | Path] | None = None,
+    held_out: Sequence[str | Path] | None = None,
+    max_length: int | None = None,
+    trained_length: int | None = None,
+    extend: str = "tile",
+    train: str = "all",
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    onnx: bool = False,
+    tokenizer=None,
+    **flags: Any,
+) -> tuple[PreTrainedModel, Report]:
+    """Change the positions of a trained model, and keep what it knows.
+
+    Args:
+        model: a folder, a name on the Hub or a model, of transformers or sentence-transformers, with any head.
+        position_scheme: the scheme that it is to have. What the checkpoint has by itself, with a greater `max_length`, gives
+            a stock checkpoint with a longer table.
+        output: a folder to write it to, with tokenizer, modules of sentence-transformers, card and report; whole or not at all.
+        text: files, folders or names of data sets to learn from; best of the model's own domain. Default: the reference of
+            the Python language.
+        held_out: the same, to measure on. Default: every tenth document of `text`.
+        max_length: number of tokens that it is to read. Default: as far as the original.
+        trained_length: number of tokens that the original reads well. Default: sentence-transformers' `max_seq_length`, else
+            the tokenizer's length, else the table's.
+        extend: how a longer table is made: "tile", "interpolate" or "mean".
+        train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
+        max_steps, max_minutes: the budget of healing. Default: 800 steps.
+        seed: of the choice of text.
+        resume: go on with what was interrupted; needs `output`.
+        onnx: write `onnx/model.onnx` too.
+        tokenizer: of a model that was handed over.
+        flags: every `position_*` flag.
+
+    Returns:
+        The model, on the CPU and in eval mode, and the report.
+
+    Raises:
+        OSError: something cannot be read or written.
+        TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
+        ImportError: a library is missing.
+    """
+    output = Path(output) if output is not None else None
+    if output is not None:
+        check_output(output)
+    elif resume or onnx:
+        raise ValueError("resume and onnx need an output folder")
+    if onnx:
+        check_onnx()
+    if extend not in METHODS:
+        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {extend!r}")
+    read_documents(text), read_documents(held_out)  # a mistake in a name is found before weights are read
+    checkpoint = load_checkpoint(model, tokenizer, trained_length)
+    if output is not None:
+        check_space(output, checkpoint.model, train != "none")
+    longest = max_length or checkpoint.trained_length
+    healing = Healing(checkpoint.trained_length, longest, train, max_steps, max_minutes, seed)
+    flags = chosen_flags(checkpoint, position_scheme, flags, longest)
+    conversion = Conversion(checkpoint, position_scheme, flags, healing, extend, text, held_out, output, resume)
+    converted, report = conversion.run()
+    if output is not None and is_first_process():
+        converted.to(checkpoint.dtype)
+        write_converted(output, converted, checkpoint, report, onnx)
+        shutil.rmtree(conversion.work, ignore_errors=True)
+    return converted, report
+
+
+def chosen_flags(
+    checkpoint: Checkpoint, position_scheme: str, given: dict[str, Any], max_length: int
+) -> dict[str, Any]:
+    """The flags of the converted model: those given, and those that conversion chooses by itself.
+
+    Raises:
+        TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
+    """
+    config, trained = checkpoint.model.config, checkpoint.trained_length
+    if max_length < trained:
+        raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
+    flags = {name: value for name, value in given.items() if value is not None}
+    if is_native(config, position_scheme, flags):
+        longest = inspection.longest_sequence(config)
+        if longest is not None and max_length <= longest:
+            raise ValueError(
+                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {longest} tokens: give a greater "
+                "max_length, or another scheme"
+            )
+        return {}
+    flags = default_flags(config, position_scheme, flags)
+    flags |= bucket_flags(family_of(config), position_scheme, flags, trained, max_length)
+    new = student_config(config, position_scheme, flags)
+    if isinstance(config, PositionConfigMixin):
+        same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}
+        if same and inspection.flags_of(new) == inspection.flags_of(config) and max_length <= trained:
+            raise ValueError(f"the checkpoint has position_scheme={position_scheme!r} already")
+    return flags
+
+
+def compare(
+    original: str | Path,
+    converted: str | Path,
+    *,
+    text: Sequence[str | Path] | None = None,
+    trained_length: int | None = None,
+    max_length: int | None = None,
+) -> Report:
+    """Measure how far a converted model agrees with its original, on any text.
+
+    Args:
+        original, converted: folders or names on the Hub.
+        text: files, folders or names of data sets, all of which is measured on. Default: the reference of the Python language.
+        trained_length: number of tokens that the original reads well. Default: that of the conversion, or as in [`convert`].
+        max_length: the longest text to measure. Default: that of the conversion, or the trained length.
+
+    Raises:
+        OSError: something cannot be read.
+        ValueError: the two do not fit, or the text is too short.
+    """
+    documents = read_documents(text)
+    stored = Path(converted) / REPORT
+    there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
+    first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
+    second = load_checkpoint(converted, trained_length=first.trained_length).model
+    if (
+        first.model.config.hidden_size != second.config.hidden_size
+        or type(first.model.base_model) not in type(second.base_model).__mro__ + type(first.model.base_model).__mro__
+    ):
+        raise ValueError(f"{original} and {converted} are of different families or sizes")
+    windows = Windows(documents, first.tokenizer)
+    windows.check_enough(first.trained_length, "held-out")
+    config = second.config
+    is_variant = isinstance(config, PositionConfigMixin)
+    report = Report(
+        original=str(original),
+        position_scheme=config.position_scheme if is_variant else family_of(config).native_scheme,
+        flags=inspection.flags_of(config) if is_variant else {},
+        trained_length=first.trained_length,
+        max_length=max_length or (there.max_length if there else first.trained_length),
+    )
+    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length)
+    report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
+    report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
+    report.conclude(yardstick.left_out)
+    return report

@@ -1,0 +1,76 @@
+"""Longer tables of absolute positions, made of the rows that were trained."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..modeling.embeddings import number_of_rows
+from .checkpoints import family_of
+
+
+def _tile(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """All rows, then all but the first again and again: the first is [CLS]'s, which a text has once."""
+    others = torch.arange(max(length - 1, 0)) % (len(rows) - 1) + 1
+    return rows[torch.cat([torch.zeros(1, dtype=torch.long), others])]
+
+
+def _interpolate(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """The rows, stretched: new ones lie on straight lines between two old ones."""
+    return nn.functional.interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
+
+
+def _mean(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """All rows, then their mean."""
+    return torch.cat([rows, rows.mean(dim=0).expand(length - len(rows), -1)])
+
+
+METHODS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "tile": _tile,
+    "interpolate": _interpolate,
+    "mean": _mean,
+}
+
+
+def extend(model: PreTrainedModel, length: int, trained_length: int, method: str = "tile") -> PreTrainedModel:
+    """A copy of a model whose table of absolute positions has `length` positions, made of the first `trained_length`.
+
+    Rows behind those, which training never reached, are made anew. With `tile` and `mean`, sequences within the trained
+    length give what they gave; with `interpolate` no length does. A model without such a table is copied, and its
+    `max_position_embeddings` follows.
+
+    Args:
+        model: stock or variant, with any head.
+        length: number of tokens; less than the table has makes it shorter.
+        trained_length: number of tokens up to which the rows were trained.
+        method: "tile", "interpolate" or "mean".
+
+    Raises:
+        ValueError: an unknown method, or lengths that do not fit.
+    """
+    if method not in METHODS:
+        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
+    model = copy.deepcopy(model)
+    family = family_of(model.config)
+    first = family.first_position(model.config)
+    embeddings = family.embeddings_of(model.base_model)
+    table = getattr(embeddings, family.table, None)
+    if table is not None:
+        available = number_of_rows(table) - first
+        if not 2 <= trained_length <= available:
+            raise ValueError(f"trained_length must be between 2 and {available}, got {trained_length}")
+        rows = table.weight.detach()[first : first + trained_length]
+        new = rows[:length] if length <= trained_length else METHODS[method](rows, length)
+        table.weight = nn.Parameter(torch.cat([table.weight.detach()[:first], new]))
+        table.num_embeddings = first + length
+    # Stock embeddings have these for default inputs.
+    for name, buffer in [*embeddings.named_buffers(recurse=False)]:
+        if buffer.shape[-1:] == (model.config.max_position_embeddings,):
+            values = torch.arange(first + length, dtype=buffer.dtype) if name == "position_ids" else 0
+            embeddings.register_buffer(
+                name, torch.zeros(1, first + length, dtype=buffer.dtype) + values, persistent=False
+            )
+    model.config.max_position_embeddings = first + length
+    return model

@@ -1,0 +1,215 @@
+"""What a converted model keeps of its original, measured on text that neither was converted with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import cosine_similarity, cross_entropy
+from transformers import PreTrainedModel
+
+from .. import inspection
+from .targets import Batch, hidden_states, original_states, windowed_states
+from .texts import Windows
+
+
+# Lines within the trained length, and tokens of the windows beyond.
+LINES = 64
+TOKENS_BEYOND = 8192
+ROWS_AT_ONCE = 8
+NEIGHBOURS = 5
+MASKED = 0.15
+Row = dict[str, Any]
+
+
+def lengths_to_measure(trained_length: int, max_length: int) -> list[int]:
+    """The trained length, twice that, and so on, and the longest."""
+    lengths = [trained_length]
+    while lengths[-1] * 2 < max_length:
+        lengths.append(lengths[-1] * 2)
+    return lengths + [max_length] * (max_length > trained_length)
+
+
+@dataclass
+class _Text:
+    """The text of one length, with what the original makes of it."""
+
+    length: int
+    batch: Batch
+    target: tuple[torch.Tensor, ...]
+    other: torch.Tensor | None
+
+    @property
+    def real(self) -> torch.Tensor:
+        return self.batch["attention_mask"].bool()
+
+
+@torch.no_grad()
+def _in_parts(compute, batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Tensors over a batch, a few rows at a time."""
+    parts = [
+        compute({name: value[row : row + ROWS_AT_ONCE] for name, value in batch.items()})
+        for row in range(0, len(batch["input_ids"]), ROWS_AT_ONCE)
+    ]
+    return tuple(torch.cat(tensors) for tensors in zip(*parts))
+
+
+class Yardstick:
+    """The original on held-out text of several lengths; measures models against it.
+
+    Args:
+        original: the model that was converted.
+        held_out: text; lengths that it has no window of are left out.
+        trained_length: number of tokens up to which the original itself is the target; beyond, its own windows are.
+        max_length: the longest text to measure on.
+        pooling: how a text's vector is made of its tokens': "mean", or "cls" for that of the first.
+
+    Attributes:
+        left_out: the lengths for which the text was too short.
+    """
+
+    def __init__(
+        self,
+        original: PreTrainedModel,
+        held_out: Windows,
+        trained_length: int,
+        max_length: int,
+        pooling: str = "mean",
+    ):
+        self.original, self.pooling, self.trained_length = original, pooling, trained_length
+        self.texts: list[_Text] = []
+        self.left_out: list[int] = []
+        self.held_out = held_out
+        for length in lengths_to_measure(trained_length, max_length):
+            beyond = length > trained_length
+            rows = max(4, TOKENS_BEYOND // length) if beyond else LINES
+            batch = held_out.spread(length, rows) if beyond else held_out.lines(length, rows)
+            if len(batch["input_ids"]) < 2:
+                self.left_out.append(length)
+                continue
+            target = _in_parts(lambda part: original_states(original, part, trained_length), batch)
+            other = None
+            if beyond:
+                [other] = _in_parts(
+                    lambda part: windowed_states(original, part, trained_length, shifted=True)[-1:], batch
+                )
+            self.texts.append(_Text(length, batch, target, other))
+        if not self.texts:
+            raise ValueError("the held-out text is shorter than two lines: name more text")
+
+    def measure(self, model: PreTrainedModel, stage: str) -> list[Row]:
+        """A row per length that the model can read."""
+        longest = inspection.longest_sequence(model.config)
+        return [
+            {"stage": stage, "length": text.length, **self._agreement(model, text), **self._head(model, text)}
+            for text in self.texts
+            if longest is None or text.length <= longest
+        ]
+
+    def _agreement(self, model: PreTrainedModel, text: _Text) -> Row:
+        found = _in_parts(lambda part: hidden_states(model.base_model, part), text.batch)
+        real = text.real
+        by_layer = [
+            cosine_similarity(own[real], aim[real], dim=-1).mean().item() for own, aim in zip(found, text.target)
+        ]
+        last, aim = found[-1][real], text.target[-1][real]
+        row = {
+            "tokens": int(real.sum()),
+            "token_cosine": by_layer[-1],
+            "token_cosine_by_layer": by_layer,
+            **self._sentences(found[-1], text.target[-1], text.batch["attention_mask"]),
+        }
+        if text.other is not None:
+            generator = torch.Generator().manual_seed(0)
+            pairs = torch.randint(len(last), (2, 4096), generator=generator)
+            middle = aim.mean(dim=0)
+            row |= {
+                "other_tiling": cosine_similarity(text.other[real], aim, dim=-1).mean().item(),
+                "random_pairs": cosine_similarity(last[pairs[0]], last[pairs[1]], dim=-1).mean().item(),
+                "centred_cosine": cosine_similarity(last - middle, aim - middle, dim=-1).mean().item(),
+            }
+        return row
+
+    def _sentences(self, found: torch.Tensor, aim: torch.Tensor, mask: torch.Tensor) -> Row:
+        own, original = (self._pooled(states, mask) for states in (found, aim))
+        row = {"sentence_cosine": cosine_similarity(own, original, dim=-1).mean().item()}
+        number = len(own)
+        if number > NEIGHBOURS + 1:
+            similar = [cosine_similarity(v[:, None], v[None], dim=-1) for v in (own, original)]
+            upper = torch.triu_indices(number, number, offset=1)
+            row["spearman"] = spearman(*(s[upper[0], upper[1]] for s in similar))
+            nearest = [s.fill_diagonal_(-2).topk(NEIGHBOURS).indices for s in similar]
+            kept = (nearest[0][:, :, None] == nearest[1][:, None, :]).any(-1)
+            row["neighbours_kept"] = kept.float().mean().item()
+        return row
+
+    def _pooled(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.pooling == "cls":
+            return states[:, 0]
+        weights = mask[:, :, None].to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1)
+
+    @torch.no_grad()
+    def _head(self, model: PreTrainedModel, text: _Text) -> Row:
+        """Where there is a head, how far its answers agree within the trained length."""
+        if model.base_model is model or text.length > self.trained_length:
+            return {}
+        rows = {name: value[:LINES] for name, value in text.batch.items()}
+        own, original = (_logits(m, rows) for m in (model, self.original))
+        same = [(o.argmax(-1) == a.argmax(-1)).float().mean().item() for o, a in zip(own, original)]
+        apart = [(o - a).abs().mean().item() for o, a in zip(own, original)]
+        return {} if not same else {"same_answers": sum(same) / len(same), "logits_apart": sum(apart) / len(apart)}
+
+    def losses(self, mask_token_id: int | None, converted: PreTrainedModel) -> list[Row]:
+        """The loss on masked words of the original and of the converted model, where they are such models."""
+        models = {"original": self.original, "converted": converted}
+        return [
+            {"model": name, **row}
+            for name, model in models.items()
+            for row in self._masked_losses(model, mask_token_id)
+        ]
+
+    @torch.no_grad()
+    def _masked_losses(self, model: PreTrainedModel, mask_token_id: int | None) -> list[Row]:
+        """For a masked language model, its loss by the length of the visible context.
+
+        The words are the same for all lengths: 15 % of those in the last half of a trained length of long texts.
+        """
+        longest_text = max(self.texts, key=lambda text: text.length)
+        if not _is_masked_lm(model) or mask_token_id is None:
+            return []
+        whole = longest_text.batch["input_ids"]
+        if not longest_text.real.all():
+            whole = self.held_out.spread(self.trained_length, LINES)["input_ids"]
+        generator = torch.Generator().manual_seed(0)
+        late = torch.arange(whole.shape[1]) >= whole.shape[1] - self.trained_length // 2
+        asked = (torch.rand(whole.shape, generator=generator) < MASKED) & late
+        asked[:, -1] = False
+        masked = torch.where(asked, mask_token_id, whole)
+        limit = inspection.longest_sequence(model.config)
+        rows = []
+        for length in [text.length for text in self.texts if limit is None or text.length <= limit]:
+            length = min(length, whole.shape[1])
+            # The last tokens, behind [CLS].
+            visible = torch.cat([masked[:, :1], masked[:, -(length - 1) :]], dim=1)
+            batch = {"input_ids": visible, "attention_mask": torch.ones_like(visible)}
+            places = torch.cat([asked[:, :1], asked[:, -(length - 1) :]], dim=1)
+            words = torch.cat([whole[:, :1], whole[:, -(length - 1) :]], dim=1)
+            [scores] = _in_parts(lambda part: (_logits(model, part)[0],), batch)
+            rows.append({"length": length, "masked_lm_loss": cross_entropy(scores[places], words[places]).item()})
+        return rows
+
+
+def _logits(model: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
+    """What a head gives, a tensor or two."""
+    output = model(**batch)
+    return [value for name, value in output.items() if name.endswith("logits")]
+
+
+def _is_masked_lm(model: PreTrainedModel) -> bool:
+    return type(model).__name__.endswith("ForMaskedLM")
+
+
+def spearman(first: torch.Tensor, second: torch.Tensor) -> float:
+    """The correlation of the ranks of two lists of numbers; equal numbers are ranked as they stand."""
+    ranks = torch.stack([values.argsort().argsort().double() for values in (first, second)])
+    return torch.corrcoef(ranks)[0, 1].item()

@@ -1,0 +1,139 @@
+"""The report of a conversion: what was done, what agrees with the original after each stage, and what was not measured."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+REPORT = "conversion.json"
+# Columns of the table: key of a row, heading.
+COLUMNS = (
+    ("stage", "stage"),
+    ("length", "tokens"),
+    ("token_cosine", "token cosine"),
+    ("sentence_cosine", "sentence cosine"),
+    ("spearman", "Spearman"),
+    ("neighbours_kept", "neighbours kept"),
+    ("same_answers", "same answers"),
+    ("other_tiling", "another tiling"),
+    ("random_pairs", "random pairs"),
+    ("centred_cosine", "centred cosine"),
+)
+LOSSES = (("model", "model"), ("length", "visible tokens"), ("masked_lm_loss", "masked-LM loss"))
+READS_LOCALLY = (
+    "Reads locally: beyond the trained length it agrees with the original's own windows, and no gain from what lies further "
+    "away was measured."
+)
+
+
+@dataclass
+class Report:
+    """What a conversion did and reached.
+
+    Attributes:
+        original: where the original was from.
+        position_scheme, flags: of the converted model.
+        trained_length, max_length: number of tokens that the original reads well, and that this one is to read.
+        settings: of the conversion: budget, what was trained, text, seed.
+        rows: what was measured, by stage and length: cosine of the tokens' states with the original's (beyond the trained
+            length: with those of its own windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
+            similarities; nearest neighbours kept; a head's answers.
+        losses: of masked language models, by the length of the visible context.
+        healing: step, error and held-out cosine while it was healed.
+        seconds: by stage.
+        versions: of the libraries.
+        conclusion: what the figures beyond the trained length say and do not say.
+        not_measured: what nothing here tells.
+    """
+
+    original: str
+    position_scheme: str
+    flags: dict[str, Any]
+    trained_length: int
+    max_length: int
+    settings: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[dict[str, Any]] = field(default_factory=list)
+    healing: list[dict[str, float]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    conclusion: str | None = None
+    not_measured: list[str] = field(default_factory=list)
+
+    def conclude(self, left_out: list[int]) -> None:
+        """Fill in the conclusion, and what was not measured."""
+        beyond = [row for row in self.rows if row["length"] > self.trained_length]
+        own = {row["length"]: row["masked_lm_loss"] for row in self.losses if row["model"] == "converted"}
+        gains = len(own) > 1 and min(loss for length, loss in own.items() if length > min(own)) < own[min(own)]
+        self.conclusion = None
+        if beyond and not gains:
+            self.conclusion = READS_LOCALLY
+        elif beyond:
+            self.conclusion = "Masked words are guessed better with more context than the trained length."
+        self.not_measured = ["finding things in long texts"] if self.max_length > self.trained_length else []
+        if not self.losses:
+            self.not_measured.append("the loss on masked words (there is no masked-LM head)")
+        if not any("same_answers" in row for row in self.rows):
+            self.not_measured.append("answers of a head (there is none)")
+        self.not_measured += [f"{length} tokens (the held-out text is too short)" for length in left_out]
+        self.not_measured.append("the task that the model is used for")
+
+    def table(self) -> str:
+        """The rows for people, as a table of Markdown, and what they say."""
+        parts = [_markdown(self.rows, COLUMNS)]
+        if self.losses:
+            parts.append(_markdown(self.losses, LOSSES))
+        if self.conclusion:
+            parts.append(self.conclusion)
+        parts.append(self.said_not_measured())
+        return "\n\n".join(parts)
+
+    def said_not_measured(self) -> str:
+        return f"Not measured: {'; '.join(self.not_measured)}."
+
+    @property
+    def name(self) -> str:
+        """What the converted model is called where it has no name yet."""
+        return f"{Path(self.original).name}-{self.position_scheme}"
+
+    def final(self) -> list[dict[str, Any]]:
+        """The rows of the last stage, a length each."""
+        return [row for row in self.rows if row["stage"] == self.rows[-1]["stage"]]
+
+    @staticmethod
+    def metrics(row: dict[str, Any]) -> dict[str, float]:
+        """The single numbers of a row."""
+        return {key: row[key] for key, _ in COLUMNS[2:] if key in row}
+
+    def last(self, length: int) -> dict[str, Any]:
+        """The row of the last stage at a length."""
+        return [row for row in self.rows if row["length"] == length][-1]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    def save(self, folder: Path) -> None:
+        (folder / REPORT).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        return cls(**json.loads(text))
+
+
+def _markdown(rows: list[dict[str, Any]], columns: tuple[tuple[str, str], ...]) -> str:
+    """Rows as a table of Markdown that also reads well as text; columns without a value are left out."""
+    columns = tuple((key, heading) for key, heading in columns if any(key in row for row in rows))
+    cells = [[heading for _, heading in columns]]
+    cells += [[_written(row.get(key)) for key, _ in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _written(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else str(value)

@@ -1,0 +1,290 @@
+"""Start: what algebra alone keeps of the positions that a checkpoint was trained with."""
+
+from itertools import combinations
+
+import torch
+from torch import nn
+
+from hf_posenc.modeling.embeddings import Concat
+from hf_posenc.modeling.family import Family
+from hf_posenc.modeling.schemes import scheme_names
+from hf_posenc.modeling.sinusoidal import sinusoids
+
+from .observation import Batch, LayerByLayer, observe, undisturbed
+
+
+# What a base of sinusoids is chosen among.
+BASES = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
+# How much a row of the table counts that lies beyond the trained length, beside one within.
+BEYOND = 1e-2
+# Relative size of what keeps a least squares problem solvable.
+RIDGE = 1e-6
+# Random words that stand for a text where none is given: sequences and their length.
+RANDOM_TEXT = (16, 64)
+
+
+@torch.no_grad()
+def start(
+    student: nn.Module, teacher: nn.Module, batches: list[Batch] | None = None, trained_length: int | None = None
+) -> None:
+    """Keep what can be kept without training of the absolute positions that a student's schemes replace, in place.
+
+    - All but `sinusoidal` with `position_combine="concat"`: the mean position is added to the token types, or to the words where
+      there are no types.
+    - `sinusoidal`: the table of positions by least squares as a projection of the sinusoids (concat), or as a multiple of them.
+    - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
+      the keys' mean, which adds a constant to each query's scores, is taken off.
+    - `alibi`: heads in the order in which the slopes fit them best.
+    - `tupe`: projections of positions after what the first layer's make of them.
+
+    Beside `absolute`, which stays, nothing is to be made up for. Other schemes have nothing to start with: they are calibrated.
+
+    Args:
+        student: a variant as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, base model or with a head.
+        teacher: the stock model of the same checkpoint.
+        batches: text, `input_ids` and `attention_mask`, for bases and slopes of heads; random words if there is none.
+        trained_length: positions that the checkpoint knows well; by default those of its whole table.
+    """
+    family: Family = student.config.family
+    names = scheme_names(student.config.position_scheme)
+    if "absolute" in names:
+        return
+    rows = table_rows(teacher, family)
+    trained_length = trained_length or len(rows)
+    with undisturbed(student), undisturbed(teacher, "eager"):
+        if "sinusoidal" in names:
+            _fit_sinusoids(student, family, rows, trained_length)
+        else:
+            fold(student, family, rows[:trained_length].mean(0))
+        if "tupe" in names:
+            project_positions(student, teacher, family)
+        if batches is None:
+            length = min(RANDOM_TEXT[1], len(rows))
+            batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
+        if "rope" in names:
+            balance_heads(student, family, batches)
+        # Where the original has a bias per head, heads must stay where they are.
+        if "alibi" in names and family.native_scheme == "absolute":
+            order_heads(student, teacher, family, batches)
+
+
+def table_rows(model: nn.Module, family: Family) -> torch.Tensor:
+    """A model's table of absolute positions from the first position on, (positions, width)."""
+    table = getattr(family.embeddings_of(model.base_model), family.table).weight.detach()
+    return table[family.first_position(model.config) :]
+
+
+def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
+    """Add a vector (width,) to the embedding of every token: to all token types, or to all words.
+
+    A head that predicts words with the same matrix then adds a number to all of a token's logits, which softmax does not see.
+    """
+    table = getattr(family.embeddings_of(student.base_model), family.token_types or family.words)
+    table.weight += vector.to(table.weight)
+
+
+def fit_sinusoids(
+    rows: torch.Tensor, vectors: torch.Tensor, trained_length: int
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A table of positions as an affine function of others, by weighted least squares in float64.
+
+    Args:
+        rows: (positions, width), the table.
+        vectors: (positions, features).
+        trained_length: rows beyond count [`BEYOND`] times as much as those within.
+
+    Returns:
+        matrix (width, features), constant (width,), and the part of the variance that is lost, both of the first
+        `trained_length` positions.
+    """
+    rows, vectors = rows.double(), vectors.double()
+    weights = torch.full((len(rows), 1), BEYOND, dtype=torch.float64, device=rows.device)
+    weights[:trained_length] = 1.0
+    means = [(weights * part).sum(0) / weights.sum() for part in (rows, vectors)]
+    centred, features = rows - means[0], vectors - means[1]
+    gram = features.T @ (weights * features)
+    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    matrix = torch.linalg.solve(gram, features.T @ (weights * centred)).T
+    lost = (centred - features @ matrix.T)[:trained_length].square().sum() / centred[:trained_length].square().sum()
+    return matrix, means[0] - matrix @ means[1], float(lost)
+
+
+def best_sinusoidal_base(
+    table: torch.Tensor,
+    trained_length: int | None = None,
+    layout: str = "interleaved",
+    bases: tuple[float, ...] = BASES,
+) -> float:
+    """The `position_base` whose sinusoids, concatenated and projected, come nearest to a table.
+
+    Args:
+        table: (positions, width), as [`table_rows`] gives it.
+        trained_length: positions that count; by default all.
+        layout: `position_layout`.
+        bases: to choose among.
+    """
+    length = trained_length or len(table)
+    slots = torch.arange(len(table), device=table.device)
+
+    def lost(base: float) -> float:
+        return fit_sinusoids(table, sinusoids(slots, table.shape[1], base, layout, torch.float64), length)[2]
+
+    return min(bases, key=lost)
+
+
+def _fit_sinusoids(student: nn.Module, family: Family, rows: torch.Tensor, trained_length: int) -> None:
+    """Sinusoids that come near the table: any linear function of them (concat), or a multiple."""
+    embeddings = family.embeddings_of(student.base_model)
+    scheme, width = embeddings.position_scheme, rows.shape[1]
+    vectors = scheme.vectors(embeddings, None, torch.arange(len(rows), device=rows.device)[None])[0]
+    if type(embeddings.position_combine) is Concat:
+        matrix, constant, _ = fit_sinusoids(rows, vectors, trained_length)
+        embeddings.position_projection.weight[:, width:] = matrix.to(rows)
+        embeddings.position_projection.bias += constant.to(rows)
+        return
+    rows, unit = rows[:trained_length], vectors[:trained_length] / embeddings.position_scale()
+    centred = unit - unit.mean(0)
+    scale = (centred * rows).sum() / centred.square().sum()
+    embeddings.position_scale.weight.fill_(scale)
+    fold(student, family, rows.mean(0) - scale * unit.mean(0))
+
+
+def _random_words(teacher: nn.Module, rows: int, length: int) -> torch.Tensor:
+    """Ids of random words that are not padding, (rows, length)."""
+    generator = torch.Generator().manual_seed(0)
+    words = torch.randint(teacher.config.vocab_size, (rows, length), generator=generator)
+    padding = teacher.config.pad_token_id
+    return words.where(words != padding, words + (1 if padding == 0 else -1)).to(teacher.device)
+
+
+def _text_of(input_ids: torch.Tensor) -> Batch:
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+
+
+def project_positions(student: nn.Module, teacher: nn.Module, family: Family) -> None:
+    """`tupe`'s projections such that positions score as in the original's first layer, for a word on average.
+
+    The layer's input is averaged over words for each position. Queries of positions keep the mean query, so that it asks for
+    positions too; keys of positions are without their mean, which adds a constant to each query's scores.
+    """
+    encoder = family.encoder_of(student.base_model)
+    places = table_rows(teacher, family)
+    words = _random_words(teacher, RANDOM_TEXT[0], 1).expand(-1, len(places))
+    run = LayerByLayer(teacher.base_model, family, [_text_of(words)])
+    inputs = run.hidden_states[0].mean(0)  # (positions, hidden)
+    attention = run.attention(0)
+    query = getattr(attention, family.query)(inputs)
+    key = getattr(attention, family.key)(inputs)
+    key -= key.mean(0)
+    positions = encoder.pos_ln(places)
+    for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
+        matrix, constant, _ = fit_sinusoids(target, positions, len(places))
+        linear.weight.copy_(matrix)
+        linear.bias.copy_(constant)
+    # What the others ask of [CLS]: (heads,)
+    heads = family.setting(student.config, "num_attention_heads")
+    to_first = (query.mean(0) * key[0]).unflatten(-1, (heads, -1)).sum(-1)
+    encoder.others_to_cls.weight.copy_(to_first * (query.shape[-1] / heads) ** -0.5)
+
+
+def _head_rows(linear: nn.Module, heads: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a projection's weight (heads, head_dim, hidden) and bias (heads, head_dim)."""
+    return linear.weight.unflatten(0, (heads, -1)), linear.bias.unflatten(0, (heads, -1))
+
+
+def balance_heads(student: nn.Module, family: Family, batches: list[Batch]) -> None:
+    """Layer after layer, the basis of each head's queries and keys that `rope` disturbs least.
+
+    With q' = A q and k' = A^-T k scores are what they were where nothing is rotated. A is such that both have the same diagonal
+    second moments Λ: the balanced realisation of control theory (Moore 1981). What is weakest in a score then turns fastest.
+    """
+    run = LayerByLayer(student.base_model, family, batches)
+    for layer in range(len(run.layers)):
+        attention = run.attention(layer)
+        states = torch.cat([h[b["attention_mask"].bool()] for h, b in zip(run.hidden_states, batches)])
+        heads = attention.num_heads
+        projections = attention.query_projection, attention.key_projection
+        # (heads, tokens, head_dim)
+        query, key = (p(states).unflatten(-1, (heads, -1)).transpose(0, 1).double() for p in projections)
+        mean = key.mean(1)
+        forward, backward = balanced_basis(query, key - mean[:, None])
+        order = pair_order(attention.head_dim, next(s.layout for s in attention.position_schemes if s.name == "rope"))
+        forward, backward = forward[:, order], backward[:, order]
+        for linear, basis, removed in zip(projections, (forward, backward), (torch.zeros_like(mean), mean)):
+            weight, bias = _head_rows(linear, heads)
+            weight.copy_(basis @ weight.double())
+            bias.copy_((basis @ (bias.double() - removed)[..., None])[..., 0])
+        for index in range(len(batches)):
+            run.run(layer, index)
+
+
+def balanced_basis(query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and A^-T, each (heads, head_dim, head_dim), such that A q and A^-T k have the same diagonal second moments, ascending.
+
+    Args:
+        query, key: (heads, tokens, head_dim) in float64.
+    """
+    moments = []
+    for states in (query, key):
+        moment = states.transpose(1, 2) @ states / states.shape[1]
+        moment.diagonal(dim1=1, dim2=2).add_(RIDGE * moment.diagonal(dim1=1, dim2=2).mean(-1, keepdim=True))
+        moments.append(moment)
+    root = torch.linalg.cholesky(moments[0])
+    squares, vectors = torch.linalg.eigh(root.mT @ moments[1] @ root)
+    strength = squares.clamp(min=torch.finfo(squares.dtype).tiny) ** 0.25  # of each of the two factors
+    forward = strength[..., None] * torch.linalg.solve_triangular(root.mT, vectors, upper=True).mT
+    backward = (vectors / strength[:, None]).mT @ root.mT
+    return forward, backward
+
+
+def pair_order(head_dim: int, layout: str) -> torch.Tensor:
+    """Which of the directions, ascending by strength, is which feature of a head: the first two make the fastest pair."""
+    if layout == "interleaved":
+        return torch.arange(head_dim)
+    return torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
+
+
+def order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
+    """Layer after layer, heads put where the slopes of `alibi` change least of where they look."""
+    original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
+    for layer in range(len(own.layers)):
+        attention = own.attention(layer)
+        slopes = next(s.slopes for s in attention.position_schemes if s.name == "alibi")
+        cost = torch.zeros(len(slopes), len(slopes), dtype=torch.float64)  # (head, place)
+        for index, batch in enumerate(batches):
+            seen = observe(own, layer, index, original.run_for_weights(layer, index), batch)
+            query, key, contexts = seen.project()
+            positions = contexts[0].positions
+            distance = positions.per_pair(positions.relative).abs()[:, None].to(query)
+            scores = query @ key.transpose(-1, -2) * attention.scaling
+            for place, slope in enumerate(slopes):
+                cost[:, place] += seen.divergence(scores - slope * distance)[0].cpu()
+        permute_heads(own.layers[layer], family, best_assignment(cost))
+        for index in range(len(batches)):
+            own.run(layer, index)
+
+
+def best_assignment(cost: torch.Tensor) -> list[int]:
+    """Which row goes to each column of a square matrix of costs: none of two could change places for a smaller sum.
+
+    It begins with rows in the order of their cheapest columns.
+    """
+    rows = cost.argmin(1).argsort(stable=True).tolist()
+    changed = True
+    while changed:
+        changed = False
+        for first, second in combinations(range(len(rows)), 2):
+            a, b = rows[first], rows[second]
+            if cost[b, first] + cost[a, second] < cost[a, first] + cost[b, second] - 1e-12:
+                rows[first], rows[second], changed = b, a, True
+    return rows
+
+
+def permute_heads(layer: nn.Module, family: Family, order: list[int]) -> None:
+    """Put heads of a layer in another order, place by place, which changes nothing that the layer computes."""
+    attention = family.self_attention_of(layer)
+    for name in (family.query, family.key, family.value):
+        for rows in _head_rows(getattr(attention, name), len(order)):
+            rows.copy_(rows[order].clone())
+    columns = family.output_projection_of(layer).weight.unflatten(1, (len(order), -1))
+    columns.copy_(columns[:, order].clone())

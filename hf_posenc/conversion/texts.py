@@ -1,0 +1,175 @@
+"""Text to convert with: documents, and the windows of tokens that are cut from them."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+
+# What a folder's text files are called.
+TEXT_FILES = {".txt", ".text", ".md", ".rst"}
+# What is read at most; a conversion of minutes sees no more.
+MAX_CHARACTERS = 20_000_000
+# Of documents, one in so many is held out. Fewer documents than this are cut into as many pieces.
+HELD_OUT_EVERY = 10
+
+
+def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
+    """The documents of some sources, at most `MAX_CHARACTERS` of each.
+
+    Args:
+        sources: files (a document each), folders (their text files), or names of data sets for `datasets`, as
+            "Salesforce/wikitext:wikitext-2-raw-v1" (a document per row of the column "text"). Default: the reference of the
+            Python language, which comes with Python.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a source holds no text.
+    """
+    if not sources:
+        from pydoc_data.topics import topics  # only here: half a megabyte
+
+        return [*topics.values()]
+    documents = []
+    for source in map(str, sources):
+        found = [*_within_limit(_documents_of(source))]
+        if not any(document.strip() for document in found):
+            raise ValueError(f"there is no text in {source}")
+        documents += found
+    return documents
+
+
+def _within_limit(documents: Iterator[str]) -> Iterator[str]:
+    left = MAX_CHARACTERS
+    for document in documents:
+        if left <= 0:
+            return
+        yield document[:left]
+        left -= len(document)
+
+
+def _documents_of(source: str) -> Iterator[str]:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_FILES and file.is_file())
+        if not files:
+            raise ValueError(f"the folder {source} has no files that end in {', '.join(sorted(TEXT_FILES))}")
+        yield from map(_read_file, files)
+    elif path.exists():
+        yield _read_file(path)
+    elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith("."):
+        raise FileNotFoundError(f"there is no file or folder {source}")
+    else:
+        yield from _rows_of(source)
+
+
+def _read_file(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+
+
+def _rows_of(source: str) -> Iterator[str]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ImportError(
+            f"there is no file or folder {source}; to load it as a data set, pip install datasets"
+        ) from error
+    name, _, config = source.partition(":")
+    rows = load_dataset(name, config or None, split="train", streaming=True)
+    for row in rows:
+        if not isinstance(row.get("text"), str):
+            raise ValueError(f"the data set {source} has no column 'text' of strings; it has {', '.join(row)}")
+        yield row["text"]
+
+
+def held_out_apart(documents: list[str]) -> tuple[list[str], list[str]]:
+    """Documents to train on, and every tenth to measure on.
+
+    Fewer than ten documents are cut into pieces at ends of lines first: then two pieces of one document may be on both sides.
+    """
+    if len(documents) < HELD_OUT_EVERY:
+        documents = [piece for document in documents for piece in _pieces(document, 2 * HELD_OUT_EVERY)]
+    middle = HELD_OUT_EVERY // 2
+    train = [document for index, document in enumerate(documents) if index % HELD_OUT_EVERY != middle]
+    return train, documents[middle::HELD_OUT_EVERY]
+
+
+def _pieces(document: str, number: int) -> list[str]:
+    """A document in pieces of about the same length that begin where a line begins."""
+    lines, size, pieces = document.splitlines(keepends=True), len(document) / number, [""]
+    for line in lines:
+        if len(pieces[-1]) >= size:
+            pieces.append("")
+        pieces[-1] += line
+    return pieces
+
+
+class Windows:
+    """Windows of tokens, each between the tokenizer's [CLS] and [SEP].
+
+    Args:
+        documents: text.
+        tokenizer: of the checkpoint; what it cuts or pads by itself does not matter.
+
+    Attributes:
+        tokens: (number,) ids of all documents, one after the other, without special tokens.
+        starts: (lines,) where a line that has tokens begins.
+    """
+
+    def __init__(self, documents: Sequence[str], tokenizer):
+        lines = [line for document in documents for line in document.splitlines() if line.strip()]
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+        ids = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"] if lines else []
+        ids = [line for line in ids if line]
+        self.tokens = torch.tensor([*itertools.chain.from_iterable(ids)], dtype=torch.long)
+        lengths = torch.tensor([0, *map(len, ids)])
+        self.starts = lengths.cumsum(0)[:-1]
+        self.lengths = lengths[1:]
+        self.first, self.last, self.padding = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+
+    def check_enough(self, tokens: int, what: str) -> None:
+        """Raise ValueError for fewer tokens than are needed."""
+        if len(self.tokens) < tokens:
+            raise ValueError(
+                f"the {what} text has {len(self.tokens)} tokens, and {tokens} are needed: name more text with --text"
+            )
+
+    def draw(self, length: int, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
+        """Windows of `length` tokens, special tokens among them, that begin where lines do, at random."""
+        last = len(self.tokens) - (length - 2)
+        starts = self.starts[self.starts <= last]
+        chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
+        return self._batch([self.tokens[start : start + length - 2] for start in chosen.tolist()])
+
+    def spread(self, length: int, rows: int) -> dict[str, torch.Tensor]:
+        """At most `rows` windows of `length` tokens that do not overlap, evenly spread."""
+        inner = length - 2
+        rows = min(rows, len(self.tokens) // inner)
+        starts = torch.linspace(0, len(self.tokens) - inner, rows).long().tolist() if rows else []
+        return self._batch([self.tokens[start : start + inner] for start in starts])
+
+    def lines(self, length: int, rows: int, least: int = 8) -> dict[str, torch.Tensor]:
+        """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right."""
+        long_enough = (self.lengths >= least).nonzero().flatten()
+        rows = min(rows, len(long_enough))
+        chosen = long_enough[torch.linspace(0, len(long_enough) - 1, rows).long()] if rows else []
+        pairs = [(self.starts[line], min(self.lengths[line], length - 2)) for line in chosen]
+        return self._batch([self.tokens[start : start + number] for start, number in pairs])
+
+    def _batch(self, windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        longest = max(map(len, windows), default=0) + 2
+        input_ids = torch.full((len(windows), longest), self.padding)
+        attention_mask = torch.zeros_like(input_ids)
+        for row, window in enumerate(windows):
+            input_ids[row, : len(window) + 2] = torch.cat(
+                [torch.tensor([self.first]), window, torch.tensor([self.last])]
+            )
+            attention_mask[row, : len(window) + 2] = 1
+        return {"input_ids": input_ids, "attention_mask": attention_mask}

@@ -1,0 +1,187 @@
+"""Writing a converted model: a folder that is whole, or none."""
+
+import importlib.util
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from ..inspection import longest_sequence
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..sentence_folders import MODULES, SETTINGS, model_class, module_files
+from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint
+from .report import REPORT, Report
+
+
+# What else of a folder goes along, beside its modules.
+KEPT = (MODULES, SETTINGS, SENTENCE_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
+CARD = "README.md"
+AGREEMENT = "agreement with the original on held-out text"
+# Of exported models without a table that ends.
+LONGEST_EXPORTED = 100_000
+ONNX = Path("onnx") / "model.onnx"
+
+
+def check_output(folder: Path) -> None:
+    """Raise OSError unless a folder can be made here: there is none yet, or an empty one, and its place can be written to."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already, and not empty: name another folder, or remove it")
+    place = folder.absolute().parent
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be made: {error}") from error
+    if not writable:
+        raise PermissionError(f"{place} cannot be written to: name another folder")
+
+
+def check_space(folder: Path, model: PreTrainedModel, healed: bool) -> None:
+    """Raise OSError unless there is space for a model and, while it is healed, for its state: itself and two moments."""
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    needed, free = size * (4 if healed else 1), shutil.disk_usage(folder.absolute().parent).free
+    if free < needed:
+        raise OSError(
+            f"the disk of {folder} has {free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed: make space, or name a folder "
+            "on another disk"
+        )
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to write to, which takes the place of `folder` at the end; after an error nothing of it stays.
+
+    Raises:
+        OSError: it cannot be written: no space, no right to.
+    """
+    temporary = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temporary.mkdir()
+        yield temporary
+        if folder.is_dir():
+            folder.rmdir()  # it is empty
+        os.replace(temporary, folder)
+    except SafetensorError as error:  # which is no OSError, whatever its cause
+        raise OSError(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_converted(
+    folder: Path, model: PreTrainedModel, checkpoint: Checkpoint, report: Report, onnx: bool = False
+) -> None:
+    """Write a converted model with all that belongs to it, whole or not at all.
+
+    Tokenizer, and of a folder of sentence-transformers its modules, settings and card; the lengths that they cut at follow.
+    The report is `conversion.json`, and part of the card.
+
+    Raises:
+        OSError: it cannot be written.
+        ValueError: a module of sentence-transformers could not be loaded from there.
+    """
+    lengthened = report.max_length > report.trained_length
+    with whole_folder(folder) as place:
+        source = checkpoint.folder
+        if source is not None:
+            kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
+            for name, file in {**kept, **module_files(source)}.items():
+                (place / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, place / name)
+        model.save_pretrained(place)
+        if lengthened:
+            checkpoint.tokenizer.model_max_length = report.max_length
+        checkpoint.tokenizer.save_pretrained(place)
+        if lengthened:
+            _set_sentence_length(place, report.max_length)
+        report.save(place)
+        _write_card(place, model, report)
+        if onnx:
+            export_onnx(model, place / ONNX)
+
+
+def _set_sentence_length(folder: Path, length: int) -> None:
+    for settings in folder.glob(SENTENCE_SETTINGS):
+        entries = json.loads(settings.read_text(encoding="utf-8"))
+        if entries.get(MAX_SEQ_LENGTH):
+            settings.write_text(json.dumps(entries | {MAX_SEQ_LENGTH: length}, indent=2), encoding="utf-8")
+
+
+def _write_card(folder: Path, model: PreTrainedModel, report: Report) -> None:
+    """The card: of a variant the whole of it, of a stock model what the conversion has to say."""
+    from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
+
+    from ..card_files import END, begin_mark, save_card
+    from ..cards import Measurement, Results, make_card
+
+    if isinstance(model.config, PositionConfigMixin):
+        results = Results(
+            data=report.settings.get("text"),
+            training={name: value for name, value in report.settings.items() if name != "text" and value is not None},
+            versions=report.versions,
+            limits=[*([report.conclusion] if report.conclusion else []), report.said_not_measured()],
+            results=[
+                Measurement("variant", report.metrics(row), AGREEMENT, length=row["length"]) for row in report.final()
+            ],
+        )
+        model.config.architectures = [type(model).__name__]  # as saving does
+        card = make_card(model.config, results, report.name, sentence_class=model_class(folder))
+    else:
+        data = ModelCardData(tags=["hf_posenc"])
+        text = (
+            f"## Longer than it was\n\nThe table of positions of {report.original}, trained up to {report.trained_length} tokens, "
+            f"was lengthened to {report.max_length} by hf_posenc, which is not needed to load it. Agreement with the original on "
+            f"held-out text, all of which is in `{REPORT}`:\n\n{report.table()}"
+        )
+        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}\n{END}\n")
+    save_card(card, folder / CARD)
+
+
+class _LastHiddenState(torch.nn.Module):
+    """What is exported: two tensors in, one out."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+def export_onnx(model: PreTrainedModel, file: Path) -> None:
+    """Write the base model as ONNX: `input_ids` and `attention_mask`, of any batch and length, to `last_hidden_state`.
+
+    Raises:
+        ImportError: onnx or onnxscript is not installed.
+    """
+    check_onnx()
+    longest = longest_sequence(model.config) or LONGEST_EXPORTED
+    ids = torch.full((2, 10), model.config.vocab_size - 1)
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            _LastHiddenState(model.base_model).eval(),
+            tuple(inputs.values()),
+            file,
+            dynamo=True,
+            verbose=False,
+            external_data=False,
+            input_names=[*inputs],
+            output_names=["last_hidden_state"],
+            dynamic_shapes=dict.fromkeys(inputs, shape),
+        )
+
+
+def check_onnx() -> None:
+    """Raise ImportError where the exporter is not installed."""
+    if importlib.util.find_spec("onnxscript") is None:
+        raise ImportError("the export to ONNX needs onnx and onnxscript: pip install 'hf_posenc[export]'")

@@ -1,0 +1,174 @@
+"""Calibration finds the position parameters under which a student looks where its original looks."""
+
+import pytest
+import tiny
+import torch
+from pairs import FAMILIES, PARAMETERS, beside, original, positionless, student_of, text
+
+from hf_posenc import position_parameters
+from hf_posenc.conversion import calibration
+from hf_posenc.conversion.calibration import calibrate
+from hf_posenc.conversion.observation import LayerByLayer, undisturbed
+
+
+def emptied(teacher, folder, position_scheme, **flags):
+    """A variant as another one was before its position parameters were learned."""
+    teacher.save_pretrained(folder)
+    student = type(teacher).from_pretrained(folder, position_scheme=position_scheme, **flags).eval()
+    with torch.no_grad():
+        for parameter in position_parameters(student).values():
+            parameter.zero_()
+    return student
+
+
+@torch.no_grad()
+def difference(student, teacher, batches) -> float:
+    """Mean squared difference of the outputs where there are tokens, beside the variance of the original's."""
+    total = variance = 0.0
+    for batch in batches:
+        mask = batch["attention_mask"].bool()
+        found, wanted = (model(**batch)[0][mask] for model in (student, teacher))
+        total, variance = total + (found - wanted).square().sum(), variance + wanted.var(0).sum() * len(wanted)
+    return float(total / variance)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_bias_per_distance_is_found_again(family, tmp_path):
+    teacher = tiny.build("t5", family, position_per_layer=family != "mpnet")
+    student = emptied(teacher, tmp_path, "t5")
+    batches = text(family=family)
+    assert difference(student, teacher, batches) > 0.01
+    calibrate(student, teacher, batches, steps=40)
+    found, wanted = (position_parameters(model) for model in (student, teacher))
+    reached = slice(0, 4)  # near distances, which all batches have; a constant per head is of no matter
+    for name, table in wanted.items():
+        centred = [part[reached] - part[reached].mean(0) for part in (found[name], table)]
+        torch.testing.assert_close(*centred, atol=0.05, rtol=0)
+    assert difference(student, teacher, batches) < 1e-4
+
+
+@pytest.mark.parametrize("scheme", PARAMETERS)
+def test_every_scheme_with_parameters_comes_near_the_original(scheme, tmp_path):
+    flags = {"position_on_values": False} if scheme == "relative" else {}
+    teacher = tiny.build(scheme, **flags)
+    tiny.fill_positions(teacher, std=0.2)
+    student = emptied(teacher, tmp_path, scheme)
+    with torch.no_grad():
+        # Of factors that multiply each other one is at zero, as at a silent start; norms have their weights.
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in position_parameters(student).items():
+            if name.endswith(("pos_ln.weight", "kerple_r2.weight")):
+                parameter.fill_(1.0)
+            elif name.endswith(("pos_k_linear.weight", "pos_bias_v.weight")):
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    batches = text()
+    before = difference(student, teacher, batches)
+    calibrate(student, teacher, batches, steps=40)
+    assert difference(student, teacher, batches) < 0.2 * before
+
+
+def test_several_schemes_are_fitted_together(tmp_path):
+    teacher = tiny.build("t5+relative_key", position_per_layer=True)
+    student = emptied(teacher, tmp_path, "t5+relative_key")
+    batches = text()
+    before = difference(student, teacher, batches)
+    calibrate(student, teacher, batches, steps=40)
+    assert difference(student, teacher, batches) < 0.05 * before
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_original_with_absolute_positions_is_seen_in_every_family(family, tmp_path):
+    teacher = original(family)
+    student = student_of(teacher, tmp_path, beside(family, "relative_key"))
+    batches = text(family=family)
+    divergences = []
+    for steps in (1, 20):
+        calibrate(student, teacher, batches, steps)
+        divergences.append(divergence(student, teacher, batches))
+    assert divergences[1] < 0.9 * divergences[0]
+
+
+@torch.no_grad()
+def divergence(student, teacher, batches) -> float:
+    """Of the attention of a first layer, by the definition."""
+    total = 0.0
+    with undisturbed(student, "eager"), undisturbed(teacher, "eager"):
+        for index, batch in enumerate(batches):
+            runs = [LayerByLayer(model.base_model, student.config.family, batches) for model in (student, teacher)]
+            found, wanted = (run.run_for_weights(0, index) for run in runs)
+            rows = (wanted * (wanted / found).log().nan_to_num(0.0, 0.0, 0.0)).sum(-1)
+            total += float(rows.transpose(1, 2)[batch["attention_mask"].bool()].sum())
+    return total
+
+
+def test_what_is_padding_does_not_matter(tmp_path):
+    teacher = original("bert")
+    batches, others = text(), text()
+    for batch in others:
+        batch["input_ids"][batch["attention_mask"] == 0] = 7
+    tables = []
+    for given in (batches, others):
+        student = student_of(teacher, tmp_path, "t5", position_per_layer=True)
+        calibrate(student, teacher, given)
+        tables.append(torch.cat([p.detach() for p in position_parameters(student).values()]))
+    assert tables[0].abs().max() > 0.1
+    torch.testing.assert_close(*tables)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_the_original_had_beside_the_student_is_left_as_it_is(family, tmp_path):
+    teacher = original(family)
+    scheme = tiny.FAMILIES[family].family.native_scheme + "+transformer_xl"
+    student = student_of(teacher, tmp_path, scheme)
+    before = {name: value.clone() for name, value in student.state_dict().items()}
+    calibrate(student, teacher, text(family=family))
+    for name, value in student.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_biases_are_what_rope_has_for_parameters(tmp_path):
+    teacher = original("bert")
+    student = student_of(teacher, tmp_path, "rope")
+    before = {name: value.clone() for name, value in student.state_dict().items()}
+    batches = text()
+    first = divergence(student, teacher, batches)
+    calibrate(student, teacher, batches)
+    assert divergence(student, teacher, batches) < 0.9 * first
+    changed = {name for name, value in student.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed and all(name.endswith(("query.bias", "key.bias")) for name in changed)
+
+
+def test_models_are_left_as_they_were_found(tmp_path):
+    teacher = original("bert")
+    student = student_of(teacher, tmp_path, "t5")
+    student.train()
+    implementation = teacher.config._attn_implementation
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    calibrate(student, teacher, text())
+    assert student.training and not teacher.training
+    assert teacher.config._attn_implementation == implementation != "eager"
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in teacher.modules())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in student.parameters())
+
+
+def test_no_more_text_is_read_than_there_is_room_for(tmp_path, monkeypatch):
+    teacher = original("bert")
+    tables = []
+    for most, batches in ((10**9, text(1)), (4 * 8 * 24**2, text(3)), (1, text(3)), (10**9, text(3))):
+        monkeypatch.setattr(calibration, "MOST_PAIRS", most)
+        student = student_of(teacher, tmp_path, "t5", position_per_layer=True)
+        calibrate(student, teacher, batches)
+        tables.append(torch.cat([p.detach() for p in position_parameters(student).values()]))
+    assert torch.equal(tables[0], tables[1]) and torch.equal(tables[0], tables[2])
+    assert not torch.allclose(tables[0], tables[3])
+
+
+def test_a_head_s_base_model_is_what_is_calibrated(tmp_path):
+    teacher = original("distilbert", "ForSequenceClassification")
+    student = student_of(teacher, tmp_path, "t5", position_per_layer=True)
+    batches = text(family="distilbert")
+    first = divergence(student, teacher, batches)
+    calibrate(student, teacher, batches)
+    assert divergence(student, teacher, batches) < first
+    assert positionless("mpnet") == "t5"

@@ -1,0 +1,247 @@
+"""One call changes a checkpoint's positions and keeps what it knows, in every family, or says why not and leaves nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny
+import tiny_checkpoints
+import torch
+from fresh_process import ROOT, run_fresh
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+
+import hf_posenc
+from hf_posenc import convert
+from hf_posenc.conversion import compare
+from hf_posenc.conversion.report import REPORT, Report
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return tiny_checkpoints.save(tmp_path / "bert")
+
+
+def words_of(checkpoint):
+    return [checkpoint.with_name(checkpoint.name + ".txt")]
+
+
+def cosines(report: Report, stage: str) -> dict[int, float]:
+    return {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == stage}
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+class TestEveryFamily:
+    def test_healing_brings_the_states_back(self, family, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / family, family)
+        # MPNet has a bias of t5's kind already.
+        scheme = "deberta" if family == "mpnet" else "t5"
+        model, report = convert(checkpoint, scheme, text=words_of(checkpoint), max_steps=40, output=tmp_path / "out")
+        started, healed = cosines(report, "start")[32], cosines(report, "heal")[32]
+        assert healed > started + 0.01
+        # What random weights say of positions is no function of the distance: there is little to fit.
+        assert cosines(report, "calibrate")[32] > started - 0.01
+        errors = [entry["cosine"] for entry in report.healing]
+        assert errors[-1] > started
+        loaded = AutoModel.from_pretrained(tmp_path / "out").eval()
+        assert loaded.config.position_scheme == scheme
+        inputs = tiny.inputs(family=family)
+        inputs["attention_mask"][:] = 1
+        with torch.no_grad():
+            assert torch.equal(loaded(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+
+    def test_what_joins_its_own_positions_starts_exactly(self, family, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / family, family)
+        native = tiny.FAMILIES[family].family.native_scheme
+        scheme = f"{native}+deberta"
+        model, report = convert(checkpoint, scheme, text=words_of(checkpoint), train="none", max_length=48)
+        original = AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        ids = torch.randint(5, 99, (2, 32), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            difference = model(ids).last_hidden_state - original(ids).last_hidden_state
+        assert difference.abs().max() < 1e-5
+        assert cosines(report, "start")[32] == pytest.approx(1, abs=1e-5)
+
+
+class TestLonger:
+    def test_absolute_gives_a_stock_checkpoint_that_needs_no_plugin(self, checkpoint, tmp_path):
+        model, report = convert(
+            checkpoint, "absolute", text=words_of(checkpoint), max_length=100, train="none", output=tmp_path / "out"
+        )
+        assert type(model).__module__.startswith("transformers.")
+        assert model.config.max_position_embeddings == 100
+        ids = [[7, *range(5, 99), 8, 9]]
+        code = (
+            "import torch\nfrom transformers import AutoModel, AutoTokenizer\n"
+            f"model = AutoModel.from_pretrained({str(tmp_path / 'out')!r}).eval()\n"
+            f"length = AutoTokenizer.from_pretrained({str(tmp_path / 'out')!r}).model_max_length\n"
+            f"print('found', length, model(torch.tensor({ids})).last_hidden_state.double().square().sum().item(), 'found')"
+        )
+        length, total = run_fresh(code, tmp_path / "modules", plugin=False).split("found")[1].split()
+        assert int(length) == 100
+        with torch.no_grad():
+            expected = model(torch.tensor(ids)).last_hidden_state.double().square().sum().item()
+        assert float(total) == pytest.approx(expected, abs=1e-3)
+        assert {row["length"] for row in report.rows} == {32, 64, 100}
+        assert "another tiling" in report.table() and "Reads locally" in report.table()
+        assert "Longer than it was" in (tmp_path / "out" / "README.md").read_text()
+
+    @pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "absolute+deberta"])
+    def test_beyond_leaves_what_is_within_exactly_as_it_was(self, scheme, checkpoint):
+        model, _ = convert(checkpoint, scheme, text=words_of(checkpoint), max_length=96, train="beyond", max_steps=10)
+        original = AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        before, _ = convert(checkpoint, scheme, text=words_of(checkpoint), max_length=96, train="none")
+        ids = torch.randint(5, 99, (2, 96), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            within = model(ids[:, :32]).last_hidden_state - original(ids[:, :32]).last_hidden_state
+            beyond = model(ids).last_hidden_state - before(ids).last_hidden_state
+        assert within.abs().max() < 1e-5
+        assert beyond.abs().max() > 1e-3
+
+    def test_a_bucket_of_t5_begins_at_the_trained_length(self, checkpoint):
+        model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_length=96, train="none")
+        distances = -torch.arange(96)
+        config = model.config
+        rows = hf_posenc.modeling.relative_positions.t5_bucket(
+            distances, config.position_buckets, config.position_max_distance
+        )
+        assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}
+
+    def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint):
+        with pytest.raises(ValueError, match="nothing to train beyond 32 tokens"):
+            convert(
+                checkpoint, "transformer_xl", text=words_of(checkpoint), max_length=64, train="beyond", max_steps=2
+            )
+
+
+class TestHeads:
+    def test_a_classifier_is_converted_as_a_whole(self, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForSequenceClassification", num_labels=3)
+        model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_steps=10, output=tmp_path / "out")
+        loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+        original = AutoModelForSequenceClassification.from_pretrained(checkpoint)
+        assert type(loaded).__name__ == "PosencBertForSequenceClassification"
+        assert loaded.config.num_labels == 3
+        for part in ("classifier", "bert.pooler"):
+            for name, value in original.get_submodule(part).state_dict().items():
+                assert torch.equal(loaded.get_submodule(part).state_dict()[name], value)
+        assert 0 <= report.rows[-1]["same_answers"] <= 1
+
+    def test_a_masked_language_models_loss_is_told_by_visible_context(self, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForMaskedLM")
+        model, report = convert(
+            checkpoint, "absolute+t5", text=words_of(checkpoint), max_length=64, train="none", output=tmp_path / "out"
+        )
+        assert [(row["model"], row["length"]) for row in report.losses] == [
+            ("original", 32),
+            ("original", 64),
+            ("converted", 32),
+            ("converted", 64),
+        ]
+        loaded = AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
+        assert loaded.cls.predictions.decoder.weight is loaded.bert.embeddings.word_embeddings.weight
+
+
+class TestReport:
+    def test_is_beside_the_model_and_compare_repeats_it(self, checkpoint, tmp_path):
+        _, report = convert(
+            checkpoint,
+            "t5",
+            text=words_of(checkpoint),
+            held_out=words_of(checkpoint),
+            max_steps=10,
+            output=tmp_path / "out",
+        )
+        stored = Report.from_json((tmp_path / "out" / REPORT).read_text())
+        assert stored == report
+        card = (tmp_path / "out" / "README.md").read_text()
+        assert f"{report.final()[0]['token_cosine']:.4f}" in card and "Not measured" in card
+        again = compare(checkpoint, tmp_path / "out", text=words_of(checkpoint))
+        assert again.final()[0]["token_cosine"] == pytest.approx(report.final()[0]["token_cosine"], abs=1e-6)
+        assert again.rows[0]["token_cosine"] == pytest.approx(1, abs=1e-6)
+
+    def test_a_killed_conversion_that_is_resumed_has_the_same_report(self, checkpoint, tmp_path):
+        def command(out, *more):
+            return [
+                *(sys.executable, "-m", "hf_posenc", "convert", str(checkpoint), str(out), "--position_scheme", "t5"),
+                *("--text", str(words_of(checkpoint)[0]), "--max_steps", "120", *more),
+            ]
+
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        subprocess.run(command(tmp_path / "whole"), env=environment, check=True, capture_output=True)
+        killed = subprocess.Popen(
+            command(tmp_path / "out"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        state = tmp_path / ".out.conversion" / "healing.pt"
+        while not state.is_file():
+            assert killed.poll() is None, "it ended before it could be killed"
+        killed.kill()
+        killed.wait()
+        assert not (tmp_path / "out").exists()
+        subprocess.run(command(tmp_path / "out", "--resume"), env=environment, check=True, capture_output=True)
+        reports = [json.loads((tmp_path / name / REPORT).read_text()) for name in ("whole", "out")]
+        for report in reports:
+            report.pop("seconds")
+            for entry in report["healing"]:
+                entry.pop("seconds")
+        assert reports[0] == reports[1]
+        models = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "out")]
+        assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
+        assert not state.parent.exists()
+
+
+class TestBadInput:
+    def test_a_resumed_conversion_must_be_the_same(self, checkpoint, tmp_path, monkeypatch):
+        arguments = {"text": words_of(checkpoint), "output": tmp_path / "out"}
+
+        def interrupt(*_, **__):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(checkpoint, "t5", max_steps=60, **arguments)
+        with pytest.raises(ValueError, match="another settings.*same command"):
+            convert(checkpoint, "t5", max_steps=70, resume=True, **arguments)
+        assert not (tmp_path / "out").exists()
+
+    @pytest.mark.parametrize(
+        "scheme, arguments, error, said",
+        [
+            ("absolute", {}, ValueError, "already, and reads 64 tokens"),
+            ("tfive", {}, ValueError, "unknown scheme 'tfive'; did you mean"),
+            ("t5", {"position_clip": 3}, ValueError, "unknown flag 'position_clip'"),
+            ("t5", {"trained_length": 100}, ValueError, "between 16 and 64"),
+            ("t5", {"max_length": 20}, ValueError, "at least the trained length, 32"),
+            ("t5", {"train": "some"}, ValueError, "all, positions, beyond, none"),
+            ("t5", {"extend": "stretch"}, ValueError, "tile, interpolate, mean"),
+            ("t5", {"max_steps": 0}, ValueError, "max_steps must be greater than 0"),
+            ("t5", {"text": ["missing.txt"]}, FileNotFoundError, "no file or folder missing.txt"),
+            ("t5", {"resume": True}, ValueError, "need an output folder"),
+        ],
+    )
+    def test_is_an_error_that_says_what_to_do(self, scheme, arguments, error, said, checkpoint):
+        with pytest.raises(error, match=said):
+            convert(checkpoint, scheme, **{"text": words_of(checkpoint), "train": "none"} | arguments)
+
+    def test_a_scheme_that_is_there_already(self, checkpoint, tmp_path):
+        convert(checkpoint, "t5", text=words_of(checkpoint), train="none", output=tmp_path / "out")
+        with pytest.raises(ValueError, match="has position_scheme='t5' already"):
+            convert(tmp_path / "out", "t5", text=words_of(checkpoint), train="none")
+
+    @pytest.mark.parametrize("content, said", [("", "no text in"), ("w5 w6 w7\n", "tokens, and")])
+    def test_text_that_is_empty_or_shorter_than_a_batch(self, content, said, checkpoint, tmp_path):
+        (tmp_path / "short.txt").write_text(content)
+        with pytest.raises(ValueError, match=said):
+            convert(checkpoint, "t5", text=[tmp_path / "short.txt"], output=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_a_model_whose_own_scheme_is_its_knowledge(self, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+        with pytest.raises(ValueError, match="what it knows of order"):
+            convert(tmp_path, "t5")
+
+    def test_another_family(self, tmp_path):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        with pytest.raises(ValueError, match="the families that have position schemes are"):
+            convert(tmp_path, "t5")

@@ -1,0 +1,53 @@
+"""A real pretrained model keeps what it knows: MiniLM, measured on text that it was not converted with.
+
+Budgets are small; docs/conversion.md has what whole ones reach.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel
+
+from hf_posenc import convert
+
+
+minilm = pytest.importorskip("minilm")
+TEXT = Path("/work/shared/data/wikitext2")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (TEXT / "test.txt").is_file(), reason=f"WikiText-2 is not in {TEXT}"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    try:
+        return minilm.packaged_minilm()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def converted(checkpoint, scheme, **arguments):
+    text = {"text": [TEXT / "valid.txt"], "held_out": [TEXT / "test.txt"], "trained_length": 128}
+    return convert(checkpoint, scheme, **text, **arguments)
+
+
+def test_t5_is_calibrated_and_healed(checkpoint):
+    _, report = converted(checkpoint, "t5", max_steps=60)
+    started, calibrated, healed = (row["token_cosine"] for row in report.rows)
+    assert started < 0.82 and calibrated > 0.88 and healed > 0.96
+    assert report.final()[0]["sentence_cosine"] > 0.96 and report.final()[0]["spearman"] > 0.95
+
+
+def test_beyond_leaves_128_tokens_exactly_and_reads_2048(checkpoint):
+    model, report = converted(checkpoint, "absolute+t5", max_length=2048, train="beyond", max_steps=10)
+    original = AutoModel.from_pretrained(checkpoint).eval()
+    ids = torch.randint(1000, 20000, (2, 128), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        difference = model(ids).last_hidden_state - original(ids).last_hidden_state
+    assert difference.abs().max() < 1e-5
+    tiled = {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == "start"}
+    healed = {row["length"]: row["token_cosine"] for row in report.final()}
+    assert healed[128] > 0.99999
+    assert healed[2048] > tiled[2048]

@@ -1,0 +1,138 @@
+"""The stages by themselves: longer tables, targets, healing."""
+
+import pytest
+import tiny
+import tiny_checkpoints
+import torch
+
+from hf_posenc import position_parameters
+from hf_posenc.conversion import Healing, extend, heal, start
+from hf_posenc.conversion.checkpoints import make_student
+from hf_posenc.conversion.measuring import spearman
+from hf_posenc.conversion.targets import original_states, windowed_states
+from hf_posenc.conversion.texts import Windows
+
+
+def windows(seed: int = 0) -> Windows:
+    return Windows([tiny_checkpoints.text(seed=seed)], tiny_checkpoints.tokenizer())
+
+
+class TestExtend:
+    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    @pytest.mark.parametrize("method", ["tile", "mean", "interpolate"])
+    def test_rows_are_made_of_those_that_were_trained(self, family, method):
+        model = tiny_checkpoints.stock(family)
+        longer = extend(model, 50, 20, method)
+        assert longer.config.max_position_embeddings == model.config.max_position_embeddings - 64 + 50 + (
+            first := tiny.FAMILIES[family].family.first_position(model.config)
+        )
+        old, new = (m.embeddings.position_embeddings.weight.detach()[first:] for m in (model, longer))
+        assert len(new) == 50
+        if method == "interpolate":
+            torch.testing.assert_close(new[[0, -1]], old[[0, 19]])
+            torch.testing.assert_close(new[1], old[0] + (old[1] - old[0]) * 19 / 49)
+        else:
+            assert torch.equal(new[:20], old[:20])
+            expected = old[1:20].repeat(2, 1)[:30] if method == "tile" else old[:20].mean(0).expand(30, -1)
+            torch.testing.assert_close(new[20:], expected)
+        ids = torch.randint(5, 99, (2, 50))
+        with torch.no_grad():
+            assert longer(ids).last_hidden_state.shape == (2, 50, 32)
+            within = longer(ids[:, :20]).last_hidden_state - model(ids[:, :20]).last_hidden_state
+        assert (within.abs().max() < 1e-6) == (method != "interpolate")
+
+    def test_shorter_than_it_was(self):
+        model = tiny_checkpoints.stock()
+        assert extend(model, 10, 20).embeddings.position_embeddings.weight.shape == (10, 32)
+
+    def test_a_method_that_there_is_not(self):
+        with pytest.raises(ValueError, match="tile, interpolate, mean"):
+            extend(tiny_checkpoints.stock(), 50, 20, "stretch")
+
+
+class TestTargets:
+    def test_each_token_has_the_states_of_its_most_central_window(self):
+        model = tiny_checkpoints.stock()
+        ids = torch.cat([torch.tensor([1]), torch.randint(5, 99, (38,)), torch.tensor([2])])
+        found = windowed_states(model, {"input_ids": ids[None]}, window=12)[-1][0]
+        # Ten words a window, five a step: 0, 5, ... 25, 28.
+        for token, window in ((0, 0), (6, 0), (7, 0), (8, 5), (20, 15), (37, 28)):
+            part = torch.cat([ids[:1], ids[1 + window : 11 + window], ids[-1:]])
+            with torch.no_grad():
+                expected = model(part[None]).last_hidden_state[0, token - window + 1]
+            torch.testing.assert_close(found[token + 1], expected, atol=1e-5, rtol=1e-5)
+
+    def test_another_tiling_is_another_one(self):
+        model = tiny_checkpoints.stock()
+        batch = windows().spread(40, 2)
+        first, second = (windowed_states(model, batch, 12, shifted)[-1] for shifted in (False, True))
+        assert (first - second).abs().max() > 1e-2
+
+    def test_within_the_window_it_is_the_original(self):
+        model = tiny_checkpoints.stock()
+        batch = windows().spread(12, 2)
+        with torch.no_grad():
+            assert torch.equal(original_states(model, batch, 12)[-1], model(**batch).last_hidden_state)
+
+
+class TestHeal:
+    def student(self):
+        original = tiny_checkpoints.stock()
+        student = make_student(original, "t5", {"position_per_layer": True})
+        start(student, original)
+        return original, student
+
+    def test_words_and_pooler_stay_and_all_else_moves(self):
+        original, student = self.student()
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=3))
+        after = student.state_dict()
+        still = {name for name, value in before.items() if torch.equal(value, after[name])}
+        assert still == {"embeddings.word_embeddings.weight", "pooler.dense.weight", "pooler.dense.bias"}
+
+    def test_positions_alone(self):
+        original, student = self.student()
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        heal(student, original, windows(), windows(1), Healing(32, 32, train="positions", max_steps=3))
+        after = student.state_dict()
+        assert {name for name in before if not torch.equal(before[name], after[name])} == {
+            *position_parameters(student)
+        }
+
+    def test_the_original_stays_as_it_is(self):
+        original, student = self.student()
+        before = {name: value.clone() for name, value in original.state_dict().items()}
+        heal(student, original, windows(), windows(1), Healing(32, 64, max_steps=3))
+        assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
+
+    def test_text_of_a_step_is_long_every_second_time(self):
+        healing = Healing(32, 128, max_steps=3)
+        lengths = [healing.draw(windows(), step)["input_ids"].shape[1] for step in range(40)]
+        assert all(16 <= length <= 32 for length in lengths[::2])
+        assert all(32 < length <= 128 for length in lengths[1::2])
+        assert torch.equal(healing.draw(windows(), 5)["input_ids"], healing.draw(windows(), 5)["input_ids"])
+        assert not torch.equal(
+            healing.draw(windows(), 4)["input_ids"][0, :16], healing.draw(windows(), 4, process=1)["input_ids"][0, :16]
+        )
+
+    def test_minutes_end_it_too(self):
+        original, student = self.student()
+        history = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=0.01))
+        assert history[-1]["seconds"] >= 0.6
+        assert Healing(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
+        assert Healing(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
+
+    def test_it_ends_when_nothing_is_gained(self):
+        from hf_posenc.conversion import healing
+
+        gains = [{"cosine": 0.9}] * healing.PATIENCE
+        assert not healing._gains_no_more(gains)
+        assert healing._gains_no_more([*gains, {"cosine": 0.9001}])
+        assert not healing._gains_no_more([*gains, {"cosine": 0.91}])
+
+
+def test_spearman_is_that_of_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    first = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    second = first + torch.randn(50, generator=torch.Generator().manual_seed(1))
+    assert spearman(first, second) == pytest.approx(stats.spearmanr(first, second).statistic, abs=1e-9)

@@ -1,0 +1,175 @@
+"""What algebra keeps of an original's absolute positions, and that it changes nothing else."""
+
+import itertools
+
+import pytest
+import tiny
+import torch
+from pairs import FAMILIES, beside, original, positionless, student_of, text
+
+from hf_posenc.conversion.observation import undisturbed
+from hf_posenc.conversion.start import (
+    balanced_basis,
+    best_assignment,
+    best_sinusoidal_base,
+    fit_sinusoids,
+    order_heads,
+    start,
+    table_rows,
+)
+from hf_posenc.modeling.alibi import alibi_slopes
+from hf_posenc.modeling.sinusoidal import sinusoids
+
+
+def family_of(name: str):
+    return tiny.FAMILIES[name].family
+
+
+@torch.no_grad()
+def outputs(model, family: str, **others) -> torch.Tensor:
+    """Of all tokens that are not padding, (tokens, hidden)."""
+    batch = tiny.inputs(family=family, length=24)
+    return model(**batch, **others)[0][batch["attention_mask"].bool()]
+
+
+@torch.no_grad()
+def at_one_place(model, family: str) -> torch.Tensor:
+    """Outputs with all tokens at the family's first position: no distances are left."""
+    first = model.config.first_position
+    return outputs(model, family, position_ids=torch.full((3, 24), first))
+
+
+@pytest.mark.parametrize("trained_length", [None, 16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_mean_position_stays(family, trained_length, tmp_path):
+    teacher = original(family)
+    student = student_of(teacher, tmp_path, positionless(family))
+    start(student, teacher, trained_length=trained_length)
+    with torch.no_grad():
+        rows = table_rows(teacher, family_of(family))
+        rows[:] = rows[:trained_length].mean(0)
+    torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_joins_absolute_is_left_alone(family, tmp_path):
+    teacher = original(family)
+    native = family_of(family).native_scheme
+    student = student_of(teacher, tmp_path, f"{native}+deberta")
+    before = {name: value.clone() for name, value in student.state_dict().items()}
+    start(student, teacher)
+    assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rope_s_basis_changes_nothing_where_nothing_turns(family, layout, tmp_path):
+    teacher = original(family)
+    plain = student_of(teacher, tmp_path, positionless(family))
+    start(plain, teacher)
+    student = student_of(teacher, tmp_path, beside(family, "rope"), position_layout=layout)
+    weights = student.state_dict()[query_key(student)].clone()
+    start(student, teacher, text(family=family))
+    assert not torch.allclose(weights, student.state_dict()[query_key(student)], atol=0.1)
+    torch.testing.assert_close(at_one_place(student, family), at_one_place(plain, family), atol=1e-4, rtol=1e-4)
+
+
+def query_key(model) -> str:
+    """Key of the first query projection's weight."""
+    family = model.config.family
+    return next(key for key in model.state_dict() if key.endswith(f".{family.query}.weight"))
+
+
+def test_rope_s_weakest_directions_turn_fastest():
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(2, 3, 500, 8, generator=generator, dtype=torch.float64)
+    mixing = torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64)
+    query, key = query @ mixing[0], key @ mixing[1]
+    forward, backward = balanced_basis(query, key)
+    torch.testing.assert_close(forward.mT @ backward, torch.eye(8, dtype=torch.float64).expand(3, 8, 8))
+    strengths = []
+    for states, basis in ((query, forward), (key, backward)):
+        states = states @ basis.mT
+        moments = states.mT @ states / 500
+        strengths.append(moments.diagonal(dim1=1, dim2=2))
+        assert (moments - torch.diag_embed(strengths[-1])).abs().max() < 1e-4 * strengths[-1].max()
+    torch.testing.assert_close(*strengths, rtol=1e-3, atol=1e-3)
+    assert (strengths[0].diff() >= 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alibi_s_heads_change_places_and_nothing_else(family, tmp_path):
+    teacher = original(family)
+    plain = student_of(teacher, tmp_path, positionless(family))
+    start(plain, teacher)
+    student = student_of(teacher, tmp_path, beside(family, "alibi"))
+    weights = student.state_dict()[query_key(student)].clone()
+    start(student, teacher, text(family=family))
+    torch.testing.assert_close(at_one_place(student, family), at_one_place(plain, family), atol=1e-5, rtol=1e-5)
+    # A bias per head of the original's own holds them where they are.
+    stays = torch.equal(weights, student.state_dict()[query_key(student)])
+    assert stays == (family_of(family).native_scheme != "absolute")
+
+
+def test_alibi_s_heads_find_their_slopes_again(tmp_path):
+    """The original has the slopes in another order: the student's heads are put in the usual one."""
+    teacher = tiny.build("alibi")
+    teacher.save_pretrained(tmp_path)
+    student = type(teacher).from_pretrained(tmp_path).eval()
+    [scheme] = teacher.encoder.position_schemes
+    scheme.slopes = [scheme.slopes[place] for place in (2, 0, 3, 1)]
+    assert (outputs(student, "bert") - outputs(teacher, "bert")).abs().max() > 0.1
+    with torch.no_grad(), undisturbed(teacher, "eager"):
+        order_heads(student, teacher, family_of("bert"), text())
+    torch.testing.assert_close(outputs(student, "bert"), outputs(teacher, "bert"), atol=1e-4, rtol=1e-4)
+
+
+def test_best_assignment_is_the_cheapest_of_all():
+    slopes = torch.tensor(alibi_slopes(6), dtype=torch.float64)
+    wanted = slopes[torch.randperm(6, generator=torch.Generator().manual_seed(0))]
+    weights = torch.rand(6, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    cost = weights * (wanted[:, None] - slopes).square()
+    orders = itertools.permutations(range(6))
+    costs = {rows: sum(float(cost[row, place]) for place, row in enumerate(rows)) for rows in orders}
+    assert costs[tuple(best_assignment(cost))] == pytest.approx(min(costs.values()), abs=1e-12)
+
+
+@torch.no_grad()
+def plant(teacher, family: str, rows: torch.Tensor) -> None:
+    """Give a model's table these rows, from the first position on."""
+    table_rows(teacher, family_of(family)).copy_(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_of_projected_sinusoids_is_found_again(family, tmp_path):
+    teacher = original(family)
+    length, width = table_rows(teacher, family_of(family)).shape
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(width, width, generator=generator, dtype=torch.float64) * 0.1
+    sines = sinusoids(torch.arange(length), width, 30.0, "interleaved", torch.float64)
+    plant(teacher, family, sines[:, ::4] @ mixing[::4] + 0.3)
+    flags = {"position_combine": "concat", "position_base": 30}
+    student = student_of(teacher, tmp_path, beside(family, "sinusoidal"), **flags)
+    before = (outputs(student, family) - outputs(teacher, family)).abs().max()
+    start(student, teacher)
+    after = (outputs(student, family) - outputs(teacher, family)).abs().max()
+    assert after < 0.02 < 0.1 * before
+
+
+def test_the_base_is_the_one_that_the_table_was_made_with():
+    sines = sinusoids(torch.arange(200), 32, 100.0, "interleaved", torch.float64)
+    mixing = torch.randn(32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    table = sines @ mixing + 0.5
+    assert best_sinusoidal_base(table) == 100.0
+    assert fit_sinusoids(table, sines, 200)[2] < 1e-6
+    assert fit_sinusoids(table, sines.flip(0)[:, :4], 200)[2] > 0.1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_table_of_sinusoids_gives_their_amplitude(family, tmp_path):
+    teacher = original(family)
+    length, width = table_rows(teacher, family_of(family)).shape
+    plant(teacher, family, 0.7 * sinusoids(torch.arange(length), width, 10000.0, "interleaved", torch.float32) + 0.2)
+    student = student_of(teacher, tmp_path, beside(family, "sinusoidal"))
+    start(student, teacher)
+    torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-4, rtol=1e-4)

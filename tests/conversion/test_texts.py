@@ -1,0 +1,100 @@
+"""Text comes from files, folders, data sets or Python itself; what is measured on was not learned from."""
+
+import datasets
+import pytest
+import tiny_checkpoints
+import torch
+
+from hf_posenc.conversion import texts
+from hf_posenc.conversion.texts import Windows, held_out_apart, read_documents
+
+
+class TestReadDocuments:
+    def test_by_default_python_speaks(self):
+        documents = read_documents()
+        assert len(documents) > 50 and sum(map(len, documents)) > 300_000
+
+    def test_files_and_folders_are_documents_of_their_own(self, tmp_path):
+        (tmp_path / "folder" / "deep").mkdir(parents=True)
+        for name, content in {"a.txt": "A", "deep/b.md": "B", "c.py": "C", "deep/d.rst": "D"}.items():
+            (tmp_path / "folder" / name).write_text(content)
+        (tmp_path / "one.log").write_text("L")
+        assert sorted(read_documents([tmp_path / "folder", tmp_path / "one.log"])) == ["A", "B", "D", "L"]
+
+    def test_rows_of_a_data_set(self, monkeypatch):
+        asked = []
+
+        def load_dataset(*arguments, **keywords):
+            asked.append((arguments, keywords))
+            return datasets.Dataset.from_dict({"text": ["one", "two"]})
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        assert read_documents(["some/name:config"]) == ["one", "two"]
+        assert asked == [(("some/name", "config"), {"split": "train", "streaming": True})]
+
+    def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(texts, "MAX_CHARACTERS", 7)
+        for name in "abc":
+            (tmp_path / f"{name}.txt").write_text(name * 5)
+        assert read_documents([tmp_path]) == ["aaaaa", "bb"]
+
+    @pytest.mark.parametrize(
+        "name, content, error, said",
+        [
+            ("empty.txt", b" \n", ValueError, "no text in"),
+            ("binary.txt", b"\xff\xfe\x00", ValueError, "no text in UTF-8"),
+            ("folder", None, ValueError, "has no files that end in"),
+            ("missing.txt", b"", FileNotFoundError, "no file or folder"),
+        ],
+    )
+    def test_what_is_no_text_is_an_error(self, name, content, error, said, tmp_path):
+        path = tmp_path / name
+        if content is None:
+            path.mkdir()
+        elif content:
+            path.write_bytes(content)
+        with pytest.raises(error, match=said):
+            read_documents([path])
+
+
+class TestHeldOut:
+    def test_is_every_tenth_document(self):
+        documents = [str(number) for number in range(30)]
+        train, held_out = held_out_apart(documents)
+        assert held_out == ["5", "15", "25"]
+        assert sorted(train + held_out) == sorted(documents)
+
+    def test_few_documents_are_cut_where_lines_begin(self):
+        document = "".join(f"line {number}\n" for number in range(1000))
+        train, held_out = held_out_apart([document])
+        assert not {*"".join(train).splitlines()} & {*"".join(held_out).splitlines()}
+        assert sorted("".join(train + held_out).splitlines()) == sorted(document.splitlines())
+        assert 0.05 < len("".join(held_out)) / len(document) < 0.15
+
+
+class TestWindows:
+    @pytest.fixture
+    def windows(self):
+        tokenizer = tiny_checkpoints.tokenizer(length=8)
+        tokenizer.backend_tokenizer.enable_truncation(4)
+        tokenizer.backend_tokenizer.enable_padding(length=9)
+        return Windows(["w5 w6 w7\n\nw8 w9 w10 w11 w12 w13 w14 w15 w16 w17\n", "w18 w19"], tokenizer)
+
+    def test_keeps_all_tokens_whatever_the_tokenizer_cuts_or_pads(self, windows):
+        assert windows.tokens.tolist() == [*range(5, 20)]
+        assert windows.starts.tolist() == [0, 3, 13]
+
+    def test_draws_whole_windows_that_begin_with_a_line(self, windows):
+        batch = windows.draw(6, 50, torch.Generator().manual_seed(0))
+        rows = {tuple(row) for row in batch["input_ids"].tolist()}
+        assert rows == {(1, 5, 6, 7, 8, 2), (1, 8, 9, 10, 11, 2)}  # the third line is followed by too little
+        assert batch["attention_mask"].all()
+
+    def test_spreads_windows_that_do_not_overlap(self, windows):
+        batch = windows.spread(6, 100)
+        assert batch["input_ids"][:, 1:-1].flatten().unique().numel() == batch["input_ids"][:, 1:-1].numel() == 12
+
+    def test_cuts_and_pads_lines(self, windows):
+        batch = windows.lines(6, 100, least=2)
+        assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2, 0], [1, 8, 9, 10, 11, 2], [1, 18, 19, 2, 0, 0]]
+        assert batch["attention_mask"].sum(1).tolist() == [5, 6, 4]
