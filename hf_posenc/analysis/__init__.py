@@ -1,0 +1,53 @@
+"""What positions do inside a model, in numbers and pictures; one file a question.
+
+Each function returns a record (`to_dict` makes it JSON) and has a `plot_...` that draws it and a `describe_...` that says in a
+sentence what it shows. [`FIGURES`] lists them all. Models are what [`study`] takes: a folder, a name on the Hub, a model.
+Figures need the extra `analysis`.
+"""
+
+from . import style
+
+
+style.check_dependencies()
+
+from .access import Subject, of_scheme, study  # noqa: E402
+from .encoding import Encoding, describe_encoding, encoding, plot_encoding  # noqa: E402
+from .records import MODEL, SCHEME, TEXT, Figure, Record  # noqa: E402
+
+
+# Every figure, by the name that it is asked for by; the order is that of the report.
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure("encoding", "What does the encoding look like?", SCHEME, encoding, plot_encoding, describe_encoding),
+    )
+}
+
+
+def figure_named(name: str) -> Figure:
+    """A figure by its name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in FIGURES:
+        raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    return FIGURES[name]
+
+
+__all__ = [
+    "FIGURES",
+    "MODEL",
+    "SCHEME",
+    "TEXT",
+    "Encoding",
+    "Figure",
+    "Record",
+    "Subject",
+    "describe_encoding",
+    "encoding",
+    "figure_named",
+    "of_scheme",
+    "plot_encoding",
+    "study",
+]
