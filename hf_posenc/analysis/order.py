@@ -20,6 +20,7 @@ from .access import Subject, study
 from .records import Record
 from .windows import Windows, cut
 
+
 # A text and the order of words that turns it round.
 EXAMPLE = ("Tom bit a dog", (2, 3, 1, 0))
 REVERSED, SHUFFLED = "words reversed", "words shuffled"
@@ -118,7 +119,9 @@ class _Texts:
 
     def __init__(self, subject: Subject, windows: Windows):
         if len(windows.input_ids) < 2:
-            raise ValueError("changes are compared with those between texts, and only one is long enough: give more texts")
+            raise ValueError(
+                "changes are compared with those between texts, and only one is long enough: give more texts"
+            )
         self.subject, self.windows = subject, windows
         self.states = self.last(windows.input_ids)
         others, places = self.states.roll(1, dims=0), windows.places
@@ -308,7 +311,9 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
         heights = [getattr(change, part) for change in bars.values()]
         right.bar(np.arange(len(bars)) + 0.4 * shift - 0.2, heights, 0.38, color=colour, label=part)
-    right.set_xticks(range(len(bars)), [name.replace(" a dog", "\na dog").replace("dog bit", "dog\nbit") for name in names])
+    right.set_xticks(
+        range(len(bars)), [name.replace(" a dog", "\na dog").replace("dog bit", "dog\nbit") for name in names]
+    )
     right.set_title("all words change places")
     right.legend()
     return figure
@@ -318,13 +323,18 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
     """Change of tokens and of the text by shift, with [CLS] moved and not."""
     figure, axes = style.panels(1, 2, sharey=True)
     for axis, part in zip(axes[0], ("tokens", "text")):
-        for changes, label, colour in ((data.all, "[CLS] moves too", style.BLUE), (data.but_first, "[CLS] stays", style.VERMILION)):
+        for changes, label, colour in (
+            (data.all, "[CLS] moves too", style.BLUE),
+            (data.but_first, "[CLS] stays", style.VERMILION),
+        ):
             values = [getattr(change, part) for change in changes]
             axis.plot(data.shifts, values, marker="o", markersize=4, color=colour, label=label)
         axis.set_xscale("log", base=2)
         axis.set_xticks(data.shifts, [str(shift) for shift in data.shifts])
         axis.minorticks_off()
-        axis.set(title={"tokens": "vectors of tokens", "text": "vector of the text"}[part], xlabel="all positions moved by")
+        axis.set(
+            title={"tokens": "vectors of tokens", "text": "vector of the text"}[part], xlabel="all positions moved by"
+        )
     axes[0, 0].set_ylabel("change (1: unrelated)")
     axes[0, 0].set_ylim(bottom=0)
     axes[0, 0].legend()
@@ -335,9 +345,7 @@ def describe_order_sensitivity(data: OrderSensitivity) -> str:
     first, second = data.example
     shuffled = data.reordered[SHUFFLED]
     if shuffled.largest < 1e-4:
-        return (
-            f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
-        )
+        return f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
     return (
         f"Shuffling its words moves a text's vector in {data.model} by {shuffled.text:.0%} of the way to an unrelated text, and its "
         f"words' by {shuffled.tokens:.0%}; from “{first}” to “{second}” it is {data.example_change.text:.0%}; two neighbours that "

@@ -133,7 +133,9 @@ def sampled_states(subject: Subject, windows: Windows, sample: Sample) -> list[t
     return [torch.cat(parts) for parts in zip(*batches)]
 
 
-def _fit_layer(features: list[torch.Tensor], targets: torch.Tensor, shuffled: torch.Tensor, split: Split) -> list[RidgeFit]:
+def _fit_layer(
+    features: list[torch.Tensor], targets: torch.Tensor, shuffled: torch.Tensor, split: Split
+) -> list[RidgeFit]:
     """The probe of each target, and beside it, as its second output, the one with shuffled labels."""
     return [
         fit_ridge(of_target, torch.stack([own, others], dim=1), torch.stack([own, own], dim=1), split)
@@ -205,7 +207,14 @@ def plot_probes(data: Probes) -> Figure:
     for axis, (target, meaning) in zip(axes[0], TARGETS.items()):
         axis.axhline(0, color="black", linewidth=0.6)
         for series, values in data.r2[target].items():
-            axis.plot(data.layers, np.clip(values, -0.25, None), color=COLOURS[series], marker="o", markersize=4, label=series)
+            axis.plot(
+                data.layers,
+                np.clip(values, -0.25, None),
+                color=COLOURS[series],
+                marker="o",
+                markersize=4,
+                label=series,
+            )
         axis.set_title(f"{target}\n{meaning}", fontsize=9)
         axis.set(xlabel="layer (0: embeddings)", ylim=(-0.28, 1.04))
         axis.xaxis.get_major_locator().set_params(integer=True)
