@@ -123,8 +123,9 @@ def plot_moving_dimensions(data: MovingDimensions) -> Figure:
                 **dashed,
             )
         axis.axhline(data.threshold * table.typical, color="0.6", linewidth=0.9, linestyle=":")
-        axis.set(xlabel="dimension, sorted for each span", title=table.name, ylim=(0, 1.25 * table.change.max()))
-        axis.legend(title="positions: share that moves", loc="upper right")
+        axis.set(xlabel="dimension, sorted for each span", title=table.name, yscale="log")
+        axis.set_ylim(1e-3 * table.typical, 2 * table.change.max())
+        axis.legend(title="positions: share that moves", loc="lower left")
     axes[0, 0].set_ylabel("standard deviation over positions")
     return figure
 

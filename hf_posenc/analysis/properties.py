@@ -253,8 +253,8 @@ class PositionTerm(Record):
 def position_term(model: "Subject | str", length: int = 128) -> PositionTerm:
     """How much of the position-position term of each head is a function of the distance.
 
-    Vectors that join the words are centred, go through the embedding's LayerNorm with the mean standard deviation that its tokens
-    have with the mean word, and through W_q and W_k.
+    Vectors that join the words are centred, and go through the embedding's LayerNorm, with the mean standard deviation of all words
+    at the mean position, and through W_q and W_k.
 
     Args:
         model: what [`study`] takes.
@@ -270,7 +270,7 @@ def position_term(model: "Subject | str", length: int = 128) -> PositionTerm:
     parts = {name: part[0] for name, part in scores.parts.items() if name.split()[-1] in ("bias", "p2p", "v")}
     if subject.embeddings.position_scheme is not None:
         vectors = subject.added_positions(length)
-        deviation = (subject.word_vectors.mean(0) + vectors).std(-1, correction=0).mean()
+        deviation = (subject.word_vectors + vectors.mean(0)).std(-1, correction=0).mean()
         hidden = subject.into_attention(vectors - vectors.mean(0))[None] / deviation
         query, key, _ = rotated(attention, *heads_of(attention, hidden, biases=False), scores.position_state)
         parts["position-position"] = (query @ key.transpose(-1, -2) * attention.scaling)[0]
@@ -334,7 +334,8 @@ def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> Fig
     """The mean of the heads at the first positions, and the properties of each head."""
     figure, [[left, right]] = style.panels(1, 2, height=3.7, gridspec_kw={"width_ratios": [1, 1.2]})
     mean = data.weights.mean(0)[:shown, :shown]
-    style.heatmap(left, mean, diverging=False, aspect="equal", vmin=0, vmax=np.quantile(mean, 0.995), label="weight")
+    limit = np.quantile(mean, 0.97)
+    style.heatmap(left, mean, diverging=False, aspect="equal", vmin=0, vmax=limit, label="weight", extend="max")
     left.set(xlabel="key", ylabel="query", title=f"{data.model}: one word repeated")
     colours = style.shades(len(data.heads))
     rows = np.arange(len(SHOWN))[::-1]
@@ -356,7 +357,7 @@ def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> Fig
     right.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
     right.set(xlim=(-0.03, 1.03), xlabel="share (1: the property holds)", title="layer 1, a dot a head (dark: head 1)")
     right.set_yticks(rows, SHOWN.values())
-    right.legend(loc="upper left", bbox_to_anchor=(0, 0.99))
+    right.legend(loc="upper left", bbox_to_anchor=(0, -0.18))
     return figure
 
 

@@ -203,6 +203,7 @@ def _plot_angles(axis, space: Space) -> None:
         axis.plot(places, overlap.angles, color=colour, label=f"{overlap.share:.0%}", marker=".")
         axis.plot(places, overlap.random_angles, color=colour, linestyle=":")
     axis.set(xlabel="angle, smallest first", ylim=(0, 92), yticks=[0, 30, 60, 90])
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def describe_shared_space(data: SharedSpace) -> str:

@@ -71,15 +71,22 @@ def shades(count: int) -> np.ndarray:
     return colormaps[SEQUENTIAL](np.linspace(0.0, 0.88, count))
 
 
-def heatmap(axes: Axes, values: np.ndarray, diverging: bool = True, label: str | None = None, **options):
-    """An image of a matrix with its colour bar; a diverging one has white at zero.
+def heatmap(
+    axes: Axes,
+    values: np.ndarray,
+    diverging: bool = True,
+    label: str | None = None,
+    extend: str = "neither",
+    **options,
+):
+    """An image of a matrix with its colour bar; a diverging one has white at zero, and colours for all but a thousandth.
 
     Args:
         values: (rows, columns).
         label: of the colour bar.
+        extend: on which side of the bar entries lie beyond it, as matplotlib has it.
         options: of matplotlib's `imshow`.
     """
-    extend = "neither"
     if diverging and "vmin" not in options:
         # A few entries far out would leave the rest white.
         magnitudes = np.abs(values)
