@@ -6,11 +6,9 @@ words, positions, projections and score terms in the same places. It is a copy: 
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import torch
 from torch import nn
@@ -18,10 +16,11 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 
 from ..inspection import native_scheme
 from ..modeling.attention import EMBEDDINGS, ENCODER, PositionSelfAttention, score_bias
-from ..modeling.configuration_posenc import flags_in_use
 from ..modeling.blockwise import Term
+from ..modeling.configuration_posenc import flags_in_use
+from ..modeling.embeddings import Add, Concat
 from ..modeling.family import Family, Sizes
-from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm
+from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm, without_bias
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
 
@@ -44,6 +43,7 @@ class LayerScores:
             `t5 bias`.
         terms: what the schemes' parts are computed from, by the same names.
         weights: after softmax.
+        position_state: what the encoder handed to the self-attention.
     """
 
     hidden: torch.Tensor
@@ -52,6 +52,7 @@ class LayerScores:
     parts: dict[str, torch.Tensor]
     terms: dict[str, Term]
     weights: torch.Tensor
+    position_state: dict | None
 
     @property
     def scores(self) -> torch.Tensor:
@@ -126,7 +127,7 @@ class Subject:
         ends = any(SCHEMES[name].ends_with_table for name in scheme_names(self.scheme))
         return self.embeddings.table_length() if ends else None
 
-    @cached_property
+    @property
     def word_vectors(self) -> torch.Tensor:
         """(vocabulary, width), the word embeddings."""
         return self.embeddings.words.weight.detach()
@@ -160,6 +161,51 @@ class Subject:
         if embeddings.position_scheme is None:  # a table that the attention alone reads
             return embeddings.table(slots + embeddings.first_position)[0]
         return embeddings.position_vectors(None, length, 0, slots.device)[0]
+
+    @torch.no_grad()
+    def added_positions(self, length: int | None = None) -> torch.Tensor:
+        """(length, width), what the first positions add to their words; as `position_vectors` but where they are combined otherwise.
+
+        Raises:
+            ValueError: the model adds no positions to its words, or not by a sum.
+        """
+        scheme = self.embeddings.position_scheme
+        if scheme is None:
+            raise ValueError(
+                f"{self.name} adds no positions to its words: position_scheme={self.scheme!r}; 'absolute' and 'sinusoidal' do"
+            )
+        vectors = self.position_vectors(length)
+        nothing = torch.zeros_like(vectors)
+        return self.combine(nothing, vectors) - self.combine(nothing, nothing)
+
+    def combine(self, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Words and positions, each (..., width), as the embeddings join them.
+
+        Raises:
+            ValueError: by what is no sum of a part of words and a part of positions.
+        """
+        combination = self.embeddings.position_combine
+        if type(combination) not in (Add, Concat):
+            raise ValueError(
+                f"{self.name}: with position_combine={self.embeddings.position_scheme.combine!r} words and positions are no sum; "
+                "with 'add' and 'concat' they are"
+            )
+        return combination.combine(self.embeddings, words, positions)
+
+    def into_attention(self, vectors: torch.Tensor) -> torch.Tensor:
+        """What the embedding's LayerNorm makes of directions, (..., width) to (..., hidden_size): its linear part.
+
+        Mean off, times the weight, then in ELECTRA the projection; without the division by the standard deviation, which is
+        each token's own, and without biases.
+        """
+        directions = (vectors - vectors.mean(-1, keepdim=True)) * self.embeddings.LayerNorm.weight
+        projection = self.projection
+        return directions if projection is None else without_bias(projection, directions)
+
+    @property
+    def projection(self) -> nn.Module | None:
+        """The linear layer between embeddings and encoder where their widths differ (ELECTRA), else None."""
+        return getattr(self.model, self.family.projection or "", None)
 
     def batches(
         self, texts: Iterable[str] | torch.Tensor | None = None, length: int = 128, count: int = 16
@@ -208,54 +254,60 @@ class Subject:
         return ids
 
     @torch.no_grad()
-    def observe(self, input_ids: torch.Tensor, layers: Iterable[int] = (), **inputs) -> Observation:
+    def observe(
+        self, input_ids: torch.Tensor, layers: Iterable[int] = (), until: int | None = None, **inputs
+    ) -> Observation:
         """Run the model.
 
         Args:
             input_ids: (batch, length), without padding.
             layers: numbers of those whose queries, keys, scores and weights are wanted.
+            until: number of layers to run, by default all.
             inputs: what else the model is given, such as `position_ids`.
         """
-        hidden_states, seen = [], {}
-        with _hooks() as hooks:
-            hooks.append(
-                self.encoder.register_forward_pre_hook(
-                    lambda module, given, keywords: hidden_states.append(
-                        given[0] if given else keywords["hidden_states"]
-                    ),
-                    with_kwargs=True,
-                )
-            )
-            for layer in self.layers:
-                hooks.append(
-                    layer.register_forward_hook(
-                        lambda module, given, output: hidden_states.append(
-                            output if isinstance(output, torch.Tensor) else output[0]
-                        )
-                    )
-                )
-            for number in layers:
-                hooks.append(
-                    self.attentions[number].register_forward_hook(
-                        lambda module, given, keywords, output, number=number: seen.update(
-                            {number: _layer_scores(module, given[0], keywords.get("position_state"), output[1])}
-                        ),
-                        with_kwargs=True,
-                    )
-                )
+        hidden_states: list[torch.Tensor] = []
+        seen: dict[int, LayerScores] = {}
+
+        def entered(module, given, keywords):
+            hidden_states.append(given[0] if given else keywords["hidden_states"])
+
+        def left(module, given, output):
+            hidden_states.append(output if isinstance(output, torch.Tensor) else output[0])
+            if len(hidden_states) - 1 == until:
+                raise _Enough
+
+        def attended(number, module, given, keywords, output):
+            seen[number] = _layer_scores(module, given[0], keywords.get("position_state"), output[1])
+
+        handles = [self.encoder.register_forward_pre_hook(entered, with_kwargs=True)]
+        handles += [layer.register_forward_hook(left) for layer in self.layers]
+        for number in layers:
+            handles.append(self.attentions[number].register_forward_hook(partial(attended, number), with_kwargs=True))
+        try:
             self.model(input_ids=input_ids, **inputs)
+        except _Enough:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
         return Observation(input_ids, hidden_states, seen)
 
 
-@contextmanager
-def _hooks() -> Iterator[list]:
-    """A list for the handles of hooks, which are gone afterwards."""
-    handles: list = []
-    try:
-        yield handles
-    finally:
-        for handle in handles:
-            handle.remove()
+class _Enough(Exception):
+    """The layers that are wanted have run."""
+
+
+def rotated(
+    attention: PositionSelfAttention, query: torch.Tensor, key: torch.Tensor, position_state: dict | None
+) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
+    """Queries and keys (batch, heads, length, head_dim) as all schemes have turned them, and what each scheme looks at."""
+    contexts = []
+    for scheme in attention.position_schemes:
+        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
+        query, key = scheme.rotate(context)
+        contexts.append(context)
+    return query, key, contexts
 
 
 def score_parts(
@@ -270,12 +322,8 @@ def score_parts(
     Returns:
         The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
     """
-    projected, contexts = (query, key), []
-    for scheme in attention.position_schemes:
-        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
-        query, key = scheme.rotate(context)
-        contexts.append(context)
+    projected = query, key
+    query, key, contexts = rotated(attention, query, key, position_state)
 
     def content(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return queries @ keys.transpose(-1, -2) * attention.scaling
@@ -319,19 +367,25 @@ def _layer_scores(
     attention: PositionSelfAttention, hidden: torch.Tensor, position_state: dict | None, weights: torch.Tensor
 ) -> LayerScores:
     query, key = heads_of(attention, hidden)
-    return LayerScores(hidden, query, key, *score_parts(attention, query, key, position_state), weights)
+    parts, terms = score_parts(attention, query, key, position_state)
+    return LayerScores(hidden, query, key, parts, terms, weights, position_state)
 
 
-def heads_of(attention: PositionSelfAttention, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys (batch, heads, length, head_dim) of hidden states (batch, length, hidden_size)."""
+def heads_of(
+    attention: PositionSelfAttention, hidden: torch.Tensor, biases: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys (batch, heads, length, head_dim) of hidden states (batch, length, hidden_size), or their linear part alone."""
     shape = (*hidden.shape[:-1], -1, attention.head_dim)
     projections = attention.query_projection, attention.key_projection
-    query, key = (projection(hidden).view(shape).transpose(1, 2) for projection in projections)
+    projected = [projection(hidden) if biases else without_bias(projection, hidden) for projection in projections]
+    query, key = (states.view(shape).transpose(1, 2) for states in projected)
     return query, key
 
 
 def topics_of_python() -> list[str]:
     """Chapters of Python's language reference, as the standard library carries them for `help()`: real English without a download."""
+    from pydoc_data.topics import topics  # half a megabyte
+
     return [topics[name] for name in sorted(topics)]
 
 

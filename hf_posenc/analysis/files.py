@@ -5,8 +5,6 @@ import os
 import tempfile
 from pathlib import Path
 
-from matplotlib import rc_context
-
 from . import style
 from .access import study
 from .records import Figure, Record
@@ -15,13 +13,13 @@ from .records import Figure, Record
 FORMATS = ("png", "svg")
 
 
+@style.styled
 def drawn(figure: Figure, record: Record, format: str = "png") -> bytes:
     """A record's figure as a PNG or SVG file. The same record gives the same bytes."""
     buffer = io.BytesIO()
-    with rc_context(style.SETTINGS):
-        # Neither a date nor a version in it.
-        metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
-        figure.plot(record).savefig(buffer, format=format, metadata=metadata)
+    # Neither a date nor a version in it.
+    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+    figure.plot(record).savefig(buffer, format=format, metadata=metadata)
     return buffer.getvalue()
 
 

@@ -295,6 +295,7 @@ def phase_shift(
     )
 
 
+@style.styled
 def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     """Change by distance of a swap, and of whole texts turned round and shuffled."""
     figure, [[left, right]] = style.panels(1, 2, gridspec_kw={"width_ratios": [3, 2]})
@@ -319,6 +320,7 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     return figure
 
 
+@style.styled
 def plot_phase_shift(data: PhaseShift) -> Figure:
     """Change of tokens and of the text by shift, with [CLS] moved and not."""
     figure, axes = style.panels(1, 2, sharey=True)

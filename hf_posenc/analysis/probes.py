@@ -201,6 +201,7 @@ def probes(
     )
 
 
+@style.styled
 def plot_probes(data: Probes) -> Figure:
     """R² by layer, a panel for each of position, signed distance and distance."""
     figure, axes = style.panels(1, len(TARGETS), sharey=True)

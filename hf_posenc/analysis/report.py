@@ -37,8 +37,8 @@ GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
         "Text vector, when its words are shuffled, changes by",
         lambda data: f"{data.reordered[SHUFFLED].text:.0%}",
     ),
-    ("phase_shift", "… when it begins one position later", lambda data: f"{data.all[0].text:.1%}"),
-    ("phase_shift", "… and [CLS] stays", lambda data: f"{data.but_first[0].text:.1%}"),
+    ("phase-shift", "… when it begins one position later", lambda data: f"{data.all[0].text:.1%}"),
+    ("phase-shift", "… and [CLS] stays", lambda data: f"{data.but_first[0].text:.1%}"),
 )
 
 

@@ -4,15 +4,17 @@ Categories have Okabe and Ito's colours (2008), which people with any colour vis
 shades of viridis; maps viridis where values have an order, and blue to red through white where zero is the middle.
 """
 
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 
-if TYPE_CHECKING:
+try:
+    from matplotlib import colormaps, rc_context
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError(
+        'hf_posenc.analysis needs matplotlib: pip install -c constraints.txt -e ".[analysis]"'
+    ) from error
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#7F7F7F"
@@ -39,53 +41,59 @@ SETTINGS = {
 }
 
 
-def check_dependencies() -> None:
-    """Raise ImportError where what this package draws and computes with is missing."""
-    missing = [name for name in ("matplotlib", "scipy") if find_spec(name) is None]
-    if missing:
-        raise ImportError(
-            f'hf_posenc.analysis needs {" and ".join(missing)}: pip install -c constraints.txt -e ".[analysis]"'
-        )
+# Decorates what draws: letters and lines take their sizes when they are made.
+styled = rc_context(SETTINGS)
 
 
-def panels(
-    rows: int = 1, columns: int = 1, height: float = PANEL_HEIGHT, width: float = WIDTH, **options
-) -> "tuple[Figure, np.ndarray]":
-    """A new figure and its axes, (rows, columns); no window opens, and pyplot does not know of it.
+def sheet(height: float, width: float = WIDTH) -> Figure:
+    """A new figure, sizes in inches; no window opens, and pyplot does not know of it."""
+    return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
+
+
+def panels(rows: int = 1, columns: int = 1, height: float = PANEL_HEIGHT, **options) -> tuple[Figure, np.ndarray]:
+    """A new figure and its axes, (rows, columns).
 
     Args:
         height: of a row, in inches.
-        width: of the whole, in inches.
         options: of matplotlib's `Figure.subplots`.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    figure = sheet(height * rows)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
-    with rc_context(SETTINGS):
-        figure = Figure(figsize=(width, height * rows), layout="constrained", dpi=DPI)
-        return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+def title(figure: Figure, text: str) -> None:
+    """A title of the whole figure, on the left as those of its panels."""
+    figure.suptitle(text, fontsize=SETTINGS["axes.titlesize"], x=0.01, ha="left")
 
 
 def shades(count: int) -> np.ndarray:
     """Colours (count, 4) of ordered things, from dark to light, without the yellow that white paper swallows."""
-    from matplotlib import colormaps
-
     return colormaps[SEQUENTIAL](np.linspace(0.0, 0.88, count))
 
 
-def heatmap(axes: "Axes", values: np.ndarray, diverging: bool = True, label: str | None = None, **options):
-    """An image of a matrix with its colour bar; a diverging one has white at zero.
+def heatmap(
+    axes: Axes,
+    values: np.ndarray,
+    diverging: bool = True,
+    label: str | None = None,
+    extend: str = "neither",
+    **options,
+):
+    """An image of a matrix with its colour bar; a diverging one has white at zero, and colours for all but a thousandth.
 
     Args:
         values: (rows, columns).
         label: of the colour bar.
+        extend: on which side of the bar entries lie beyond it, as matplotlib has it.
         options: of matplotlib's `imshow`.
     """
     if diverging and "vmin" not in options:
-        finite = np.abs(values[np.isfinite(values)])
-        limit = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+        # A few entries far out would leave the rest white.
+        magnitudes = np.abs(values)
+        limit = float(np.quantile(magnitudes, 0.999)) or 1.0
         options |= {"vmin": -limit, "vmax": limit}
+        extend = "both" if magnitudes.max() > limit else "neither"
     settings = {"aspect": "auto", "interpolation": "nearest", "cmap": DIVERGING if diverging else SEQUENTIAL}
     image = axes.imshow(values, **settings | options)
-    axes.figure.colorbar(image, ax=axes, label=label, fraction=0.046, pad=0.02)
+    axes.figure.colorbar(image, ax=axes, label=label, fraction=0.046, pad=0.02, extend=extend)
     return image
