@@ -80,7 +80,7 @@ FIGURES: dict[str, Figure] = {
         Figure(
             "similarity",
             "How alike are two positions?",
-            MODEL,
+            SCHEME,
             position_similarity,
             plot_position_similarity,
             describe_position_similarity,

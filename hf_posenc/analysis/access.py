@@ -22,6 +22,7 @@ from ..modeling.embeddings import Add, Concat
 from ..modeling.family import Family, Sizes
 from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm, without_bias
 from ..modeling.schemes import SCHEMES, scheme_names
+from ..parameters import position_parameters
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
 
 
@@ -43,7 +44,6 @@ class LayerScores:
             `t5 bias`.
         terms: what the schemes' parts are computed from, by the same names.
         weights: after softmax.
-        position_state: what the encoder handed to the self-attention.
     """
 
     hidden: torch.Tensor
@@ -52,7 +52,6 @@ class LayerScores:
     parts: dict[str, torch.Tensor]
     terms: dict[str, Term]
     weights: torch.Tensor
-    position_state: dict | None
 
     @property
     def scores(self) -> torch.Tensor:
@@ -192,6 +191,11 @@ class Subject:
             )
         return combination.combine(self.embeddings, words, positions)
 
+    def check_trained(self, what: str) -> None:
+        """Raise ValueError where a checkpoint is needed, and this is a scheme by its name."""
+        if not self.trained:
+            raise ValueError(f"{what} needs a checkpoint, got the scheme {self.scheme!r} by its name")
+
     def into_attention(self, vectors: torch.Tensor) -> torch.Tensor:
         """What the embedding's LayerNorm makes of directions, (..., width) to (..., hidden_size): its linear part.
 
@@ -229,18 +233,22 @@ class Subject:
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer beside it to read a text with: give one with tokenizer=")
         length = min(length, self.longest or length)
-        ids = [
-            self._tokenize(text, length)
-            for text in ([texts] if isinstance(texts, str) else texts or topics_of_python())
-        ]
         if texts is None:
+            ids = [self._tokenize(text, length) for text in topics_of_python()]
             ids = [row for row in ids if len(row) == length][:count]
+        else:
+            ids = [self._tokenize(text, length) for text in ([texts] if isinstance(texts, str) else texts)]
         if not ids:
             raise ValueError("no text was given: give at least one")
         groups: dict[int, list[list[int]]] = {}
         for row in ids:
             groups.setdefault(len(row), []).append(row)
         return [torch.tensor(rows) for rows in groups.values()]
+
+    def any_ids(self, length: int) -> torch.Tensor:
+        """Token ids (1, length), for what does not depend on the words: one id that is not padding."""
+        length = min(length, self.longest or length)
+        return torch.full((1, length), 1 if self.model.config.pad_token_id == 0 else 0)
 
     def _tokenize(self, text: str, length: int) -> list[int]:
         special = self.tokenizer.num_special_tokens_to_add()
@@ -249,7 +257,7 @@ class Subject:
         if not isinstance(text, str):
             raise TypeError(f"a text must be a string, got {text!r} of type {type(text).__name__}")
         ids = self.tokenizer(text, truncation=True, max_length=length)["input_ids"]
-        if len(ids) <= special:
+        if len(ids) <= special or not text.strip():
             raise ValueError(f"the text {text!r} is empty: there is no word in it")
         return ids
 
@@ -297,19 +305,6 @@ class _Enough(Exception):
     """The layers that are wanted have run."""
 
 
-def rotated(
-    attention: PositionSelfAttention, query: torch.Tensor, key: torch.Tensor, position_state: dict | None
-) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
-    """Queries and keys (batch, heads, length, head_dim) as all schemes have turned them, and what each scheme looks at."""
-    contexts = []
-    for scheme in attention.position_schemes:
-        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
-        query, key = scheme.rotate(context)
-        contexts.append(context)
-    return query, key, contexts
-
-
 def score_parts(
     attention: PositionSelfAttention, query: torch.Tensor, key: torch.Tensor, position_state: dict | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Term]]:
@@ -322,8 +317,12 @@ def score_parts(
     Returns:
         The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
     """
-    projected = query, key
-    query, key, contexts = rotated(attention, query, key, position_state)
+    projected, contexts = (query, key), []
+    for scheme in attention.position_schemes:
+        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
+        query, key = scheme.rotate(context)
+        contexts.append(context)
 
     def content(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return queries @ keys.transpose(-1, -2) * attention.scaling
@@ -368,7 +367,7 @@ def _layer_scores(
 ) -> LayerScores:
     query, key = heads_of(attention, hidden)
     parts, terms = score_parts(attention, query, key, position_state)
-    return LayerScores(hidden, query, key, parts, terms, weights, position_state)
+    return LayerScores(hidden, query, key, parts, terms, weights)
 
 
 def heads_of(
@@ -387,6 +386,12 @@ def topics_of_python() -> list[str]:
     from pydoc_data.topics import topics  # half a megabyte
 
     return [topics[name] for name in sorted(topics)]
+
+
+def check_varied(name: str, vectors: torch.Tensor) -> None:
+    """Raise ValueError where all position vectors (positions, width) are one, as those of a table that starts at zero."""
+    if len(vectors) < 2 or torch.equal(vectors, vectors[:1].expand_as(vectors)):
+        raise ValueError(f"the {len(vectors)} position vectors of {name} are all equal: there is nothing to compare")
 
 
 def study(
@@ -411,7 +416,7 @@ def study(
         return replace(model, tokenizer=tokenizer or model.tokenizer, name=name or model.name)
     if isinstance(model, str | Path):
         if not Path(model).exists() and _is_scheme(str(model)):
-            return replace(of_scheme(str(model)), name=name or str(model))
+            return study(of_scheme(str(model)), tokenizer, name)
         place = str(model)
         model = AutoModel.from_pretrained(place)
     else:
@@ -448,7 +453,8 @@ def of_scheme(name: str, **flags) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BASE_MODELS[config_class]._from_config(config, attn_implementation="eager")
-    return Subject(name, model.eval(), trained=False)
+    learned = "absolute" in name or any(parameter.numel() > 1 for parameter in position_parameters(model).values())
+    return Subject(f"untrained {name}" if learned else name, model.eval(), trained=False)
 
 
 def _tokenizer_beside(place: str) -> PreTrainedTokenizerBase | None:

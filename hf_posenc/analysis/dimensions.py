@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ..modeling.sinusoidal import sinusoids
 from . import style
-from .access import Subject, study
+from .access import Subject, check_varied, study
 from .records import Record
 
 
@@ -69,6 +69,7 @@ def moving_dimensions(
     """
     subject = study(model)
     vectors = subject.position_vectors().double()
+    check_varied(subject.name, vectors)
     positions, width = vectors.shape
     classic = sinusoids(torch.arange(positions), width, 10000.0, "interleaved", torch.float64)
     spans = [(0, length) for length in sorted(lengths) if length <= positions] or [(0, positions)]

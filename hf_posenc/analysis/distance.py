@@ -79,7 +79,7 @@ def score_by_distance(
     if not 0 <= layer < layers:
         raise ValueError(f"{subject.name} has the layers 0 to {layers - 1}, got layer={layer}")
     without_words = texts is None and subject.tokenizer is None
-    batches = [torch.zeros(1, length, dtype=torch.long)] if without_words else subject.batches(texts, length, count)
+    batches = [subject.any_ids(length)] if without_words else subject.batches(texts, length, count)
     longest = max(ids.shape[1] for ids in batches)
     if not 1 <= max_distance < longest:
         raise ValueError(

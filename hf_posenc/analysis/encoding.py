@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from ..modeling.scheme import RelativeTerm
 from ..modeling.sinusoidal import inverse_frequencies, sinusoids
 from . import style
-from .access import LayerScores, Subject, study
+from .access import LayerScores, Subject, check_varied, study
 from .records import Record
 
 
@@ -77,7 +77,7 @@ def encoding_maps(model: "Subject | str", length: int = 128) -> EncodingMaps:
     if subject.has_vectors:
         vectors = subject.position_vectors(length).numpy()
         maps.append(Map("position vectors", vectors, "position", "dimension"))
-    scores = subject.observe(torch.zeros(1, length, dtype=torch.long), layers=[0], until=1).layers[0]
+    scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
     maps += [_map_of_part(name, scores, length) for name in scores.terms]
     if "rotation" in scores.parts:
         maps.append(_map_of_rotation(subject, length))
@@ -265,6 +265,7 @@ def position_similarity(model: "Subject | str", length: int | None = None) -> Po
     """
     subject = study(model)
     vectors = subject.position_vectors(length).double()
+    check_varied(subject.name, vectors)
     vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
     cosines = (vectors @ vectors.T).numpy()
     distances = np.arange(len(cosines))

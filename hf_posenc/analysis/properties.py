@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from ..modeling.sinusoidal import sinusoids
 from . import style
-from .access import Subject, heads_of, rotated, study
+from .access import Subject, heads_of, study
 from .records import Record
 
 
@@ -188,11 +188,10 @@ def attention_properties(
         seed: of the choice of words.
 
     Raises:
-        ValueError: the model's weights come from no checkpoint.
+        ValueError: no checkpoint.
     """
     subject = study(model)
-    if not subject.trained:
-        raise ValueError(f"{subject.name} has no words: identical-word probing needs a checkpoint")
+    subject.check_trained("identical-word probing")
     length = min(length, subject.longest or length)
     chosen = _random_words(subject, words, seed)
     total = torch.zeros((), dtype=torch.float64)
@@ -214,18 +213,14 @@ def _random_words(subject: Subject, count: int, seed: int) -> torch.Tensor:
     """Ids of words (count,), none of them special."""
     generator = np.random.default_rng(seed)
     rows, tokenizer = len(subject.word_vectors), subject.tokenizer
-    padding = subject.model.config.pad_token_id
-    if tokenizer is None:
-        candidates = [number for number in range(rows) if number != padding]
-    else:
-        special = {*tokenizer.all_special_ids, padding}
+    special, pieces = {subject.model.config.pad_token_id}, [""] * rows
+    if tokenizer is not None:
+        special |= {*tokenizer.all_special_ids}
         pieces = tokenizer.convert_ids_to_tokens(list(range(min(rows, len(tokenizer)))))
-        # WordPiece marks what goes on in a word, the others where a word begins: "Ġ" and "▁".
-        candidates = [
-            number
-            for number, piece in enumerate(pieces)
-            if number not in special and piece is not None and piece.lstrip("Ġ▁").isalpha()
-        ]
+    candidates = [number for number in range(len(pieces)) if number not in special]
+    # WordPiece marks what goes on in a word, others where a word begins: "Ġ" and "▁".
+    whole = [number for number in candidates if (pieces[number] or "").lstrip("Ġ▁").isalpha()]
+    candidates = whole or candidates
     chosen = generator.choice(candidates, size=min(count, len(candidates)), replace=False)
     return torch.tensor(np.sort(chosen))
 
@@ -261,18 +256,19 @@ def position_term(model: "Subject | str", length: int = 128) -> PositionTerm:
         length: number of first positions.
 
     Raises:
-        ValueError: no part of the score is of positions alone.
+        ValueError: no part of the score is of positions alone; no checkpoint.
     """
     subject = study(model)
+    subject.check_trained("what positions alone add to scores")
     length = min(length, subject.longest or length)
     attention = subject.attentions[0]
-    scores = subject.observe(torch.zeros(1, length, dtype=torch.long), [0], until=1).layers[0]
+    scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
     parts = {name: part[0] for name, part in scores.parts.items() if name.split()[-1] in ("bias", "p2p", "v")}
     if subject.embeddings.position_scheme is not None:
         vectors = subject.added_positions(length)
         deviation = (subject.word_vectors + vectors.mean(0)).std(-1, correction=0).mean()
         hidden = subject.into_attention(vectors - vectors.mean(0))[None] / deviation
-        query, key, _ = rotated(attention, *heads_of(attention, hidden, biases=False), scores.position_state)
+        query, key = heads_of(attention, hidden, biases=False)
         parts["position-position"] = (query @ key.transpose(-1, -2) * attention.scaling)[0]
     if not parts:
         raise ValueError(

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from ..modeling.scheme import without_bias
 from . import style
-from .access import Subject, study
+from .access import Subject, check_varied, study
 from .records import Record
 
 
@@ -90,13 +90,15 @@ def shared_space(
         seed: for them.
 
     Raises:
-        ValueError: the model has no position vectors that join the words, or a share is out of range.
+        ValueError: the model has no position vectors that join the words, or no checkpoint; a share is out of range.
     """
     subject = study(model)
+    subject.check_trained("the space of words and positions")
     if not all(0 < share <= 1 for share in shares):
         raise ValueError(f"shares must be above 0 and at most 1, got {shares}")
     generator = torch.Generator().manual_seed(seed)
     words, positions = subject.word_vectors, subject.added_positions()
+    check_varied(subject.name, positions)
     attention = subject.attentions[0]
     places = {
         "embeddings": lambda vectors: vectors,

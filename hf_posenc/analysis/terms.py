@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from ..modeling.scheme import without_bias
 from . import style
-from .access import LayerScores, Subject, heads_of, rotated, study
+from .access import Subject, heads_of, study
 from .records import Record
 
 
@@ -70,28 +70,24 @@ def inputs_by_source(subject: Subject, input_ids: torch.Tensor) -> dict[str, tor
 
 
 @torch.no_grad()
-def nine_terms(subject: Subject, input_ids: torch.Tensor, scores: LayerScores) -> dict[str, torch.Tensor]:
-    """The content score of the first layer, turned by its rotations, as nine terms (batch, heads, query, key).
+def nine_terms(subject: Subject, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The content score of the first layer as nine terms (batch, heads, query, key).
 
     Args:
         input_ids: (batch, length), without padding.
-        scores: of the first layer on them.
 
     Returns:
         By name, such as "word-position": the query's word asks the key's position.
     """
     attention = subject.attentions[0]
-    queries, keys = {}, {}
-    for source, part in inputs_by_source(subject, input_ids).items():
-        if source == CONSTANT:
-            query, key = heads_of(attention, part)
-        else:
-            query, key = heads_of(attention, part, biases=False)
-        queries[source], keys[source], _ = rotated(attention, query, key, scores.position_state)
+    parts = {
+        source: heads_of(attention, part, biases=source == CONSTANT)
+        for source, part in inputs_by_source(subject, input_ids).items()
+    }
     return {
         f"{asking}-{asked}": query @ key.transpose(-1, -2) * attention.scaling
-        for asking, query in queries.items()
-        for asked, key in keys.items()
+        for asking, (query, _) in parts.items()
+        for asked, (_, key) in parts.items()
     }
 
 
@@ -134,7 +130,7 @@ class ScoreTerms(Record):
         model: its name.
         scheme: its `position_scheme`.
         layers: the first, and those of the others whose schemes have terms of their own.
-        largest_error: the largest difference between the sum of the first layer's terms and its score.
+        largest_error: the largest difference between the sum of the nine terms and the first layer's content score.
     """
 
     model: str
@@ -162,9 +158,10 @@ def score_terms(
         texts, length, count: as for [`Subject.batches`].
 
     Raises:
-        ValueError: as for [`Subject.batches`] and [`inputs_by_source`].
+        ValueError: as for [`Subject.batches`] and [`inputs_by_source`]; no checkpoint.
     """
     subject = study(model)
+    subject.check_trained("the split of scores")
     sums: dict[int, tuple[list[str], torch.Tensor]] = {}
     largest_error = 0.0
     for batch in subject.batches(texts, length, count):
@@ -173,11 +170,10 @@ def score_terms(
             for number, scores in observed.items():
                 parts = dict(scores.parts)
                 if number == 0:
-                    nine = nine_terms(subject, input_ids, scores)
-                    own = {name: part for name, part in parts.items() if name not in ("content", "rotation")}
-                    whole = sum(nine.values()) + sum(own.values())
-                    largest_error = max(largest_error, float((whole - scores.scores).abs().max()))
-                    parts = {name: part for name, part in nine.items() if not name.endswith(CONSTANT)} | own
+                    nine = nine_terms(subject, input_ids)
+                    error = (sum(nine.values()) - parts.pop("content")).abs().max()
+                    largest_error = max(largest_error, float(error))
+                    parts = {name: part for name, part in nine.items() if not name.endswith(CONSTANT)} | parts
                 if len(parts) > 1:
                     names, covariances = _covariances(parts)
                     previous = sums[number][1] if number in sums else 0.0
