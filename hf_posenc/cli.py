@@ -6,6 +6,8 @@ hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
 hf-posenc convert path/to/checkpoint outputs/t5 --position_scheme t5 --text corpus/
 hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
+hf-posenc plot phase_shift me/minilm-t5 --out shift.svg
+hf-posenc report me/minilm-t5 --out report.html
 """
 
 import inspect as introspection
@@ -246,6 +248,52 @@ def compare(
     if report is not None:
         report.write_text(found.to_json(), encoding="utf-8")
     typer.echo(found.table())
+
+
+@app.command()
+def plot(
+    what: Annotated[str, typer.Argument(help="Name of a figure; for a wrong one, the error lists them.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_SCHEME",
+            help="A folder, a name on the Hub or, where no text is read, the name of a scheme such as alibi.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .png or .svg.")],
+) -> None:
+    """Draw a figure of what positions do in a model.
+
+    Says in a sentence what it shows. The file is written whole or not at all. Needs the extra `analysis`.
+    """
+    from . import analysis  # only here: it brings matplotlib along
+
+    typer.echo(f"{out}: {analysis.plot_to_file(what, model, out)}")
+
+
+@app.command()
+def report(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Folders or names on the Hub, side by side; NAME=MODEL gives one a name of your own."),
+    ],
+    out: Annotated[Path, typer.Option(help="The page to write; the numbers go beside it as .json.")],
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="UTF-8 text to observe the models on. Default: Python's language reference.")
+    ] = None,
+) -> None:
+    """Write a page about what positions do in models, with every figure.
+
+    Each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers as JSON beside
+    it. Needs the extra `analysis`.
+    """
+    from . import analysis  # only here: it brings matplotlib along
+
+    analysis.check_page(out)
+    texts = None if text is None else analysis.read_texts(text)
+    made = analysis.report(*models, texts=texts, figures=figure)
+    typer.echo("\n".join(map(str, made.save(out))))
 
 
 def main(arguments: list[str] | None = None) -> None:

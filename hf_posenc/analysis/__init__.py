@@ -1,0 +1,243 @@
+"""What positions do inside a model, in numbers and pictures; one file a question.
+
+Each function returns a record (`to_dict` makes it JSON) and has a `plot_...` that draws it and a `describe_...` that says in a
+sentence what it shows. [`FIGURES`] lists them all. Models are what [`study`] takes: a folder, a name on the Hub, a model.
+The extra `analysis` brings what this package needs.
+"""
+
+from .access import LayerScores, Observation, Subject, of_scheme, study
+from .dimensions import MovingDimensions, describe_moving_dimensions, moving_dimensions, plot_moving_dimensions
+from .distance import ScoreByDistance, describe_score_by_distance, plot_score_by_distance, score_by_distance
+from .encoding import (
+    ClockHands,
+    EncodingMaps,
+    PositionSimilarity,
+    clock_hands,
+    describe_clock_hands,
+    describe_encoding_maps,
+    describe_position_similarity,
+    encoding_maps,
+    plot_clock_hands,
+    plot_encoding_maps,
+    plot_position_similarity,
+    position_similarity,
+)
+from .files import drawn, plot_to_file
+from .order import (
+    OrderSensitivity,
+    PhaseShift,
+    describe_order_sensitivity,
+    describe_phase_shift,
+    order_sensitivity,
+    phase_shift,
+    plot_order_sensitivity,
+    plot_phase_shift,
+)
+from .probes import Probes, describe_probes, plot_probes, probes
+from .properties import (
+    AttentionProperties,
+    PositionTerm,
+    Properties,
+    TableProperties,
+    attention_properties,
+    describe_attention_properties,
+    describe_position_term,
+    describe_table_properties,
+    plot_attention_properties,
+    plot_position_term,
+    plot_table_properties,
+    position_term,
+    properties_of,
+    table_properties,
+    toeplitz_share,
+)
+from .records import MODEL, SCHEME, TEXT, Figure, Record
+from .report import Report, check_page, read_texts, report
+from .spaces import SharedSpace, describe_shared_space, plot_shared_space, shared_space
+from .terms import ScoreTerms, describe_score_terms, plot_score_terms, score_terms
+
+
+# Every figure, by the name that it is asked for by; the order is that of the report.
+FIGURES: dict[str, Figure] = {
+    figure.name: figure
+    for figure in (
+        Figure(
+            "encoding",
+            "What does the encoding look like?",
+            SCHEME,
+            encoding_maps,
+            plot_encoding_maps,
+            describe_encoding_maps,
+        ),
+        Figure(
+            "clock-hands",
+            "How do its sines and cosines turn?",
+            SCHEME,
+            clock_hands,
+            plot_clock_hands,
+            describe_clock_hands,
+        ),
+        Figure(
+            "similarity",
+            "How alike are two positions?",
+            SCHEME,
+            position_similarity,
+            plot_position_similarity,
+            describe_position_similarity,
+        ),
+        Figure(
+            "distance",
+            "What score does a distance give?",
+            SCHEME,
+            score_by_distance,
+            plot_score_by_distance,
+            describe_score_by_distance,
+        ),
+        Figure(
+            "dimensions",
+            "How many dimensions move?",
+            SCHEME,
+            moving_dimensions,
+            plot_moving_dimensions,
+            describe_moving_dimensions,
+        ),
+        Figure(
+            "spaces",
+            "Do words and positions share a space?",
+            MODEL,
+            shared_space,
+            plot_shared_space,
+            describe_shared_space,
+        ),
+        Figure("terms", "Which heads look at positions?", TEXT, score_terms, plot_score_terms, describe_score_terms),
+        Figure("probes", "Does the position survive the layers?", TEXT, probes, plot_probes, describe_probes),
+        Figure(
+            "order",
+            "Does the order of words matter?",
+            TEXT,
+            order_sensitivity,
+            plot_order_sensitivity,
+            describe_order_sensitivity,
+        ),
+        Figure(
+            "phase-shift",
+            "Does it matter where a text begins?",
+            TEXT,
+            phase_shift,
+            plot_phase_shift,
+            describe_phase_shift,
+        ),
+        Figure(
+            "table-properties",
+            "Are its vectors monotone, translation-invariant, symmetric?",
+            SCHEME,
+            table_properties,
+            plot_table_properties,
+            describe_table_properties,
+        ),
+        Figure(
+            "attention-properties",
+            "Is its attention monotone, translation-invariant, symmetric?",
+            MODEL,
+            attention_properties,
+            plot_attention_properties,
+            describe_attention_properties,
+        ),
+        Figure(
+            "position-term",
+            "How much of what positions add depends on the distance alone?",
+            MODEL,
+            position_term,
+            plot_position_term,
+            describe_position_term,
+        ),
+    )
+}
+
+
+def figure_named(name: str) -> Figure:
+    """A figure by its name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in FIGURES:
+        raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    return FIGURES[name]
+
+
+__all__ = [
+    "FIGURES",
+    "MODEL",
+    "SCHEME",
+    "TEXT",
+    "AttentionProperties",
+    "ClockHands",
+    "EncodingMaps",
+    "Figure",
+    "LayerScores",
+    "MovingDimensions",
+    "Observation",
+    "OrderSensitivity",
+    "PhaseShift",
+    "PositionSimilarity",
+    "PositionTerm",
+    "Probes",
+    "Properties",
+    "Record",
+    "Report",
+    "ScoreByDistance",
+    "ScoreTerms",
+    "SharedSpace",
+    "Subject",
+    "TableProperties",
+    "attention_properties",
+    "check_page",
+    "clock_hands",
+    "describe_attention_properties",
+    "describe_clock_hands",
+    "describe_encoding_maps",
+    "describe_moving_dimensions",
+    "describe_order_sensitivity",
+    "describe_phase_shift",
+    "describe_position_similarity",
+    "describe_position_term",
+    "describe_probes",
+    "describe_score_by_distance",
+    "describe_score_terms",
+    "describe_shared_space",
+    "describe_table_properties",
+    "drawn",
+    "encoding_maps",
+    "figure_named",
+    "moving_dimensions",
+    "of_scheme",
+    "order_sensitivity",
+    "phase_shift",
+    "plot_attention_properties",
+    "plot_clock_hands",
+    "plot_encoding_maps",
+    "plot_moving_dimensions",
+    "plot_order_sensitivity",
+    "plot_phase_shift",
+    "plot_position_similarity",
+    "plot_position_term",
+    "plot_probes",
+    "plot_score_by_distance",
+    "plot_score_terms",
+    "plot_shared_space",
+    "plot_table_properties",
+    "plot_to_file",
+    "position_similarity",
+    "position_term",
+    "probes",
+    "properties_of",
+    "read_texts",
+    "report",
+    "score_by_distance",
+    "score_terms",
+    "shared_space",
+    "study",
+    "table_properties",
+    "toeplitz_share",
+]

@@ -1,0 +1,491 @@
+"""A model under study: its parts by one set of names in all families, and what happens inside it on a text.
+
+A stock model is looked at as the variant that computes the same (promise 2 of docs/design.md), so that every model has its
+words, positions, projections and score terms in the same places. It is a copy: the model that was handed in stays as it is.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..inspection import native_scheme
+from ..modeling.attention import EMBEDDINGS, ENCODER, PositionSelfAttention, score_bias
+from ..modeling.blockwise import Term
+from ..modeling.configuration_posenc import flags_in_use
+from ..modeling.embeddings import Add, Concat
+from ..modeling.family import Family, Sizes
+from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm, without_bias
+from ..modeling.schemes import SCHEMES, scheme_names
+from ..parameters import position_parameters
+from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
+
+
+# The config class of a family's variant -> its base model.
+BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.position_parts.model is cls}
+
+
+@dataclass
+class LayerScores:
+    """What one self-attention computed; batch by heads by query by key.
+
+    Attributes:
+        hidden: (batch, length, hidden_size), its input.
+        query, key: (batch, heads, length, head_dim), as they are projected, before any rotation.
+        parts: the score before softmax as a sum, by name: `content` is query · key / √d, `rotation` what rope's turning
+            changes of it, `u` what Transformer-XL's first bias adds, and the others are the schemes' terms: `c2p` a table
+            asked by queries, `p2c` one asked by keys, `v` one asked by Transformer-XL's second bias, `bias` one that nobody
+            asks, `p2p` products of positions. Where several schemes have a part, the name begins with the scheme's:
+            `t5 bias`.
+        terms: what the schemes' parts are computed from, by the same names.
+        weights: after softmax.
+    """
+
+    hidden: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    parts: dict[str, torch.Tensor]
+    terms: dict[str, Term]
+    weights: torch.Tensor
+
+    @property
+    def scores(self) -> torch.Tensor:
+        """The sum of the parts."""
+        return sum(self.parts.values())
+
+
+@dataclass
+class Observation:
+    """What a model did with one batch of sequences.
+
+    Attributes:
+        input_ids: (batch, length), no padding among them.
+        hidden_states: layers + 1 tensors (batch, length, hidden_size): what goes into the encoder, then what leaves each layer.
+        layers: by the number of the layer, those that were asked for.
+    """
+
+    input_ids: torch.Tensor
+    hidden_states: list[torch.Tensor]
+    layers: dict[int, LayerScores]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under study. Made by [`study`].
+
+    Attributes:
+        name: of the model, for headings.
+        model: a variant's base model: float32, on the CPU, in eval mode, with eager attention.
+        tokenizer: None if there is none.
+        trained: whether its weights come from a checkpoint, and are not the initial ones of a scheme.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None = None
+    trained: bool = True
+
+    @property
+    def family(self) -> Family:
+        return self.model.position_parts.family
+
+    @property
+    def sizes(self) -> Sizes:
+        return self.model.config.sizes
+
+    @property
+    def scheme(self) -> str:
+        """The `position_scheme`; of a stock model that of its family."""
+        return self.model.config.position_scheme
+
+    @property
+    def embeddings(self) -> nn.Module:
+        return self.family.embeddings_of(self.model)
+
+    @property
+    def encoder(self) -> nn.Module:
+        return self.family.encoder_of(self.model)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.family.layers_of(self.encoder)
+
+    @property
+    def attentions(self) -> list[PositionSelfAttention]:
+        """The self-attention of each layer."""
+        return [self.family.self_attention_of(layer) for layer in self.layers]
+
+    @property
+    def longest(self) -> int | None:
+        """Number of tokens at which the table of absolute positions ends; None where nothing ends."""
+        ends = any(SCHEMES[name].ends_with_table for name in scheme_names(self.scheme))
+        return self.embeddings.table_length() if ends else None
+
+    @property
+    def word_vectors(self) -> torch.Tensor:
+        """(vocabulary, width), the word embeddings."""
+        return self.embeddings.words.weight.detach()
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether positions are vectors: a table or sinusoids that join the words, or a table that the attention reads."""
+        return self.embeddings.position_scheme is not None or self.embeddings.has_table
+
+    @torch.no_grad()
+    def position_vectors(self, length: int | None = None) -> torch.Tensor:
+        """(length, width), the vectors of the first positions: of the table, or sinusoids at their learned scale.
+
+        Args:
+            length: by default all that the table has, and as many sinusoids as the config has positions.
+
+        Raises:
+            ValueError: the model has no such vectors, or not so many.
+        """
+        if not self.has_vectors:
+            raise ValueError(
+                f"{self.name} has no table of absolute positions: position_scheme={self.scheme!r} keeps none, "
+                "'absolute', 'sinusoidal' and 'tupe' do"
+            )
+        longest = self.longest
+        if longest is not None and length is not None and length > longest:
+            raise ValueError(f"{self.name} has {longest} positions, asked for {length}")
+        if length is None:
+            length = longest or self.sizes.max_position_embeddings - self.sizes.first_position
+        embeddings, slots = self.embeddings, torch.arange(length)[None]
+        if embeddings.position_scheme is None:  # a table that the attention alone reads
+            return embeddings.table(slots + embeddings.first_position)[0]
+        return embeddings.position_vectors(None, length, 0, slots.device)[0]
+
+    @torch.no_grad()
+    def added_positions(self, length: int | None = None) -> torch.Tensor:
+        """(length, width), what the first positions add to their words; as `position_vectors` but where they are combined otherwise.
+
+        Raises:
+            ValueError: the model adds no positions to its words, or not by a sum.
+        """
+        scheme = self.embeddings.position_scheme
+        if scheme is None:
+            raise ValueError(
+                f"{self.name} adds no positions to its words: position_scheme={self.scheme!r}; 'absolute' and 'sinusoidal' do"
+            )
+        vectors = self.position_vectors(length)
+        nothing = torch.zeros_like(vectors)
+        return self.combine(nothing, vectors) - self.combine(nothing, nothing)
+
+    def combine(self, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Words and positions, each (..., width), as the embeddings join them.
+
+        Raises:
+            ValueError: by what is no sum of a part of words and a part of positions.
+        """
+        combination = self.embeddings.position_combine
+        if type(combination) not in (Add, Concat):
+            raise ValueError(
+                f"{self.name}: with position_combine={self.embeddings.position_scheme.combine!r} words and positions are no sum; "
+                "with 'add' and 'concat' they are"
+            )
+        return combination.combine(self.embeddings, words, positions)
+
+    def check_trained(self, what: str) -> None:
+        """Raise ValueError where a checkpoint is needed, and this is a scheme by its name."""
+        if not self.trained:
+            raise ValueError(f"{what} needs a checkpoint, got the scheme {self.scheme!r} by its name")
+
+    def into_attention(self, vectors: torch.Tensor) -> torch.Tensor:
+        """What the embedding's LayerNorm makes of directions, (..., width) to (..., hidden_size): its linear part.
+
+        Mean off, times the weight, then in ELECTRA the projection; without the division by the standard deviation, which is
+        each token's own, and without biases.
+        """
+        directions = (vectors - vectors.mean(-1, keepdim=True)) * self.embeddings.LayerNorm.weight
+        projection = self.projection
+        return directions if projection is None else without_bias(projection, directions)
+
+    @property
+    def projection(self) -> nn.Module | None:
+        """The linear layer between embeddings and encoder where their widths differ (ELECTRA), else None."""
+        return getattr(self.model, self.family.projection or "", None)
+
+    def batches(
+        self, texts: Iterable[str] | torch.Tensor | None = None, length: int = 128, count: int = 16
+    ) -> list[torch.Tensor]:
+        """Token ids (batch, length) of texts, special tokens among them; texts of one length together, so that none is padded.
+
+        Args:
+            texts: strings, or token ids (batch, length) that are used as they are. By default `count` chapters of Python's
+                own language reference, each cut to `length`.
+            length: number of tokens at which a text is cut, special ones counted.
+
+        Raises:
+            ValueError: a text is empty, or there is no tokenizer to read it.
+        """
+        if isinstance(texts, torch.Tensor):
+            if texts.dim() != 2 or texts.dtype != torch.long or not texts.numel():
+                raise ValueError(
+                    f"token ids must be int64 (batch, length), got {texts.dtype} of shape {tuple(texts.shape)}"
+                )
+            return [texts]
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer beside it to read a text with: give one with tokenizer=")
+        length = min(length, self.longest or length)
+        if texts is None:
+            ids = [self._tokenize(text, length) for text in topics_of_python()]
+            ids = [row for row in ids if len(row) == length][:count]
+        else:
+            ids = [self._tokenize(text, length) for text in ([texts] if isinstance(texts, str) else texts)]
+        if not ids:
+            raise ValueError("no text was given: give at least one")
+        groups: dict[int, list[list[int]]] = {}
+        for row in ids:
+            groups.setdefault(len(row), []).append(row)
+        return [torch.tensor(rows) for rows in groups.values()]
+
+    def any_ids(self, length: int) -> torch.Tensor:
+        """Token ids (1, length), for what does not depend on the words: one id that is not padding."""
+        length = min(length, self.longest or length)
+        return torch.full((1, length), 1 if self.model.config.pad_token_id == 0 else 0)
+
+    def _tokenize(self, text: str, length: int) -> list[int]:
+        special = self.tokenizer.num_special_tokens_to_add()
+        if length <= special:
+            raise ValueError(f"length must be more than the {special} special tokens, got {length}")
+        if not isinstance(text, str):
+            raise TypeError(f"a text must be a string, got {text!r} of type {type(text).__name__}")
+        ids = self.tokenizer(text, truncation=True, max_length=length)["input_ids"]
+        if len(ids) <= special or not text.strip():
+            raise ValueError(f"the text {text!r} is empty: there is no word in it")
+        return ids
+
+    @torch.no_grad()
+    def observe(
+        self, input_ids: torch.Tensor, layers: Iterable[int] = (), until: int | None = None, **inputs
+    ) -> Observation:
+        """Run the model.
+
+        Args:
+            input_ids: (batch, length), without padding.
+            layers: numbers of those whose queries, keys, scores and weights are wanted.
+            until: number of layers to run, by default all.
+            inputs: what else the model is given, such as `position_ids`.
+        """
+        hidden_states: list[torch.Tensor] = []
+        seen: dict[int, LayerScores] = {}
+
+        def entered(module, given, keywords):
+            hidden_states.append(given[0] if given else keywords["hidden_states"])
+
+        def left(module, given, output):
+            hidden_states.append(output if isinstance(output, torch.Tensor) else output[0])
+            if len(hidden_states) - 1 == until:
+                raise _Enough
+
+        def attended(number, module, given, keywords, output):
+            seen[number] = _layer_scores(module, given[0], keywords.get("position_state"), output[1])
+
+        handles = [self.encoder.register_forward_pre_hook(entered, with_kwargs=True)]
+        handles += [layer.register_forward_hook(left) for layer in self.layers]
+        for number in layers:
+            handles.append(self.attentions[number].register_forward_hook(partial(attended, number), with_kwargs=True))
+        try:
+            self.model(input_ids=input_ids, **inputs)
+        except _Enough:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Observation(input_ids, hidden_states, seen)
+
+
+class _Enough(Exception):
+    """The layers that are wanted have run."""
+
+
+def score_parts(
+    attention: PositionSelfAttention, query: torch.Tensor, key: torch.Tensor, position_state: dict | None
+) -> tuple[dict[str, torch.Tensor], dict[str, Term]]:
+    """The score of a self-attention before softmax as a sum of parts, each (batch or 1, heads, query, key).
+
+    Args:
+        query, key: (batch, heads, length, head_dim), as projected.
+        position_state: what the encoder hands to its self-attentions.
+
+    Returns:
+        The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
+    """
+    projected, contexts = (query, key), []
+    for scheme in attention.position_schemes:
+        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
+        query, key = scheme.rotate(context)
+        contexts.append(context)
+
+    def content(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return queries @ keys.transpose(-1, -2) * attention.scaling
+
+    parts, terms = {"content": content(*projected)}, {}
+    if query is not projected[0]:
+        parts["rotation"] = content(query, key) - parts["content"]
+    several = len(attention.position_schemes) > 1
+    for scheme, context in zip(attention.position_schemes, contexts):
+        context.query, context.key = query, key
+        prefix = f"{scheme.name} " if several else ""
+        own = scheme.content_query(attention, query)
+        if own is not query:
+            parts[f"{prefix}u"] = content(own - query, key)
+        terms |= {prefix + name: piece for term in scheme.terms(context) for name, piece in _pieces(term)}
+    parts |= {name: score_bias(query, key, [term]) for name, term in terms.items()}
+    return parts, terms
+
+
+def _pieces(term: Term) -> Iterator[tuple[str, Term]]:
+    """A score term as terms of one piece each, with their names in [`LayerScores`]."""
+    if isinstance(term, PairTerm):
+        yield "bias", term
+    elif isinstance(term, ProductTerm):
+        yield "p2p", term
+    else:
+        alone = RelativeTerm(rows=term.rows)
+        if term.query_table is not None:
+            yield "c2p", replace(alone, query_table=term.query_table)
+        if term.query_bias is not None:
+            yield "v", replace(alone, bias=replace(term, bias=None).without_query_bias().bias)
+        if term.key_table is not None:
+            yield "p2c", replace(alone, key_table=term.key_table)
+        if term.bias is not None:
+            # Beside tables it is DeBERTa's, which positions ask of positions.
+            name = "bias" if term.query_table is None and term.key_table is None else "p2p"
+            yield name, replace(alone, bias=term.bias)
+
+
+def _layer_scores(
+    attention: PositionSelfAttention, hidden: torch.Tensor, position_state: dict | None, weights: torch.Tensor
+) -> LayerScores:
+    query, key = heads_of(attention, hidden)
+    parts, terms = score_parts(attention, query, key, position_state)
+    return LayerScores(hidden, query, key, parts, terms, weights)
+
+
+def heads_of(
+    attention: PositionSelfAttention, hidden: torch.Tensor, biases: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys (batch, heads, length, head_dim) of hidden states (batch, length, hidden_size), or their linear part alone."""
+    shape = (*hidden.shape[:-1], -1, attention.head_dim)
+    projections = attention.query_projection, attention.key_projection
+    projected = [projection(hidden) if biases else without_bias(projection, hidden) for projection in projections]
+    query, key = (states.view(shape).transpose(1, 2) for states in projected)
+    return query, key
+
+
+def topics_of_python() -> list[str]:
+    """Chapters of Python's language reference, as the standard library carries them for `help()`: real English without a download."""
+    from pydoc_data.topics import topics  # half a megabyte
+
+    return [topics[name] for name in sorted(topics)]
+
+
+def check_varied(name: str, vectors: torch.Tensor) -> None:
+    """Raise ValueError where all position vectors (positions, width) are one, as those of a table that starts at zero."""
+    if len(vectors) < 2 or torch.equal(vectors, vectors[:1].expand_as(vectors)):
+        raise ValueError(f"the {len(vectors)} position vectors of {name} are all equal: there is nothing to compare")
+
+
+def study(
+    model: "str | Path | PreTrainedModel | Subject",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str | None = None,
+) -> Subject:
+    """Open a model for study.
+
+    Args:
+        model: a folder, a name on the Hub, a stock model or a variant of any family, base model or with a head; or the name of
+            a scheme ("alibi"), which stands for a small untrained model with its initial values as published.
+        tokenizer: by default that beside the model.
+        name: for headings; by default the last part of the model's own.
+
+    Raises:
+        OSError: no such model.
+        TypeError: not a model of transformers.
+        ValueError: a model of another family.
+    """
+    if isinstance(model, Subject):
+        return replace(model, tokenizer=tokenizer or model.tokenizer, name=name or model.name)
+    if isinstance(model, str | Path):
+        if not Path(model).exists() and _is_scheme(str(model)):
+            return study(of_scheme(str(model)), tokenizer, name)
+        place = str(model)
+        model = AutoModel.from_pretrained(place)
+    else:
+        place = getattr(getattr(model, "config", None), "name_or_path", "")
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise TypeError(
+            f"a model of transformers or its name is needed, got {kind}; of a PEFT model, merge_and_unload()"
+        )
+    if tokenizer is None and place:
+        tokenizer = _tokenizer_beside(place)
+    return Subject(name or Path(place).name or type(model).__name__, _as_variant(model.base_model), tokenizer)
+
+
+def _is_scheme(name: str) -> bool:
+    try:
+        return bool(scheme_names(name))
+    except ValueError:
+        return False
+
+
+def of_scheme(name: str, **flags) -> Subject:
+    """A small untrained BERT with a scheme, its positions initialised as published.
+
+    Args:
+        name: a `position_scheme`.
+        flags: other `position_*` flags.
+    """
+    [config_class] = [cls for cls in VARIANT_CONFIGS.values() if cls.stock_model_type == "bert"]
+    settings = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1, "intermediate_size": 8}
+    if "position_init" in flags_in_use(name):
+        flags = {"position_init": "paper", **flags}
+    config = config_class(vocab_size=8, position_scheme=name, **settings, **flags)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = BASE_MODELS[config_class]._from_config(config, attn_implementation="eager")
+    learned = "absolute" in name or any(parameter.numel() > 1 for parameter in position_parameters(model).values())
+    return Subject(f"untrained {name}" if learned else name, model.eval(), trained=False)
+
+
+def _tokenizer_beside(place: str) -> PreTrainedTokenizerBase | None:
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError):
+        return None
+
+
+def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of a base model as a variant: float32, on the CPU, in eval mode, with eager attention."""
+    config, kind = model.config, type(model.config)
+    if kind in VARIANT_CONFIGS:
+        config = VARIANT_CONFIGS[kind].from_dict(config.to_dict(), position_scheme=native_scheme(config))
+    elif kind in BASE_MODELS:
+        config = copy.deepcopy(config)
+    else:
+        families = ", ".join(variant.stock_model_type for variant in VARIANT_CONFIGS.values())
+        raise ValueError(f"a {kind.__name__} is of none of the families that have position schemes: {families}")
+    if config.sizes.is_decoder:
+        raise ValueError(
+            "this model is a decoder, whose tokens see the earlier ones alone; encoders can be studied here"
+        )
+    config.dtype = torch.float32
+    with torch.random.fork_rng(devices=[]):
+        variant = BASE_MODELS[type(config)]._from_config(config, attn_implementation="eager")
+    state = {key: value.to("cpu", torch.float32) for key, value in model.state_dict().items()}
+    missing, unexpected = variant.load_state_dict(state, strict=False)
+    wrong = [key for key in (*missing, *unexpected) if not key.startswith("pooler.")]
+    if wrong:
+        raise ValueError(
+            f"the weights of this {type(model).__name__} are not those of its family: {', '.join(wrong[:3])}"
+        )
+    return variant.eval()

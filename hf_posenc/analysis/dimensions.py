@@ -1,0 +1,152 @@
+"""How many dimensions move?
+
+The claim: only about half of a sinusoid's dimensions change over the lengths that texts have, so that adding it to the words is
+nearly a concatenation.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ..modeling.sinusoidal import sinusoids
+from . import style
+from .access import Subject, check_varied, study
+from .records import Record
+
+
+@dataclass(frozen=True)
+class Movement(Record):
+    """How much each dimension of position vectors changes over spans of positions.
+
+    Attributes:
+        name: whose vectors.
+        spans: (first, last + 1) positions.
+        change: (spans, width), standard deviation over the positions of a span.
+        typical: root mean square over the dimensions of the standard deviation over all positions.
+        moving: by span, the share of the dimensions whose standard deviation is at least `threshold` of the typical one.
+        holding: by span, the smallest share of the dimensions that holds 95 % of the variance.
+        directions: by span, the share that holds it where axes may be turned: principal components over width.
+    """
+
+    name: str
+    spans: list[tuple[int, int]]
+    change: np.ndarray
+    typical: float
+    moving: np.ndarray
+    holding: np.ndarray
+    directions: np.ndarray
+
+
+@dataclass(frozen=True)
+class MovingDimensions(Record):
+    """The vectors of a model beside sinusoids of as many dimensions.
+
+    Attributes:
+        threshold: of `moving`.
+        tables: sinusoids first.
+    """
+
+    model: str
+    threshold: float
+    tables: list[Movement]
+
+
+def moving_dimensions(
+    model: "Subject | str", lengths: tuple[int, ...] = (64, 128, 512), threshold: float = 0.1
+) -> MovingDimensions:
+    """How much each dimension changes over the first positions, and from there to the end.
+
+    Args:
+        model: what [`study`] takes.
+        lengths: numbers of first positions; those that the model does not have are left out. The last span is from the largest of
+            them that lies before the end to the end.
+        threshold: from which share of the typical standard deviation on a dimension is said to move.
+
+    Raises:
+        ValueError: the model has no position vectors.
+    """
+    subject = study(model)
+    vectors = subject.position_vectors().double()
+    check_varied(subject.name, vectors)
+    positions, width = vectors.shape
+    classic = sinusoids(torch.arange(positions), width, 10000.0, "interleaved", torch.float64)
+    spans = [(0, length) for length in sorted(lengths) if length <= positions] or [(0, positions)]
+    start = max((length for length in lengths if length < positions), default=0)
+    if (start, positions) not in spans:
+        spans.append((start, positions))
+    tables = [movement("sinusoids", classic, spans, threshold)]
+    if subject.scheme != "sinusoidal":
+        tables.append(movement(subject.name, vectors, spans, threshold))
+    return MovingDimensions(subject.name, threshold, tables)
+
+
+def movement(name: str, vectors: torch.Tensor, spans: list[tuple[int, int]], threshold: float = 0.1) -> Movement:
+    """How much the dimensions of vectors (positions, width) change over spans of the positions."""
+    change = torch.stack([vectors[first:last].std(0, correction=0) for first, last in spans]).numpy()
+    holding, directions = [], []
+    for first, last in spans:
+        centred = vectors[first:last] - vectors[first:last].mean(0)
+        holding.append(_share_holding(centred.square().sum(0).numpy(), vectors.shape[1]))
+        directions.append(_share_holding(torch.linalg.svdvals(centred).square().numpy(), vectors.shape[1]))
+    typical = float(vectors.var(0, correction=0).mean().sqrt())
+    moving = (change >= threshold * typical).mean(1)
+    return Movement(name, spans, change, typical, moving, np.array(holding), np.array(directions))
+
+
+def _share_holding(variances: np.ndarray, width: int, share: float = 0.95) -> float:
+    """The smallest number of the variances that make up a share of their sum, over width."""
+    cumulated = np.sort(variances)[::-1].cumsum()
+    if cumulated[-1] == 0:
+        return 0.0
+    return float(np.searchsorted(cumulated, share * cumulated[-1] * (1 - 1e-12)) + 1) / width
+
+
+def _span_name(span: tuple[int, int]) -> str:
+    return f"first {span[1]}" if span[0] == 0 else f"{span[0]} to {span[1]}"
+
+
+@style.styled
+def plot_moving_dimensions(data: MovingDimensions) -> Figure:
+    """Per dimension the standard deviation over each span, dimensions sorted by that over the first span."""
+    figure, axes = style.panels(1, len(data.tables), height=3.5, sharex=True)
+    for axis, table in zip(axes[0], data.tables):
+        colours = style.shades(len(table.spans))
+        width = table.change.shape[1]
+        for span, change, share, colour in zip(table.spans, table.change, table.moving, colours):
+            dashed = {"linestyle": "--"} if span[0] else {}
+            axis.plot(
+                np.arange(1, width + 1),
+                np.sort(change)[::-1],
+                color=colour,
+                label=f"{_span_name(span)}: {share:.0%}",
+                **dashed,
+            )
+        axis.axhline(data.threshold * table.typical, color="0.6", linewidth=0.9, linestyle=":")
+        axis.set(xlabel="dimension, sorted for each span", title=table.name, yscale="log")
+        axis.set_ylim(1e-3 * table.typical, 2 * table.change.max())
+        axis.legend(title="positions: share that moves", loc="lower left")
+    axes[0, 0].set_ylabel("standard deviation over positions")
+    return figure
+
+
+def describe_moving_dimensions(data: MovingDimensions) -> str:
+    """Shares of the dimensions that move."""
+    said = []
+    for table in data.tables:
+        shares = ", ".join(
+            f"{share:.0%} over {'the ' if not span[0] else 'positions '}{_span_name(span)}"
+            for span, share in zip(table.spans, table.moving)
+        )
+        whole = max(range(len(table.spans)), key=lambda index: table.spans[index][1] - table.spans[index][0])
+        said.append(
+            f"of {table.name} {shares} move; over the {_span_name(table.spans[whole])}, {table.holding[whole]:.0%} of the dimensions "
+            f"hold 95 % of the variance, and {table.directions[whole]:.1%} with turned axes"
+        )
+    claim = data.tables[0].moving[0]
+    verdict = "holds for sinusoids" if 0.35 <= claim <= 0.65 else "does not hold for sinusoids"
+    if len(data.tables) > 1:
+        own = data.tables[1].moving[0]
+        verdict += " and " + ("holds" if 0.35 <= own <= 0.65 else "does not hold") + f" for {data.tables[1].name}"
+    return f"That only about half of the dimensions move {verdict}: {'; '.join(said)}."

@@ -1,0 +1,298 @@
+"""What does an encoding look like?
+
+Vectors of positions, and biases and tables of distances, as maps; sines and cosines as the hands of clocks; how alike positions
+are against distance. What score heads give against distance is in distance.py.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from ..modeling.scheme import RelativeTerm
+from ..modeling.sinusoidal import inverse_frequencies, sinusoids
+from . import style
+from .access import LayerScores, Subject, check_varied, study
+from .records import Record
+
+
+@dataclass(frozen=True)
+class Map(Record):
+    """A matrix to look at.
+
+    Attributes:
+        what: what its values are.
+        values: (rows, columns).
+        rows, columns: what they stand for.
+        first_row, first_column: the number of the first, such as -127 for distances.
+    """
+
+    what: str
+    values: np.ndarray
+    rows: str
+    columns: str
+    first_row: int = 0
+    first_column: int = 0
+
+
+@dataclass(frozen=True)
+class EncodingMaps(Record):
+    """The position encodings of a model.
+
+    Attributes:
+        model: its name.
+        scheme: its `position_scheme`.
+        maps: what there is to see: one for vectors, one for each part that attention scores have of positions.
+    """
+
+    model: str
+    scheme: str
+    maps: list[Map]
+
+
+def sinusoid_map(positions: int = 128, width: int = 512, layout: str = "interleaved", base: float = 10000.0) -> Map:
+    """The classic map of sinusoids, values between -1 and 1; layouts as for `position_layout`."""
+    values = sinusoids(torch.arange(positions), width, base, layout, torch.float64)
+    return Map(f"sinusoids, {layout}", values.numpy(), "position", "dimension")
+
+
+def encoding_maps(model: "Subject | str", length: int = 128) -> EncodingMaps:
+    """What the positions of a model look like.
+
+    Args:
+        model: what [`study`] takes. The scheme `sinusoidal` by its name alone gives both layouts.
+        length: number of positions, fewer where the model's table has fewer; biases reach to this distance on both sides.
+
+    Raises:
+        ValueError: a model without positions.
+    """
+    subject = study(model)
+    length = min(length, subject.longest or length)
+    maps = []
+    if subject.scheme == "sinusoidal" and not subject.trained:
+        return EncodingMaps(
+            subject.name, subject.scheme, [sinusoid_map(length, layout=x) for x in ("interleaved", "halves")]
+        )
+    if subject.has_vectors:
+        vectors = subject.position_vectors(length).numpy()
+        maps.append(Map("position vectors", vectors, "position", "dimension"))
+    scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
+    maps += [_map_of_part(name, scores, length) for name in scores.terms]
+    if "rotation" in scores.parts:
+        maps.append(_map_of_rotation(subject, length))
+    if not maps:
+        raise ValueError(f"{subject.name} has no positions: position_scheme={subject.scheme!r}")
+    return EncodingMaps(subject.name, subject.scheme, maps)
+
+
+def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
+    """A table or bias of the first layer, by distance where it is one of distances."""
+    term = scores.terms[name]
+    if not isinstance(term, RelativeTerm) or term.rows.dim() != 1:
+        return Map(
+            f"{name} of head 1", scores.parts[name][0, 0].numpy(), "position of the query", "position of the key"
+        )
+    if term.bias is not None:
+        return Map(name, term.bias[:, term.rows].detach().numpy(), "head", "distance (key − query)", 1, 1 - length)
+    table = term.query_table if term.query_table is not None else term.key_table
+    asked, heads = ("queries" if term.query_table is not None else "keys"), table.shape[0]
+    what = f"{name}: table asked by {asked}" + (", head 1" if heads > 1 else "")
+    values = table[0, term.rows].detach().numpy()
+    return Map(what, values, "distance (key − query)", "dimension of the head", 1 - length)
+
+
+def _map_of_rotation(subject: Subject, length: int) -> Map:
+    [rope] = [scheme for scheme in subject.encoder.position_schemes if scheme.name == "rope"]
+    values = _rope_angles(rope, length).cos().numpy()
+    return Map("cosine of the angle of rotation", values, "position", "pair of dimensions")
+
+
+def _rope_angles(rope, length: int) -> torch.Tensor:
+    """(positions, pairs), float64."""
+    frequencies, _ = rope._inverse_frequencies(torch.device("cpu"), length)
+    return torch.arange(length, dtype=torch.float64)[:, None] * frequencies.to(torch.float64)
+
+
+@style.styled
+def plot_encoding_maps(data: EncodingMaps) -> Figure:
+    """A map for each of the encodings."""
+    figure, axes = style.panels(len(data.maps), 1)
+    for axis, drawn in zip(axes[:, 0], data.maps):
+        rows, columns = drawn.values.shape
+        extent = (
+            drawn.first_column - 0.5,
+            drawn.first_column + columns - 0.5,
+            drawn.first_row + rows - 0.5,
+            drawn.first_row - 0.5,
+        )
+        style.heatmap(axis, drawn.values, extent=extent)
+        axis.set(xlabel=drawn.columns, ylabel=drawn.rows, title=f"{data.model}: {drawn.what}")
+    return figure
+
+
+def describe_encoding_maps(data: EncodingMaps) -> str:
+    """What there is, and how large it is."""
+    said = []
+    for drawn in data.maps:
+        rows, columns = drawn.values.shape
+        size = f"{rows} × {columns}, root mean square {np.sqrt(np.mean(drawn.values**2)):.3g}"
+        said.append(f"{drawn.what} ({size})")
+    return f"The positions of {data.model} ({data.scheme}) are {' and '.join(said)}."
+
+
+@dataclass(frozen=True)
+class ClockHands(Record):
+    """Pairs of a sine and a cosine as hands of clocks, which positions turn.
+
+    Attributes:
+        wavelengths: (pairs,), positions until a hand is back, from the fastest.
+        angles: (pairs, positions), in radians.
+    """
+
+    model: str
+    scheme: str
+    wavelengths: np.ndarray
+    angles: np.ndarray
+
+    @property
+    def turned(self) -> np.ndarray:
+        """(pairs,), how many turns each hand makes over all positions."""
+        return self.angles.shape[1] / self.wavelengths
+
+
+def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
+    """The angles of the sines and cosines that a model counts positions with: those of `sinusoidal`, `rope` or `transformer_xl`.
+
+    Raises:
+        ValueError: the model has none of them.
+    """
+    subject = study(model)
+    schemes = [subject.embeddings.position_scheme, *subject.encoder.position_schemes]
+    by_name = {scheme.name: scheme for scheme in schemes if scheme is not None}
+    if "sinusoidal" in by_name:
+        scheme, width = by_name["sinusoidal"], subject.sizes.table_width
+        if scheme.layout == "halves":  # tensor2tensor's spacing
+            half = width // 2
+            frequencies = torch.logspace(0, -1, half, scheme.base, dtype=torch.float64)
+        else:
+            frequencies = inverse_frequencies(width, scheme.base, torch.device("cpu"))
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+    elif "rope" in by_name:
+        scheme = by_name["rope"]
+        angles = _rope_angles(scheme, positions)
+    elif "transformer_xl" in by_name:
+        scheme = by_name["transformer_xl"]
+        frequencies = inverse_frequencies(scheme.width, scheme.base, torch.device("cpu"))
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+    else:
+        raise ValueError(
+            f"{subject.name} has no sines and cosines: position_scheme={subject.scheme!r}; sinusoidal, rope and "
+            "transformer_xl have"
+        )
+    wavelengths = 2 * np.pi / (angles[1] - angles[0]).numpy()
+    return ClockHands(subject.name, scheme.name, wavelengths, angles.T.numpy())
+
+
+@style.styled
+def plot_clock_hands(data: ClockHands, count: int = 8, positions: int = 64) -> Figure:
+    """`count` of the pairs, from fast to slow, at the first positions."""
+    figure, axes = style.panels(2, (count + 1) // 2, height=2.4, subplot_kw={"aspect": "equal"})
+    chosen = np.linspace(0, len(data.wavelengths) - 1, count).round().astype(int)
+    positions = min(positions, data.angles.shape[1])
+    for axis, pair in zip(axes.flat, chosen):
+        circle = np.linspace(0, 2 * np.pi, 200)
+        axis.plot(np.sin(circle), np.cos(circle), color="0.85", linewidth=1, zorder=0)
+        angle = data.angles[pair, :positions]
+        image = axis.scatter(
+            np.sin(angle), np.cos(angle), c=np.arange(positions), s=14, cmap=style.SEQUENTIAL, zorder=2
+        )
+        last = angle[-1]
+        axis.plot([0, np.sin(last)], [0, np.cos(last)], color="0.35", linewidth=1.2)
+        axis.set(title=f"pair {pair + 1}: a turn in {_number(data.wavelengths[pair])}", xticks=[], yticks=[])
+        axis.title.set_fontsize(9)
+        axis.spines[:].set_visible(False)
+    for axis in axes.flat[count:]:
+        axis.set_visible(False)
+    figure.colorbar(image, ax=axes, label="position", fraction=0.03, pad=0.02)
+    style.title(figure, f"{data.model}: sines and cosines as clock hands, the first {positions} positions")
+    return figure
+
+
+def _number(value: float) -> str:
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def describe_clock_hands(data: ClockHands) -> str:
+    """How many hands turn."""
+    turned, pairs, length = data.turned, len(data.wavelengths), data.angles.shape[1]
+    whole, hardly = int((turned >= 1).sum()), int((turned < 0.1).sum())
+    return (
+        f"Of the {pairs} pairs of {data.scheme}, {whole} turn at least once within {length} positions and {hardly} less than a "
+        f"tenth of a turn; one turn takes from {_number(data.wavelengths.min())} to {_number(data.wavelengths.max())} positions."
+    )
+
+
+@dataclass(frozen=True)
+class PositionSimilarity(Record):
+    """How alike the vectors of two positions are.
+
+    Attributes:
+        cosines: (positions, positions), of the vectors with their mean taken off.
+        distances: (distances,), from 0.
+        median, lower, upper: (distances,), of the cosines at each distance: median and quartiles.
+    """
+
+    model: str
+    cosines: np.ndarray
+    distances: np.ndarray
+    median: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+
+
+def position_similarity(model: "Subject | str", length: int | None = None) -> PositionSimilarity:
+    """Cosine similarity of the position vectors of a model, by pair and by distance.
+
+    The mean of all vectors is taken off first: it says nothing of a position, and would make all of them alike.
+
+    Args:
+        model: what [`study`] takes.
+        length: number of positions, by default all.
+
+    Raises:
+        ValueError: the model has no position vectors.
+    """
+    subject = study(model)
+    vectors = subject.position_vectors(length).double()
+    check_varied(subject.name, vectors)
+    vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
+    cosines = (vectors @ vectors.T).numpy()
+    distances = np.arange(len(cosines))
+    quartiles = np.array([np.quantile(np.diagonal(cosines, distance), (0.25, 0.5, 0.75)) for distance in distances])
+    return PositionSimilarity(subject.name, cosines, distances, quartiles[:, 1], quartiles[:, 0], quartiles[:, 2])
+
+
+@style.styled
+def plot_position_similarity(data: PositionSimilarity) -> Figure:
+    """The similarity of all pairs, and against distance with its quartiles."""
+    figure, [[left, right]] = style.panels(1, 2, height=3.6, gridspec_kw={"width_ratios": [1, 1.15]})
+    style.heatmap(left, data.cosines, aspect="equal", vmin=-1, vmax=1)
+    left.set(xlabel="position", ylabel="position", title=data.model)
+    right.fill_between(data.distances, data.lower, data.upper, color=style.BLUE, alpha=0.25, linewidth=0)
+    right.plot(data.distances, data.median, color=style.BLUE, linewidth=1)
+    right.axhline(0, color="0.6", linewidth=0.8)
+    right.set(xlabel="distance", ylabel="cosine similarity", title="median and quartiles")
+    return figure
+
+
+def describe_position_similarity(data: PositionSimilarity) -> str:
+    """How near neighbours are, and where likeness ends."""
+    near = float(data.median[1])
+    below = np.flatnonzero(data.median < 0.5)
+    reach = f"it falls below one half at distance {below[0]}" if below.size else "it never falls below one half"
+    low = int(data.median.argmin())
+    return (
+        f"Neighbouring positions of {data.model} have a cosine similarity of {near:.2f}, {reach}, and is lowest "
+        f"({data.median[low]:.2f}) at distance {low}."
+    )

@@ -1,0 +1,371 @@
+"""Does order matter to a model? What moves in its vectors when words change places, or all of them move together.
+
+Tokens are compared with themselves: the vector of a word's token before, and of the same token where it has gone. The change is
+1 - cosine, as a share of that between unrelated tokens (or texts), which is 1: how far apart vectors of a model lie on average
+differs from model to model.
+
+Source: phase shift after Sinha, Kazemnejad, Reddy, Pineau, Hupkes and Williams (2022), "The Curious Case of Absolute Position
+Embeddings".
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from . import style
+from .access import Subject, study
+from .records import Record
+from .windows import Windows, cut
+
+
+# A text and the order of words that turns it round.
+EXAMPLE = ("Tom bit a dog", (2, 3, 1, 0))
+REVERSED, SHUFFLED = "words reversed", "words shuffled"
+
+
+@dataclass(frozen=True)
+class Change(Record):
+    """How much vectors change, by 1 - cosine; 1 is as much as between vectors that have nothing to do with each other.
+
+    Attributes:
+        tokens: mean over words' tokens.
+        text: of the mean over all tokens of a text, special ones too.
+        largest: the largest change of any number in any token's vector, as it is: 0 but for rounding where nothing changes.
+    """
+
+    tokens: float
+    text: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class OrderSensitivity(Record):
+    """What becomes of a model's last vectors when the words of a text change places.
+
+    Attributes:
+        model: its name.
+        reordered: "words reversed" and "words shuffled" -> the change.
+        distances: how many words apart the two are that are swapped, all else staying where it is.
+        swapped, others, text: (distances,), change of the tokens of the two words, of all others, and of the text.
+        example: a text and the same words in another order.
+        example_change: from the first to the second.
+        unrelated_tokens, unrelated_texts: 1 - cosine of tokens (texts) of different documents, which counts as 1 above.
+        texts, length: how many texts were read, and tokens of each, special ones counted.
+    """
+
+    model: str
+    reordered: dict[str, Change]
+    distances: list[int]
+    swapped: np.ndarray
+    others: np.ndarray
+    text: np.ndarray
+    example: tuple[str, str]
+    example_change: Change
+    unrelated_tokens: float
+    unrelated_texts: float
+    texts: int
+    length: int
+
+
+@dataclass(frozen=True)
+class PhaseShift(Record):
+    """What becomes of a model's last vectors when the positions of a text move, and nothing else.
+
+    Attributes:
+        model: its name.
+        shifts: by how many positions.
+        all: by shift, every token moved, [CLS] too: what depends on distances alone does not change.
+        but_first: by shift, all but the first token ([CLS], <s>), which stays at the first position.
+        unrelated_tokens, unrelated_texts, texts, length: as in [`OrderSensitivity`].
+    """
+
+    model: str
+    shifts: list[int]
+    all: list[Change]
+    but_first: list[Change]
+    unrelated_tokens: float
+    unrelated_texts: float
+    texts: int
+    length: int
+
+
+def reorder(words: Sequence[int | None], order: Sequence[int]) -> torch.Tensor:
+    """Where each token of a text comes from when its words stand in another order; special tokens stay.
+
+    Args:
+        words: by token, the number of its word, None for special tokens.
+        order: the words' numbers, from 0 as they occur, in their new order.
+    """
+    numbers = [*dict.fromkeys(word for word in words if word is not None)]
+    tokens = {number: [place for place, word in enumerate(words) if word == number] for number in numbers}
+    moved = iter([place for index in order for place in tokens[numbers[index]]])
+    return torch.tensor([place if word is None else next(moved) for place, word in enumerate(words)])
+
+
+def _cosine_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return 1 - torch.cosine_similarity(first.double(), second.double(), dim=-1)
+
+
+class _Texts:
+    """Windows of text with the last vectors of a model for them as they stand, which others are compared with.
+
+    Attributes:
+        states: (windows, length, width).
+        unrelated_tokens, unrelated_texts: 1 - cosine of tokens (means over tokens) of different windows.
+    """
+
+    def __init__(self, subject: Subject, windows: Windows):
+        if len(windows.input_ids) < 2:
+            raise ValueError(
+                "changes are compared with those between texts, and only one is long enough: give more texts"
+            )
+        self.subject, self.windows = subject, windows
+        self.states = self.last(windows.input_ids)
+        others, places = self.states.roll(1, dims=0), windows.places
+        self.unrelated_tokens = _distance(self.states[:, places], others[:, places.roll(1)]).mean().item()
+        self.unrelated_texts = _distance(self.states.mean(1), others.mean(1)).mean().item()
+
+    def last(self, input_ids: torch.Tensor, **inputs) -> torch.Tensor:
+        """Vectors (windows, length, width) of the last layer."""
+        return self.subject.observe(input_ids, **inputs).hidden_states[-1]
+
+    def reordered(self, input_ids: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+        """Vectors of texts whose tokens stand in another order, each where its token stands in `input_ids`.
+
+        Args:
+            origin: (windows, length), where the token of each place comes from.
+        """
+        return self.last(input_ids.gather(1, origin)).take_along_dim(origin.argsort(1)[..., None], dim=1)
+
+    def token_change(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """(windows, length), change of each token."""
+        return _distance(before, after) / self.unrelated_tokens
+
+    def text_change(self, before: torch.Tensor, after: torch.Tensor) -> float:
+        """Mean change of the means over tokens."""
+        return _distance(before.mean(1), after.mean(1)).mean().item() / self.unrelated_texts
+
+    def change(self, before: torch.Tensor, after: torch.Tensor, places: torch.Tensor) -> Change:
+        """Between vectors (windows, length, width) of the same tokens in the same order, `places` those of words."""
+        tokens = self.token_change(before, after)[:, places].mean().item()
+        return Change(tokens, self.text_change(before, after), (after - before).abs().max().item())
+
+
+def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return 1 - torch.cosine_similarity(first.double(), second.double(), dim=-1)
+
+
+def _read(model: Subject | str, texts: Iterable[str] | None, length: int, count: int, seed: int) -> _Texts:
+    """Windows of texts, of at most half the tokens that the model reads."""
+    subject = study(model)
+    generator = torch.Generator().manual_seed(seed)
+    length = min(length, (subject.longest or 2 * length) // 2)
+    return _Texts(subject, cut(subject, texts, length, count, generator))
+
+
+def _number_of_words(words: Sequence[int | None]) -> int:
+    return len({*words} - {None})
+
+
+def _swaps(read: _Texts, distance: int, generator: torch.Generator) -> tuple[float, float, float]:
+    """Change of swapped words, of all others, and of texts, when two words that are `distance` apart change places."""
+    origins, moved = [], []
+    for words in read.windows.words:
+        count = _number_of_words(words)
+        first = int(torch.randint(0, count - distance, (1,), generator=generator))
+        order = [*range(count)]
+        order[first], order[first + distance] = order[first + distance], order[first]
+        origins.append(reorder(words, order))
+        numbers = [*dict.fromkeys(word for word in words if word is not None)]
+        pair = {numbers[first], numbers[first + distance]}
+        moved.append([word in pair for word in words])
+    after = read.reordered(read.windows.input_ids, torch.stack(origins))
+    changes, is_moved = read.token_change(read.states, after), torch.tensor(moved)
+    is_word = torch.tensor([[word is not None for word in words] for words in read.windows.words])
+    values = changes[is_moved].mean().item(), changes[is_word & ~is_moved].mean().item()
+    return *values, read.text_change(read.states, after)
+
+
+def _example(read: _Texts) -> tuple[tuple[str, str], Change]:
+    text, order = EXAMPLE
+    encoded = read.subject.tokenizer([text])
+    # A tokenizer that splits one of its words has more of them to say so, and all move together.
+    by_character = [encoded.token_to_chars(0, place) for place in range(len(encoded["input_ids"][0]))]
+    words = [None if span is None else len(text[: max(span.start, 0) + 1].split()) - 1 for span in by_character]
+    ids, origin = torch.tensor(encoded["input_ids"]), reorder(words, order)[None]
+    places = torch.tensor([place for place, word in enumerate(words) if word is not None])
+    change = read.change(read.last(ids), read.reordered(ids, origin), places)
+    parts = text.split()
+    return (text, " ".join(parts[index] for index in order)), change
+
+
+def order_sensitivity(
+    model: Subject | str, texts: Iterable[str] | None = None, length: int = 48, count: int = 24, seed: int = 0
+) -> OrderSensitivity:
+    """What becomes of a model's last vectors when words swap places, are reversed and are shuffled.
+
+    Args:
+        model: what [`study`] takes.
+        texts: documents; by default Python's language reference.
+        length: tokens of a text, special ones counted; at most half of what the model reads.
+        count: number of texts.
+        seed: of what is drawn at random.
+
+    Raises:
+        ValueError: too little text, or no tokenizer.
+    """
+    read, generator = _read(model, texts, length, count, seed), torch.Generator().manual_seed(seed)
+    words, ids, places = read.windows.words, read.windows.input_ids, read.windows.places
+    counts = [_number_of_words(row) for row in words]
+    orders = {
+        REVERSED: [[*reversed(range(number))] for number in counts],
+        SHUFFLED: [torch.randperm(number, generator=generator).tolist() for number in counts],
+    }
+    reordered = {}
+    for name, rows in orders.items():
+        origin = torch.stack([reorder(row, order) for row, order in zip(words, rows)])
+        reordered[name] = read.change(read.states, read.reordered(ids, origin), places)
+    distances = [2**power for power in range(10) if 2**power < min(counts)]
+    swapped, others, text = np.array([_swaps(read, distance, generator) for distance in distances]).T
+    example, example_change = _example(read)
+    return OrderSensitivity(
+        model=read.subject.name,
+        reordered=reordered,
+        distances=distances,
+        swapped=swapped,
+        others=others,
+        text=text,
+        example=example,
+        example_change=example_change,
+        unrelated_tokens=read.unrelated_tokens,
+        unrelated_texts=read.unrelated_texts,
+        texts=len(ids),
+        length=ids.shape[1],
+    )
+
+
+def phase_shift(
+    model: Subject | str,
+    texts: Iterable[str] | None = None,
+    shifts: Sequence[int] | None = None,
+    length: int = 48,
+    count: int = 12,
+    seed: int = 0,
+) -> PhaseShift:
+    """What becomes of a model's last vectors when the positions of a text move, with the first token and without.
+
+    Args:
+        model: what [`study`] takes.
+        texts: documents; by default Python's language reference.
+        shifts: by how many positions; by default powers of 4 and as far as the table reaches, or 512 positions without one.
+        length, count, seed: as for [`order_sensitivity`].
+
+    Raises:
+        ValueError: a shift leads beyond the table; too little text, or no tokenizer.
+    """
+    read = _read(model, texts, length, count, seed)
+    subject, ids, places = read.subject, read.windows.input_ids, read.windows.places
+    room = (subject.longest or 512) - ids.shape[1]
+    if shifts is None:
+        shifts = sorted({*(4**power for power in range(10) if 4**power <= room), room})
+    beyond = [shift for shift in shifts if subject.longest and not 0 <= shift <= room]
+    if beyond:
+        raise ValueError(
+            f"a shift of {beyond[0]} leads beyond the {subject.longest} positions of {subject.name}: with texts of "
+            f"{ids.shape[1]} tokens it can be 0 to {room}"
+        )
+    start = torch.arange(ids.shape[1])[None] + subject.sizes.first_position
+    changes: dict[int, list[Change]] = {0: [], 1: []}
+    for shift in shifts:
+        for stay, row in changes.items():
+            position_ids = torch.cat([start[:, :stay], start[:, stay:] + shift], dim=1)
+            row.append(read.change(read.states, read.last(ids, position_ids=position_ids), places))
+    return PhaseShift(
+        model=subject.name,
+        shifts=[*shifts],
+        all=changes[0],
+        but_first=changes[1],
+        unrelated_tokens=read.unrelated_tokens,
+        unrelated_texts=read.unrelated_texts,
+        texts=len(ids),
+        length=ids.shape[1],
+    )
+
+
+@style.styled
+def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
+    """Change by distance of a swap, and of whole texts turned round and shuffled."""
+    figure, [[left, right]] = style.panels(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+    lines = {"the two words": data.swapped, "the other words": data.others, "the text": data.text}
+    for (label, values), colour in zip(lines.items(), style.CATEGORIES):
+        left.plot(data.distances, values, marker="o", markersize=4, color=colour, label=label)
+    left.set_xscale("log", base=2)
+    left.set_xticks(data.distances, [str(distance) for distance in data.distances])
+    left.set(title="two words swap places", xlabel="words apart", ylabel="change (1: unrelated)")
+    left.set_ylim(bottom=0)
+    left.legend()
+    bars = {f"“{data.example[1]}”": data.example_change, **data.reordered}
+    names = [name.removeprefix("words ") for name in bars]
+    for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
+        heights = [getattr(change, part) for change in bars.values()]
+        right.bar(np.arange(len(bars)) + 0.4 * shift - 0.2, heights, 0.38, color=colour, label=part)
+    right.set_xticks(
+        range(len(bars)), [name.replace(" a dog", "\na dog").replace("dog bit", "dog\nbit") for name in names]
+    )
+    right.set_title("all words change places")
+    right.legend()
+    return figure
+
+
+@style.styled
+def plot_phase_shift(data: PhaseShift) -> Figure:
+    """Change of tokens and of the text by shift, with [CLS] moved and not."""
+    figure, axes = style.panels(1, 2, sharey=True)
+    for axis, part in zip(axes[0], ("tokens", "text")):
+        for changes, label, colour in (
+            (data.all, "[CLS] moves too", style.BLUE),
+            (data.but_first, "[CLS] stays", style.VERMILION),
+        ):
+            values = [getattr(change, part) for change in changes]
+            axis.plot(data.shifts, values, marker="o", markersize=4, color=colour, label=label)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(data.shifts, [str(shift) for shift in data.shifts])
+        axis.minorticks_off()
+        axis.set(
+            title={"tokens": "vectors of tokens", "text": "vector of the text"}[part], xlabel="all positions moved by"
+        )
+    axes[0, 0].set_ylabel("change (1: unrelated)")
+    axes[0, 0].set_ylim(bottom=0)
+    axes[0, 0].legend()
+    return figure
+
+
+def describe_order_sensitivity(data: OrderSensitivity) -> str:
+    first, second = data.example
+    shuffled = data.reordered[SHUFFLED]
+    if shuffled.largest < 1e-4:
+        return f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
+    return (
+        f"Shuffling its words moves a text's vector in {data.model} by {shuffled.text:.0%} of the way to an unrelated text, and its "
+        f"words' by {shuffled.tokens:.0%}; from “{first}” to “{second}” it is {data.example_change.text:.0%}; two neighbours that "
+        f"swap places change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%}."
+    )
+
+
+def describe_phase_shift(data: PhaseShift) -> str:
+    largest = max(change.largest for change in data.all)
+    worst = max(data.all, key=lambda change: change.tokens)
+    where = data.shifts[data.all.index(worst)]
+    stays = max(data.but_first, key=lambda change: change.tokens)
+    far = data.shifts[data.but_first.index(stays)]
+    if largest < 1e-4:
+        start = f"{data.model} reads a text alike wherever it begins: no number in any vector moves by more than {largest:.0e}"
+    else:
+        start = (
+            f"Where a text begins matters to {data.model}: moved by {where} positions, its tokens change by {worst.tokens:.1%} and the "
+            f"text by {worst.text:.1%} of what unrelated ones differ by"
+        )
+    return f"{start}; where [CLS] stays and the rest moves by {far}, tokens change by {stays.tokens:.1%}."

@@ -1,0 +1,303 @@
+"""One page about the positions of a model, or of several side by side: every figure, and a sentence that says what it shows.
+
+The page is one file that loads nothing from anywhere else. The numbers behind it are JSON.
+"""
+
+import base64
+import html
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from .access import Subject, study
+from .files import drawn, write_whole
+from .order import SHUFFLED
+from .probes import MODEL
+from .records import SCHEME, TEXT, Figure, Record
+
+
+# One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
+GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    (
+        "probes",
+        "Position told by a linear probe before the first layer (R²)",
+        lambda data: f"{data.r2['position'][MODEL][0]:.2f}",
+    ),
+    ("probes", "… and after the last", lambda data: f"{data.r2['position'][MODEL][-1]:.2f}"),
+    (
+        "order",
+        "Text vector, when its words are shuffled, changes by",
+        lambda data: f"{data.reordered[SHUFFLED].text:.0%}",
+    ),
+    ("phase-shift", "… when it begins one position later", lambda data: f"{data.all[0].text:.1%}"),
+    ("phase-shift", "… and [CLS] stays", lambda data: f"{data.but_first[0].text:.1%}"),
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one figure shows for one model.
+
+    Attributes:
+        figure: which.
+        model: the model's name.
+        record: the numbers; None where the figure does not apply to the model.
+        sentence: what it shows, or why it does not apply.
+    """
+
+    figure: Figure
+    model: str
+    record: Record | None
+    sentence: str
+
+    @cached_property
+    def image(self) -> str:
+        """The drawing as the address of an image that holds its own data."""
+        return "data:image/png;base64," + base64.b64encode(drawn(self.figure, self.record)).decode()
+
+    @property
+    def alternative(self) -> str:
+        """What is said in place of the image to those who do not see it."""
+        shown = (self.figure.plot.__doc__ or self.figure.question).strip().partition("\n")[0]
+        return f"{self.model}. {shown} {self.sentence}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about some models. Shows itself in a notebook.
+
+    Attributes:
+        subjects: the models.
+        findings: by figure, one for each model, in the order of `subjects`.
+        text: what they were observed on, in words.
+    """
+
+    subjects: tuple[Subject, ...]
+    findings: dict[str, tuple[Finding, ...]]
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured, as JSON can hold it."""
+        figures = {
+            name: {
+                "question": row[0].figure.question,
+                "models": {
+                    finding.model: {
+                        "sentence": finding.sentence,
+                        "data": None if finding.record is None else finding.record.to_dict(),
+                    }
+                    for finding in row
+                },
+            }
+            for name, row in self.findings.items()
+        }
+        models = [_facts(subject) for subject in self.subjects]
+        return {"models": models, "figures": figures, "text": self.text, "versions": _versions()}
+
+    def glance(self) -> list[tuple[str, list[str]]]:
+        """What the models are and one number of some figures, as rows: what, and a cell for each model."""
+        models = [_facts(subject) for subject in self.subjects]
+        rows = [
+            ("Position scheme", [facts["position_scheme"] for facts in models]),
+            ("Layers × heads, width", ["{layers} × {heads}, {hidden_size}".format(**facts) for facts in models]),
+            ("Reads at most", [f"{facts['longest']} tokens" if facts["longest"] else "no limit" for facts in models]),
+        ]
+        for name, label, read in GLANCE:
+            row = self.findings.get(name, ())
+            if any(finding.record for finding in row):
+                rows.append((label, ["–" if finding.record is None else read(finding.record) for finding in row]))
+        return rows
+
+    def to_html(self) -> str:
+        """The page."""
+        environment = Environment(
+            loader=PackageLoader("hf_posenc.analysis", "."),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        return environment.get_template("report_template.html").render(
+            models=[_facts(subject) for subject in self.subjects],
+            glance=self.glance(),
+            rows=self.findings,
+            text=self.text,
+            versions=_versions(),
+        )
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, so that a notebook's style and this one leave each other alone."""
+        page = html.escape(self.to_html(), quote=True)
+        return (
+            f'<iframe srcdoc="{page}" title="Positions of {html.escape(_listed(self.subjects))}" '
+            'style="width: 100%; height: 80vh; min-height: 500px; border: 0"></iframe>'
+        )
+
+    def save(self, path: str | Path) -> tuple[Path, Path]:
+        """Write the page, and beside it the numbers: report.html and report.json. Both are written whole, or neither.
+
+        Raises:
+            OSError: they cannot be written.
+            ValueError: the name does not end in .html.
+        """
+        page, numbers = check_page(path)
+        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+        write_whole({page: self.to_html().encode(), numbers: text.encode()})
+        return page, numbers
+
+
+def check_page(path: str | Path) -> tuple[Path, Path]:
+    """Where a page and its numbers go.
+
+    Raises:
+        ValueError: the name does not end in .html.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: the report is a page, give it a name that ends in .html")
+    return path, path.with_suffix(".json")
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What a model is."""
+    sizes = subject.sizes
+    return {
+        "name": subject.name,
+        "family": subject.family.model_type,
+        "position_scheme": subject.scheme,
+        "layers": len(subject.layers),
+        "heads": sizes.num_attention_heads,
+        "hidden_size": sizes.hidden_size,
+        "longest": subject.longest,
+        "parameters": subject.model.num_parameters(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("hf_posenc", "transformers", "torch")}
+
+
+def _listed(subjects: Iterable[Subject]) -> str:
+    return ", ".join(subject.name for subject in subjects)
+
+
+def _named_apart(subjects: Sequence[Subject]) -> tuple[Subject, ...]:
+    """The same models, with a number behind a name that an earlier one has."""
+    named: list[Subject] = []
+    for subject in subjects:
+        name, number = subject.name, 1
+        while name in {other.name for other in named}:
+            number += 1
+            name = f"{subject.name} ({number})"
+        named.append(study(subject, name=name))
+    return tuple(named)
+
+
+def finding(figure: Figure, subject: Subject, **options) -> Finding:
+    """Measure one figure for one model; where it does not apply, the finding says why.
+
+    Args:
+        options: of the figure's own function.
+    """
+    if figure.needs != SCHEME and not subject.trained:
+        return Finding(
+            figure, subject.name, None, f"{subject.name} is a scheme without a checkpoint, which this needs."
+        )
+    try:
+        record = figure.measure(subject, **options)
+    except ValueError as error:
+        return Finding(figure, subject.name, None, f"Does not apply: {error}.")
+    return Finding(figure, subject.name, record, figure.describe(record))
+
+
+def report(
+    *models: str | Path | PreTrainedModel | Subject,
+    texts: Iterable[str] | None = None,
+    figures: Iterable[str] | None = None,
+    progress: bool = True,
+) -> Report:
+    """All figures about one model, or about several side by side.
+
+    Args:
+        models: what [`study`] takes, or "NAME=MODEL" to give one a name; so does `study(model, tokenizer, name="NAME")`.
+        texts: documents that the models are observed on; by default Python's own language reference.
+        figures: names in [`FIGURES`]; by default all.
+        progress: show a bar.
+
+    Raises:
+        OSError, TypeError: as for [`study`].
+        ValueError: no model is given, a figure is unknown, or a text is empty.
+    """
+    from . import FIGURES, figure_named
+
+    if not models:
+        raise ValueError("a report is about at least one model: give a folder, a name on the Hub, or a model")
+    chosen = [figure_named(name) for name in (FIGURES if figures is None else figures)]
+    options = {} if texts is None else {"texts": check_texts(texts)}
+    subjects = _named_apart([_study_named(model) for model in models])
+    rows: dict[str, list[Finding]] = {figure.name: [] for figure in chosen}
+    steps = [(subject, figure) for figure in chosen for subject in subjects]
+    with tqdm(steps, disable=not progress, unit="figure") as bar:
+        for subject, figure in bar:
+            bar.set_description(f"{subject.name}: {figure.name}")
+            rows[figure.name].append(finding(figure, subject, **(options if figure.needs == TEXT else {})))
+    text = f"{len(options['texts'])} given texts" if options else "Python's own language reference"
+    return Report(subjects, {name: tuple(row) for name, row in rows.items()}, text)
+
+
+def _study_named(model: str | Path | PreTrainedModel | Subject) -> Subject:
+    """A model for study; "NAME=MODEL" gives it a name."""
+    if isinstance(model, str) and "=" in model and not Path(model).exists():
+        name, _, model = model.partition("=")
+        return study(model, name=name)
+    return study(model)
+
+
+def check_texts(texts: Iterable[str]) -> list[str]:
+    """Documents as a list; a single string is one.
+
+    Raises:
+        TypeError: one is not a string.
+        ValueError: there is none, or one has no word in it.
+    """
+    texts = [texts] if isinstance(texts, str) else [*texts]
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise TypeError(f"a text must be a string, got {text!r} of type {type(text).__name__}")
+        if not text.strip():
+            raise ValueError(f"text {number} of {len(texts)} is empty: there is no word in it")
+    if not texts:
+        raise ValueError("no text was given: give at least one")
+    return texts
+
+
+def read_texts(path: str | Path, size: int = 4000) -> list[str]:
+    """A UTF-8 text file as documents: paragraphs, between blank lines, as many as make up `size` characters or more.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or there is no word in it.
+    """
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a UTF-8 text: {error}") from error
+    documents, gathered = [], ""
+    for paragraph in filter(str.strip, content.split("\n\n")):
+        gathered += paragraph + "\n\n"
+        if len(gathered) >= size:
+            documents.append(gathered)
+            gathered = ""
+    if gathered:
+        documents.append(gathered)
+    if not documents:
+        raise ValueError(f"{path} is empty: there is no word in it")
+    return documents
