@@ -11,12 +11,13 @@ class Absolute(EmbeddingScheme):
 
     The only scheme that cannot read beyond its table.
 
-    Source: Devlin et al. 2019; it computes what transformers' stock embeddings compute.
+    Source: Devlin et al. 2019 (https://arxiv.org/abs/1810.04805); it computes what transformers' stock embeddings
+    compute.
     """
 
     name = "absolute"
     formula = "w + p_i, p learned"
-    paper = "Devlin et al. 2019"
+    paper = "Devlin et al. 2019, arXiv:1810.04805"
     extrapolates = "no: the table ends"
     ends_with_table = True
 

@@ -19,13 +19,13 @@ def alibi_slopes(heads: int) -> list[float]:
 class Alibi(AttentionScheme):
     """score(i, j) = q_i·k_j/√d - m_h |i - j|, symmetric as encoders need it; m are [`alibi_slopes`], no parameters.
 
-    Source: Press et al. 2022; slopes checked against `build_alibi_tensor` of transformers' BLOOM and
-    `build_mpt_alibi_tensor` of its MPT.
+    Source: Press et al. 2022 (https://arxiv.org/abs/2108.12409); slopes checked against `build_alibi_tensor` of
+    transformers' BLOOM and `build_mpt_alibi_tensor` of its MPT.
     """
 
     name = "alibi"
     formula = "q_i·k_j/√d − m_h·|i−j|"
-    paper = "Press et al. 2022"
+    paper = "Press et al. 2022, arXiv:2108.12409"
     extrapolates = "yes: any length"
     silent = False
 

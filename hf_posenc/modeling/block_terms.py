@@ -5,6 +5,7 @@ scores; given the gradient of these scores, it adds to the gradients of all that
 something already to add to: without it, what is there is overwritten.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -374,6 +375,5 @@ KINDS: tuple[type[BlockTerm], ...] = (DistanceBias, QueryTable, KeyTable, ValueT
 
 
 def block_terms(setting: Setting, parts: list[Part]) -> list[BlockTerm]:
-    """One object for each kind that there is among the parts."""
-    of_kinds = [(kind, [part for part in parts if part.kind is kind]) for kind in KINDS]
-    return [kind(setting, own) for kind, own in of_kinds if own]
+    """One object for each kind that there is among the parts, which are in the order of [`KINDS`]."""
+    return [kind(setting, list(own)) for kind, own in itertools.groupby(parts, key=lambda part: part.kind)]

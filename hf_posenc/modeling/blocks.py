@@ -129,8 +129,8 @@ def split_at_clipping(
 
 def block_seed(seed: int, block: Block) -> int:
     """A seed for the random numbers of a block: of 64 bits, all of which depend on all that goes in (SplitMix64)."""
-    mixed = seed
-    for number in (block.sequence, block.heads.start, block.queries.start, block.keys.start):
+    mixed = 0
+    for number in (seed, block.sequence, block.heads.start, block.queries.start, block.keys.start):
         mixed = (mixed + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

@@ -10,12 +10,12 @@ From here down: [`strategies`] says which kernel and which blocks, [`passes`] go
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
 from .block_terms import (
     KINDS,
+    BlockTerm,
     DistanceBias,
     Inputs,
     KeyTable,
@@ -27,7 +27,7 @@ from .block_terms import (
 )
 from .blocks import Sizes
 from .distance_products import clipped_ends
-from .masks import AttentionMask, Dropout, allowed, key_ranges
+from .masks import Dropout, allowed, key_ranges
 from .passes import BackwardPass, ForwardPass, Plan
 from .scheme import PairTerm, ProductTerm, RelativeTerm
 from .strategies import Strategy, choose_strategy, may_clip
@@ -37,34 +37,32 @@ __all__ = ["Term", "allowed", "blockwise_attention"]
 
 Term = RelativeTerm | PairTerm | ProductTerm
 
+# What the passes know of parts beside their tensors: their class, and their rows.
+Kinds = list[tuple[type[BlockTerm], torch.Tensor | None]]
+
 
 def parts_of(term: Term) -> Iterator[Part]:
     """What the classes of [`block_terms`] compute of a term."""
     match term:
+        case RelativeTerm():
+            kinds = DistanceBias, QueryTable, KeyTable, ValueTable
+            tables = term.bias, term.query_table, term.key_table, term.value_table
+            yield from (Part(kind, (table,), term.rows) for kind, table in zip(kinds, tables) if table is not None)
         case PairTerm():
             yield Part(PairBias, (term.bias,))
         case ProductTerm():
             yield Part(PositionProduct, (term.query, term.key))
-        case RelativeTerm():
-            tables = {
-                DistanceBias: term.bias,
-                QueryTable: term.query_table,
-                KeyTable: term.key_table,
-                ValueTable: term.value_table,
-            }
-            yield from (Part(kind, (table,), term.rows) for kind, table in tables.items() if table is not None)
 
 
 def strategy_of(
-    content_query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    parts: list[Part],
-    mask: AttentionMask,
-    dropout: Dropout,
+    inputs: tuple[torch.Tensor, ...], sizes: Sizes, parts: list[Part], has_ranges: bool, has_dropout: bool
 ) -> Strategy:
-    """The strategy for an attention, given its tensors; print it to see what is done."""
-    sizes = Sizes(*content_query.shape[:3], key.shape[2])
+    """The strategy for an attention, given its tensors; print it to see what is done.
+
+    Args:
+        inputs: content query, key and value.
+        has_ranges: whether each sequence attends to a range of keys, and the mask says nothing else.
+    """
     kinds = frozenset(part.kind for part in parts)
     clipped = (0, 0)
     rows = [part.rows for part in parts if part.rows is not None]
@@ -74,10 +72,10 @@ def strategy_of(
         sizes,
         kinds,
         clipped,
-        dropout=bool(dropout),
-        has_ranges=None not in mask.ranges,
+        dropout=has_dropout,
+        has_ranges=has_ranges,
         is_shared=all(part.kind.is_shared(part.tensors) for part in parts),
-        is_dense=all(tensor.stride(-1) == 1 for tensor in (content_query, key, value)),
+        is_dense=all(tensor.stride(-1) == 1 for tensor in inputs),
     )
 
 
@@ -85,21 +83,21 @@ class BlockwiseAttention(torch.autograd.Function):
     """Attention with terms, block by block; nothing but its inputs is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, plan: Plan, parts: list[Part], content_query, query, key, value, *tensors):
-        """`query` is None where it is the content query. `parts` have no tensors; these follow, in the order of parts.
+    def forward(ctx, plan: Plan, kinds: Kinds, mask, content_query, query, key, value, *tensors):
+        """`query` is None where it is the content query. `tensors` are those of the parts, one part after the other.
 
         Returns (batch, heads, query, head_dim).
         """
         output = _like_heads(content_query)
         with torch.autocast(output.device.type, enabled=False):
-            inputs, own_parts = _widened(parts, content_query, query, key, value, tensors)
+            inputs, parts = _widened(kinds, content_query, query, key, value, tensors)
             wide = output if output.dtype == inputs.key.dtype else _like_heads(inputs.content_query)
-            ForwardPass(plan, inputs, own_parts).run(wide)
+            ForwardPass(plan, mask, inputs, parts).run(wide)
         if wide is not output:
             output.copy_(wide)
         # Saved as a tensor, the mask is missed if somebody overwrites it before the backward pass.
-        ctx.plan, ctx.parts = replace(plan, mask=replace(plan.mask, mask=None)), parts
-        ctx.save_for_backward(plan.mask.mask, content_query, query, key, value, *tensors)
+        ctx.plan, ctx.kinds = plan, kinds
+        ctx.save_for_backward(mask, content_query, query, key, value, *tensors)
         return output
 
     @staticmethod
@@ -110,24 +108,19 @@ class BlockwiseAttention(torch.autograd.Function):
                 "position attention in blocks has no second derivative: use attn_implementation='eager' for it"
             )
         mask, content_query, query, key, value, *tensors = ctx.saved_tensors
-        plan = replace(ctx.plan, mask=replace(ctx.plan.mask, mask=mask))
-        needed = ctx.needs_input_grad[6:]
+        needed = ctx.needs_input_grad[7:]
         with torch.autocast(key.device.type, enabled=False):
-            inputs, parts = _widened(ctx.parts, content_query, query, key, value, tensors, needed)
-            backward = BackwardPass(plan, inputs, parts)
+            inputs, parts = _widened(ctx.kinds, content_query, query, key, value, tensors, needed)
+            backward = BackwardPass(ctx.plan, mask, inputs, parts)
             found = backward.run(output_gradient.to(inputs.key.dtype))
         own = backward.gradients
-        query_gradient = None if query is None else own.query
-        gradients = [own.content_query, query_gradient, own.key, own.value, *found]
+        gradients = [own.content_query, None if query is None else own.query, own.key, own.value, *found]
         given = (content_query, query, key, value, *tensors)
-        return (
-            None,
-            None,
-            *(
-                gradient.to(tensor.dtype) if is_needed and gradient is not None else None
-                for gradient, tensor, is_needed in zip(gradients, given, ctx.needs_input_grad[2:])
-            ),
-        )
+        returned = [
+            gradient.to(tensor.dtype) if is_needed and gradient is not None else None
+            for gradient, tensor, is_needed in zip(gradients, given, ctx.needs_input_grad[3:])
+        ]
+        return None, None, None, *returned
 
 
 def _like_heads(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,7 +129,7 @@ def _like_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(batch, length, heads, head_dim).transpose(1, 2)
 
 
-def _widened(parts, content_query, query, key, value, tensors, needed=()) -> tuple[Inputs, list[Part]]:
+def _widened(kinds: Kinds, content_query, query, key, value, tensors, needed=()) -> tuple[Inputs, list[Part]]:
     """All tensors in float32 at least: sums in half precision would be off by more than the kernels are.
 
     Args:
@@ -145,14 +138,11 @@ def _widened(parts, content_query, query, key, value, tensors, needed=()) -> tup
     dtype = torch.promote_types(content_query.dtype, torch.float32)
     content_query, key, value = (tensor.to(dtype) for tensor in (content_query, key, value))
     inputs = Inputs(content_query, content_query if query is None else query.to(dtype), key, value)
-    filled, start = [], 0
-    for part in parts:
-        own = slice(start, start + part.kind.tensor_count)
-        filled.append(
-            replace(part, tensors=tuple(tensor.to(dtype) for tensor in tensors[own]), needs_gradient=needed[own])
-        )
-        start = own.stop
-    return inputs, filled
+    parts, stop = [], 0
+    for kind, rows in kinds:
+        own = slice(stop, stop := stop + kind.tensor_count)
+        parts.append(Part(kind, tuple(tensor.to(dtype) for tensor in tensors[own]), rows, needed[own]))
+    return inputs, parts
 
 
 def blockwise_attention(
@@ -188,14 +178,14 @@ def blockwise_attention(
         terms = [term.without_query_bias() if isinstance(term, RelativeTerm) else term for term in terms]
     # In the order in which a pass has them.
     parts = sorted((part for term in terms for part in parts_of(term)), key=lambda part: KINDS.index(part.kind))
-    batch, _, key_length, _ = key.shape
-    ranges = [None] * batch if is_causal else key_ranges(mask, batch, key_length)
-    # Without a mask where ranges say all.
-    own_mask = AttentionMask(ranges, mask if None in ranges else None, is_causal)
-    own_dropout = Dropout(dropout, int(torch.randint(1 << 62, ())) if dropout else 0)
-    strategy = strategy_of(content_query, key, value, parts, own_mask, own_dropout)
-    plan = Plan(Sizes(*content_query.shape[:3], key_length), strategy, own_mask, own_dropout, scaling)
-    other_query = None if query is content_query else query
-    tensors = [tensor for part in parts for tensor in part.tensors]
-    parts = [replace(part, tensors=()) for part in parts]
-    return BlockwiseAttention.apply(plan, parts, content_query, other_query, key, value, *tensors).transpose(1, 2)
+    sizes = Sizes(*content_query.shape[:3], key.shape[2])
+    ranges = [None] * sizes.batch if is_causal else key_ranges(mask, sizes.batch, sizes.key_length)
+    has_ranges = None not in ranges
+    strategy = strategy_of((content_query, key, value), sizes, parts, has_ranges, dropout > 0)
+    seed = int(torch.randint(1 << 62, ())) if dropout else 0
+    plan = Plan(sizes, strategy, ranges, is_causal, Dropout(dropout, seed), scaling)
+    kinds = [(part.kind, part.rows) for part in parts]
+    # No mask where ranges say all, no other query where there is one.
+    given = None if has_ranges else mask, content_query, None if query is content_query else query, key, value
+    tensors = (tensor for part in parts for tensor in part.tensors)
+    return BlockwiseAttention.apply(plan, kinds, *given, *tensors).transpose(1, 2)

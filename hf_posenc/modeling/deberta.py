@@ -40,8 +40,8 @@ class Deberta(AttentionScheme):
 
     The paper writes p2c with δ(j,i); every released checkpoint and both public codes have δ(i,j).
 
-    Source: He et al. 2021; checked against `DebertaModel` and `DebertaV2Model` of transformers. p2p is the paper's
-    formula, no public code runs it.
+    Source: He et al. 2021 (https://arxiv.org/abs/2006.03654); checked against `DebertaModel` and `DebertaV2Model` of
+    transformers. p2p is the paper's formula, no public code runs it.
     """
 
     name = "deberta"
@@ -57,7 +57,7 @@ class Deberta(AttentionScheme):
         Flag("position_norm", Boolean(), False, "LayerNorm on the table (v2, v3)"),
     )
     formula = "(q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)])/√d, K = W_k P, Q = W_q P"
-    paper = "He et al. 2021"
+    paper = "He et al. 2021, arXiv:2006.03654"
     extrapolates = "yes: distances beyond max_distance share a row"
 
     def check(self, config) -> None:

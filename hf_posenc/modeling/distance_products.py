@@ -37,7 +37,8 @@ class Buffer:
     """
 
     def __init__(self, like: torch.Tensor):
-        self._memory = like.new_empty(0)
+        self._like = like
+        self._memory: torch.Tensor | None = None
         # Views of it by shape: most blocks have the same.
         self._views: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -45,8 +46,8 @@ class Buffer:
         """A contiguous tensor with any content."""
         if shape not in self._views:
             size = math.prod(shape)
-            if self._memory.numel() < size:
-                self._memory = self._memory.new_empty(size)
+            if self._memory is None or self._memory.numel() < size:
+                self._memory = self._like.new_empty(size)
                 self._views.clear()
             self._views[shape] = self._memory[:size].view(shape)
         return self._views[shape]

@@ -54,8 +54,8 @@ class Kerple(AttentionScheme):
     `encoder.layer.N.attention.self`, `kerple_r1.weight` and `kerple_r2.weight` (heads,). It starts silent with r1 = 0, where r1
     has a gradient. |i - j| cannot tell left from right: beside it, only a scheme that can makes "a b" another text than "b a".
 
-    Source: Chi et al. 2022 (https://arxiv.org/abs/2205.09921), equation 4; checked by explicit loops. The official code keeps r1
-    at 0.01 at least.
+    Source: Chi et al. 2022 (https://arxiv.org/abs/2205.09921), equation 4; checked by explicit loops. The official
+    code keeps r1 at 0.01 at least.
     """
 
     name = "kerple"
@@ -66,7 +66,7 @@ class Kerple(AttentionScheme):
         ),
     )
     formula = "q_i·k_j/√d − r1_h·log(1 + r2_h·|i−j|)"
-    paper = "Chi et al. 2022"
+    paper = "Chi et al. 2022, arXiv:2205.09921"
     extrapolates = "yes: any length"
 
     def read(self, config) -> None:

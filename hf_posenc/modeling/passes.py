@@ -26,12 +26,14 @@ class Plan:
     """What both passes know beside tensors that may have a gradient.
 
     Attributes:
+        ranges, is_causal: of the [`AttentionMask`].
         scaling: of the content score.
     """
 
     sizes: Sizes
     strategy: Strategy
-    mask: AttentionMask
+    ranges: list[tuple[int, int] | None]
+    is_causal: bool
     dropout: Dropout
     scaling: float
 
@@ -56,8 +58,16 @@ class ClippedKeys:
 class Pass:
     """What the two passes share: the weights of a block."""
 
-    def __init__(self, plan: Plan, inputs: Inputs, parts: list[Part], gradients: Inputs | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        mask: torch.Tensor | None,
+        inputs: Inputs,
+        parts: list[Part],
+        gradients: Inputs | None = None,
+    ):
         self.plan, self.inputs = plan, inputs
+        self.mask = AttentionMask(plan.ranges, mask, plan.is_causal)
         setting = Setting(plan.sizes, plan.strategy.clipping, plan.strategy.keys, inputs, gradients)
         self.terms = block_terms(setting, parts)
         self.distances = Distances(setting)
@@ -81,7 +91,7 @@ class Pass:
 
     def range_of(self, sequence: int) -> slice:
         """The keys that a sequence attends to, or all where these are no range."""
-        return slice(*(self.plan.mask.ranges[sequence] or (0, self.plan.sizes.key_length)))
+        return slice(*(self.mask.ranges[sequence] or (0, self.plan.sizes.key_length)))
 
     def keys_of(self, sequence: int) -> slice:
         """All that a sequence attends to, and the rest of a line."""
@@ -100,7 +110,7 @@ class Pass:
             for index, keys in enumerate(clipped):
                 others[..., index] = keys.score
         self.scores.put(block, scores)
-        self.plan.mask.apply(scores, block)
+        self.mask.apply(scores, block)
         weights = torch.softmax(every, dim=-1, out=every)
         if self._has_steep_bias:
             # A steep bias (ALiBi's) leaves weights so small that their products with gradients are below what processors
@@ -188,9 +198,9 @@ class ForwardPass(Pass):
                     keys = self.keys_of(sequences.start) if shared is None else slice(0, sizes.key_length)
                     block = Block(sequences.start, heads, queries, keys)
                     added = self.scores.added(block) if shared is None else shared
-                    if self.plan.mask.ranges[block.sequence] is None:
+                    if self.mask.ranges[block.sequence] is None:
                         added = added if shared is None else shared.clone()
-                        self.plan.mask.apply(added, block)
+                        self.mask.apply(added, block)
                     attended = self.range_of(block.sequence)
                     self._call_kernel(output, sequences, block, attended, added[..., block.columns(attended)])
 
@@ -219,7 +229,7 @@ class ForwardPass(Pass):
 
     def _like_sequences(self) -> list[slice]:
         """All sequences in one if they have the same terms and the same range of keys, else each by itself."""
-        ranges = self.plan.mask.ranges
+        ranges = self.mask.ranges
         if self._terms_are_shared and len({*ranges}) == 1 and ranges[0] is not None:
             return [slice(0, self.plan.sizes.batch)]
         return list(slices(self.plan.sizes.batch, 1))
@@ -236,9 +246,9 @@ class BackwardPass(Pass):
         gradients: of the inputs, once [`run`] has been called.
     """
 
-    def __init__(self, plan: Plan, inputs: Inputs, parts: list[Part]):
+    def __init__(self, plan: Plan, mask: torch.Tensor | None, inputs: Inputs, parts: list[Part]):
         self.gradients = inputs.zeros()
-        super().__init__(plan, inputs, parts, self.gradients)
+        super().__init__(plan, mask, inputs, parts, self.gradients)
 
     def run(self, output_gradient: torch.Tensor) -> list[torch.Tensor | None]:
         """Add to the gradients of the inputs.
@@ -264,7 +274,7 @@ class BackwardPass(Pass):
         if dropout_mask is not None:
             gradient.mul_(dropout_mask)
         gradient = torch._softmax_backward_data(gradient, weights, -1, weights.dtype)
-        forbidden = self.plan.mask.forbidden(block)
+        forbidden = self.mask.forbidden(block)
         if forbidden is not None:
             # Where every key is masked, weights are not zero, and yet nothing depends on the scores.
             gradient.masked_fill_(forbidden, 0.0)

@@ -25,7 +25,7 @@ class Relative(AttentionScheme):
     `encoder.layer.N.attention.self.relative_key_embeddings.weight` and `relative_value_embeddings.weight`, both
     (2·position_max_distance + 1, head_dim); without `position_on_values` there is no a^V.
 
-    Source: Shaw et al. 2018, equations 3 to 5.
+    Source: Shaw et al. 2018 (https://arxiv.org/abs/1803.02155), equations 3 to 5.
     """
 
     name = "relative"
@@ -35,7 +35,7 @@ class Relative(AttentionScheme):
         Flag("position_on_values", Boolean(), True, "also on the value side"),
     )
     formula = "q_i·(k_j + a^K[c(j−i)])/√d, output Σ_j α_ij (v_j + a^V[c(j−i)])"
-    paper = "Shaw et al. 2018"
+    paper = "Shaw et al. 2018, arXiv:1803.02155"
     extrapolates = "yes: distances beyond position_max_distance share a vector"
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
@@ -63,15 +63,15 @@ class RelativeKey(AttentionScheme):
     a is `encoder.layer.N.attention.self.distance_embedding.weight` (2·max_position_embeddings - 1, head_dim); the
     distance i - j is in row i - j + max_position_embeddings - 1, and distances beyond the table share its ends.
 
-    Source: Huang et al. 2020 (the key side of Shaw et al. 2018, with a vector for every distance); checked against
-    `position_embedding_type` "relative_key" of transformers 4.57 without a cache. With one, that gave every query of a
-    prompt the last position.
+    Source: Huang et al. 2020 (https://arxiv.org/abs/2009.13658) (the key side of Shaw et al. 2018, with a vector for
+    every distance); checked against `position_embedding_type` "relative_key" of transformers 4.57 without a cache.
+    With one, that gave every query of a prompt the last position.
     """
 
     name = "relative_key"
     flags = (init(),)
     formula = "(q_i·k_j + q_i·a[i−j])/√d"
-    paper = "Huang et al. 2020"
+    paper = "Huang et al. 2020, arXiv:2009.13658"
     extrapolates = "yes: distances beyond max_position_embeddings share a vector"
 
     def read(self, config) -> None:
@@ -99,8 +99,8 @@ class RelativeKey(AttentionScheme):
 class RelativeKeyQuery(RelativeKey):
     """score(i, j) = (q_i·k_j + q_i·a[i - j] + k_j·a[i - j])/√d, with the table of [`RelativeKey`].
 
-    Source: Huang et al. 2020, method 4; checked against `position_embedding_type` "relative_key_query" of transformers
-    4.57 without a cache.
+    Source: Huang et al. 2020 (https://arxiv.org/abs/2009.13658), method 4; checked against `position_embedding_type`
+    "relative_key_query" of transformers 4.57 without a cache.
     """
 
     name = "relative_key_query"

@@ -58,7 +58,8 @@ def t5_bucket(
     Returns:
         int64 tensor of the same shape, 0 to `num_buckets` - 1.
 
-    Source: Raffel et al. 2020; checked against `T5Attention._relative_position_bucket` of transformers.
+    Source: Raffel et al. 2020 (https://arxiv.org/abs/1910.10683); checked against
+    `T5Attention._relative_position_bucket` of transformers.
     """
     buckets = torch.zeros_like(relative_position)
     if bidirectional:
@@ -87,7 +88,8 @@ def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) 
     Returns:
         int64 tensor of the same shape, -(num_buckets - 1) to num_buckets - 1.
 
-    Source: He et al. 2021; checked against `make_log_bucket_position` of transformers' DeBERTa-v2.
+    Source: He et al. 2021 (https://arxiv.org/abs/2006.03654); checked against `make_log_bucket_position` of
+    transformers' DeBERTa-v2.
     """
     distance = distance.clamp(-(max_distance - 1), max_distance - 1)
     middle = num_buckets // 2

@@ -78,7 +78,8 @@ class Rope(AttentionScheme):
     computed by its own functions for the usable number of positions. In composites, score terms see the rotated
     queries and keys.
 
-    Source: Su et al. 2021; layout `halves` checked against `EsmModel`, `interleaved` against `RoFormerModel`.
+    Source: Su et al. 2021 (https://arxiv.org/abs/2104.09864); layout `halves` checked against `EsmModel`,
+    `interleaved` against `RoFormerModel`.
     """
 
     name = "rope"
@@ -94,7 +95,7 @@ class Rope(AttentionScheme):
         ),
     )
     formula = "(R_i q_i)·(R_j k_j)/√d, R_i rotates pair k by i·base^(−2k/d)"
-    paper = "Su et al. 2021"
+    paper = "Su et al. 2021, arXiv:2104.09864"
     extrapolates = "yes: any length (position_rope_scaling helps)"
     silent = False
     reads_key_positions = False  # keys are rotated before they are cached

@@ -67,7 +67,8 @@ class Sinusoidal(EmbeddingScheme):
     `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
     the token's index in the sequence or the given `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
 
-    Source: Vaswani et al. 2017; layout `halves` as tensor2tensor's `get_timing_signal_1d`.
+    Source: Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762); layout `halves` as tensor2tensor's
+    `get_timing_signal_1d`.
     """
 
     name = "sinusoidal"
@@ -84,7 +85,7 @@ class Sinusoidal(EmbeddingScheme):
         ),
     )
     formula = "w + s·[sin(i/base^(2k/E)), cos(i/base^(2k/E))], s learned"
-    paper = "Vaswani et al. 2017"
+    paper = "Vaswani et al. 2017, arXiv:1706.03762"
     extrapolates = "yes: any length"
     silent = False
 

@@ -26,7 +26,8 @@ class T5(AttentionScheme):
 
     MPNet's checkpoints have such a table, of 32 buckets and distance 128, in the same place: `absolute+t5` computes what they do.
 
-    Source: Raffel et al. 2020; buckets and bias checked against `T5Attention` of transformers.
+    Source: Raffel et al. 2020 (https://arxiv.org/abs/1910.10683); buckets and bias checked against `T5Attention` of
+    transformers.
     """
 
     name = "t5"
@@ -37,7 +38,7 @@ class T5(AttentionScheme):
         Flag("position_per_layer", Boolean(), False, "a table per layer instead of one for all"),
     )
     formula = "q_i·k_j/√d + b[h, bucket(j−i)]"
-    paper = "Raffel et al. 2020"
+    paper = "Raffel et al. 2020, arXiv:1910.10683"
     extrapolates = "yes: distances beyond max_distance share a bucket"
 
     def check(self, config) -> None:

@@ -25,13 +25,14 @@ class TransformerXL(AttentionScheme):
     W_R is `linear_pos.weight` (hidden_size, hidden_size), u and v are `pos_bias_u.weight`, `pos_bias_v.weight` (heads,
     head_dim).
 
-    Source: Dai et al. 2019; checked against `XLNetRelativeAttention` of transformers.
+    Source: Dai et al. 2019 (https://arxiv.org/abs/1901.02860); checked against `XLNetRelativeAttention` of
+    transformers.
     """
 
     name = "transformer_xl"
     flags = (init(), base())
     formula = "[(q_i + u)·k_j + (q_i + v)·(W_R s[i−j])]/√d"
-    paper = "Dai et al. 2019"
+    paper = "Dai et al. 2019, arXiv:1901.02860"
     extrapolates = "yes: any length"
 
     def check(self, config) -> None:

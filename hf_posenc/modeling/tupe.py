@@ -33,13 +33,13 @@ class Tupe(AttentionScheme):
 
     Form `paper`: content and position both over √(2d). Beside `t5` (TUPE-R) the bias of `t5` is 0 for [CLS].
 
-    Source: Ke et al. 2021, equations 7 and 8; checked by explicit loops.
+    Source: Ke et al. 2021 (https://arxiv.org/abs/2006.15595), equations 7 and 8; checked by explicit loops.
     """
 
     name = "tupe"
     flags = (init(), form("keep the content score of a checkpoint, or both over √(2d) as published"))
     formula = "q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, [CLS] untied"
-    paper = "Ke et al. 2021"
+    paper = "Ke et al. 2021, arXiv:2006.15595"
     extrapolates = "no: the table ends"
     ends_with_table = True
     reads_table = True

@@ -130,7 +130,8 @@ MASKS += ["additive"]
 
 def written_out(content_query, query, key, value, terms, mask, scaling) -> torch.Tensor:
     """The formula by whole matrices."""
-    scores = content_query @ key.transpose(2, 3) * scaling + score_bias(query, key, terms)
+    bias = score_bias(query, key, terms)
+    scores = content_query @ key.transpose(2, 3) * scaling + (0 if bias is None else bias)
     lowest = torch.finfo(scores.dtype).min
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, lowest)
