@@ -155,7 +155,7 @@ def test_lora(case, attended):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_" in name:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator))
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
         with torch.no_grad():
             results.append([model.eval()(**inputs).logits])
         model.train()
