@@ -144,6 +144,11 @@ def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: s
     return resident("VmHWM") - before
 
 
+def returning_memory() -> dict[str, str]:
+    """The environment of a process that gives what it frees back at once: the level shows what is in use (glibc)."""
+    return os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
 def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch: int, mode: str) -> int | str:
     """The same in a process of its own; "out of memory" where that is what happens."""
     command = [sys.executable, __file__, "--memory_of", name, mode, "--lengths", str(length), "--batch", str(batch)]
@@ -151,9 +156,7 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
         command += [f"--{option}", str(getattr(arguments, option))]
     for option in ("schemes", "backends", "peers"):
         command += [f"--{option}", *getattr(arguments, option)]
-    # What is freed goes back to the system at once, so that the level shows what is in use (glibc).
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=returning_memory())
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
     if "OutOfMemory" in done.stderr or "can't allocate memory" in done.stderr or done.returncode == -9:

@@ -1,6 +1,7 @@
 """DeBERTa's disentangled attention: content asks for positions, positions ask for content."""
 
 import math
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,8 +18,8 @@ from .scheme import (
     PositionLinear,
     Positions,
     RelativeTerm,
+    is_traced,
     ones,
-    whole_table,
     without_bias,
     zeros,
 )
@@ -113,24 +114,32 @@ class Deberta(AttentionScheme):
             initial = first if "p2c" in self.attention_types else normal
             attention.pos_query_proj = PositionLinear(*sizes, initial)
 
-    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+        """Rows of the table, and how far from its middle they reach."""
         distance = -positions.relative
         if self.buckets:
             distance = deberta_bucket(distance, self.buckets, self.max_distance)
         # p2p also needs δ(j,i), which tells span - 1 from what is beyond, while δ(i,j) does not: see `_rows_of_table`.
         last = 2 * self.span if "p2p" in self.attention_types else 2 * self.span - 1
-        return (distance + self.span).clamp(0, last)
+        rows = (distance + self.span).clamp(0, last)
+        # Looked at where that costs next to nothing.
+        looks = positions.contiguous and rows.device.type == "cpu" and not is_traced()
+        return rows, int((rows - self.span).abs().max()) if looks else self.span
 
-    def _rows_of_table(self, attention: nn.Module, encoder: nn.Module, device: torch.device) -> torch.Tensor:
-        """P with LayerNorm and dropout, (2·span, hidden); for p2p its last row stands twice.
+    def _rows_of_table(
+        self, attention: nn.Module, encoder: nn.Module, device: torch.device, reach: int
+    ) -> torch.Tensor:
+        """P with LayerNorm and dropout, of distances up to `reach` where that is less than span.
 
-        Row r then belongs to the distance r - span, clipped to ±span, and row 2·span - r to its opposite.
+        (2·reach + 1, hidden), or the whole table, (2·span, hidden); for p2p its last row then stands twice. Row r belongs to
+        the distance r - reach, clipped to ±span, and row 2·reach - r to its opposite.
         """
-        table = whole_table(encoder.rel_embeddings, 2 * self.span, device)
+        start, stop = self.span - reach, min(self.span + reach + 1, 2 * self.span)
+        table = encoder.rel_embeddings(torch.arange(start, stop, device=device))
         if self.norm:
             table = encoder.LayerNorm(table)
         table = attention.pos_dropout(table.to(device))
-        return torch.cat([table, table[-1:]]) if "p2p" in self.attention_types else table
+        return torch.cat([table, table[-1:]]) if "p2p" in self.attention_types and reach == self.span else table
 
     def _project(self, attention: nn.Module, shared: nn.Module, own: str, table: torch.Tensor) -> torch.Tensor:
         """A projection of the table's rows, (heads, rows, head_dim)."""
@@ -143,7 +152,7 @@ class Deberta(AttentionScheme):
         return projected.view(-1, attention.num_heads, attention.head_dim).transpose(0, 1)
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm]:
-        attention, encoder, rows = context.attention, context.encoder, context.prepared
+        attention, encoder, (rows, reach) = context.attention, context.encoder, context.prepared
         modules = [encoder.rel_embeddings, attention.pos_dropout]
         if self.norm:
             modules.append(encoder.LayerNorm)
@@ -151,8 +160,11 @@ class Deberta(AttentionScheme):
             modules.append(attention.key_projection if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
             modules.append(attention.query_projection if self.share_projections else attention.pos_query_proj)
-        key, query = cached(attention, modules, (), (), lambda: self._projections(attention, encoder, rows.device))
-        term = RelativeTerm(rows=rows)
+        project = partial(self._projections, attention, encoder, rows.device)
+        # What is kept serves all lengths; what is not, only needs the rows that these distances reach.
+        whole = cached(attention, modules, (), (), lambda: project(self.span), otherwise=lambda: None)
+        key, query = project(reach) if whole is None else whole
+        term = RelativeTerm(rows=rows - (self.span - reach) if whole is None else rows)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling
         if "p2c" in self.attention_types:
@@ -162,10 +174,10 @@ class Deberta(AttentionScheme):
         return [term]
 
     def _projections(
-        self, attention: nn.Module, encoder: nn.Module, device: torch.device
+        self, attention: nn.Module, encoder: nn.Module, device: torch.device, reach: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """K and Q, each (heads, rows, head_dim), or None where it is not needed."""
-        table = self._rows_of_table(attention, encoder, device)
+        table = self._rows_of_table(attention, encoder, device, reach)
         key = self._project(attention, attention.key_projection, "pos_key_proj", table) if self.needs_key else None
         query = (
             self._project(attention, attention.query_projection, "pos_query_proj", table) if self.needs_query else None

@@ -1,0 +1,408 @@
+"""DeBERTa and MPNet of transformers compute with other backends what they compute in eager mode, and stay what they are."""
+
+import copy
+import pickle
+
+import pytest
+import stock_models
+import torch
+from stock_models import CASES, KINDS, batch, build
+from torch import nn
+from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTokenClassification, DebertaV2Model
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+import hf_posenc
+from hf_posenc import stock_attention
+from hf_posenc.modeling import attention as position_attention
+from hf_posenc.stock_attention import attention as own_attention
+from hf_posenc.stock_attention import deberta
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """Blocks for sequences of any length, and the number of calls of them."""
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments[0].shape)
+        return attend(*arguments)
+
+    attend = own_attention.blockwise_attention
+    monkeypatch.setattr(own_attention, "blockwise_attention", counted)
+    monkeypatch.setattr(position_attention, "FEWEST_SCORES", 0)
+    return calls
+
+
+def outputs(model: nn.Module, implementation: str, inputs: dict, **settings) -> torch.Tensor:
+    assert hf_posenc.set_attn_implementation(model, implementation) == 1
+    return model(**inputs, **settings).last_hidden_state
+
+
+def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    hidden = outputs(model, implementation, inputs)
+    (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_are_those_of_transformers_at_every_position(case, padding):
+    model = build(case)
+    with torch.no_grad():
+        for length in (1, 2, 12, 60, 130, 600):
+            inputs = batch(length, padding, number=2 if length > 500 else 3)
+            expected = outputs(model, "eager", inputs)
+            torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_outputs_are_those_of_transformers_for_long_sequences(case):
+    model, inputs = build(case), batch(1100, "left", number=2)
+    with torch.no_grad():
+        expected = outputs(model, "eager", inputs)
+        torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "no " not in case])
+def test_short_sequences_in_blocks_are_those_of_transformers(case, blocks):
+    model, inputs = build(case), batch(9, "left")
+    with torch.no_grad():
+        expected = outputs(model, "eager", inputs)
+        torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=1e-5)
+    assert len(blocks) == 2
+
+
+@pytest.mark.parametrize("length", [7, 80])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_transformers(case, length):
+    model, inputs = build(case), batch(length, "left")
+    expected, found = (gradients(model, implementation, inputs) for implementation in ("eager", "sdpa"))
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # A key's bias gives every key the same score: its gradient is 0 but for rounding where nothing else reads it.
+        scale = max(float(gradient.norm()), 0.1)
+        assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("case", ["v3", "v1", "own projections, few buckets"])
+def test_every_term_counts(case):
+    inputs = batch(40)
+    with torch.no_grad():
+        whole = build(case)(**inputs).last_hidden_state
+        for kind in ("c2p", "p2c"):
+            model = build(case)
+            for layer in model.encoder.layer:
+                layer.attention.self.pos_att_type = [t for t in layer.attention.self.pos_att_type if t != kind]
+            assert (model(**inputs).last_hidden_state - whole).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_sequence_that_is_all_padding(case, blocks):
+    model, inputs = build(case), batch(8)
+    inputs["attention_mask"][1] = 0
+    with torch.no_grad():
+        expected = outputs(model, "eager", inputs)
+        torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", KINDS)
+@pytest.mark.parametrize("length", [12, 70])
+def test_flex_attention_computes_the_same(case, length):
+    model, inputs = build(case), batch(length, "left")
+    with torch.no_grad():
+        expected = outputs(model, "eager", inputs)
+        torch.testing.assert_close(outputs(model, "flex_attention", inputs), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_half_precision_and_autocast(case, blocks):
+    inputs = batch(20, "right")
+    with torch.no_grad():
+        exact = build(case).double()(**inputs).last_hidden_state
+        model = build(case).bfloat16()
+        stock, own = (outputs(model, name, inputs).double() for name in ("eager", "sdpa"))
+        assert (own - exact).norm() < 1.2 * (stock - exact).norm()
+        model = build(case)
+        with torch.autocast("cpu", torch.bfloat16):
+            own = outputs(model, "sdpa", inputs).double()
+            if case != "v1":  # stock's own raises under autocast
+                stock = outputs(model, "eager", inputs).double()
+        assert (own - exact).norm() < 1.2 * (stock - exact).norm()
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_attention_dropout_drops_weights(case, blocks):
+    inputs, sizes = batch(10, "left"), {"attention_probs_dropout_prob": 1.0}
+    model = build(case, **sizes).train()
+    expected, found = (outputs(model, implementation, inputs) for implementation in ("eager", "sdpa"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    model = build(case, attention_probs_dropout_prob=0.3).train()
+    assert not torch.equal(outputs(model, "sdpa", inputs), outputs(model, "sdpa", inputs))
+
+
+def test_queries_that_are_padding_get_dropped_weights_too():
+    torch.manual_seed(0)
+    value, words = torch.randn(2, 3, 6, 4), torch.ones(2, 6, dtype=torch.bool)
+    words[1, :4] = False
+    mixed = torch.stack([own_attention._of_padding(value, words, 0.4) for _ in range(3000)])
+    mean, variance = mixed[:, 1, :4].mean(0), mixed[:, 1, :4].var(0)
+    torch.testing.assert_close(mean, value[1].mean(1).expand(4, -1, -1), rtol=0, atol=0.06)
+    # Independent weights: Σ (value / length)² · p / (1 - p).
+    expected = ((value[1] / 6).square().sum(1) * 0.4 / 0.6).expand(4, -1, -1)
+    torch.testing.assert_close(variance, expected, rtol=0.15, atol=0)
+
+
+def test_hidden_dropout_reaches_the_table():
+    model = build("v3", hidden_dropout_prob=0.5).train()
+    model.embeddings.dropout.p = 0.0
+    for layer in model.encoder.layer:
+        layer.attention.output.dropout.p = layer.output.dropout.p = 0.0
+    inputs = batch(10)
+    assert not torch.equal(outputs(model, "sdpa", inputs), outputs(model, "sdpa", inputs))
+
+
+@pytest.mark.parametrize("case", ["v3", "v1"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(case, reentrant):
+    inputs = batch(70, "left")
+    expected = gradients(build(case), "sdpa", inputs)
+    model = build(case, norm_rel_ebd="none") if reentrant else build(case)
+    if reentrant:
+        expected = gradients(build(case, norm_rel_ebd="none"), "sdpa", inputs)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.train()
+    found = gradients(model, "sdpa", inputs)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_weights_are_returned_as_eager_computes_them(case):
+    model, inputs = build(case), batch(11, "left")
+    with torch.no_grad():
+        hf_posenc.set_attn_implementation(model, "eager")
+        expected = model(**inputs, output_attentions=True)
+        for implementation in ("sdpa", "flex_attention"):
+            hf_posenc.set_attn_implementation(model, implementation)
+            found = model(**inputs, output_attentions=True)
+            assert len(found.attentions) == 2
+            torch.testing.assert_close(found.attentions, expected.attentions, rtol=0, atol=1e-6)
+            torch.testing.assert_close(found.last_hidden_state, expected.last_hidden_state, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_unnamed_stays_stock_bit_for_bit(case):
+    model, inputs = build(case), batch(70, "right")
+    assert model.config._attn_implementation == "eager"
+    with torch.no_grad():
+        expected = model(**inputs).last_hidden_state
+        hf_posenc.uninstall()
+        try:
+            assert torch.equal(model(**inputs).last_hidden_state, expected)
+        finally:
+            hf_posenc.install()
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_each_way_to_ask_for_a_backend(case, tmp_path, blocks):
+    stock = build(case)
+    stock.save_pretrained(tmp_path)
+    inputs = batch(9)
+
+    def computes_in_blocks(model) -> bool:
+        blocks.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(
+                model(**inputs).last_hidden_state, stock(**inputs).last_hidden_state, rtol=0, atol=1e-5
+            )
+        assert type(model) is type(stock)
+        return len(blocks) == 2
+
+    assert not computes_in_blocks(AutoModel.from_pretrained(tmp_path))
+    assert computes_in_blocks(AutoModel.from_pretrained(tmp_path, attn_implementation="sdpa"))
+    config = AutoConfig.from_pretrained(tmp_path)
+    config._attn_implementation = "sdpa"
+    model = AutoModel.from_pretrained(tmp_path, config=config)
+    assert computes_in_blocks(model)
+    model.set_attn_implementation("eager")
+    assert not computes_in_blocks(model)
+    model.set_attn_implementation("sdpa")
+    assert computes_in_blocks(model)
+    built = type(stock)(config).eval()
+    built.load_state_dict(stock.state_dict())
+    assert computes_in_blocks(built)
+    built.config._attn_implementation = "eager"
+    assert not computes_in_blocks(built)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_what_is_saved_is_the_stock_checkpoint(case, tmp_path):
+    model = build(case)
+    model.save_pretrained(tmp_path / "stock")
+    hf_posenc.set_attn_implementation(model, "sdpa")
+    model.save_pretrained(tmp_path / "other")
+    names = {file.name for file in (tmp_path / "stock").iterdir()}
+    assert names == {file.name for file in (tmp_path / "other").iterdir()}
+    for name in names:
+        assert (tmp_path / "stock" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    assert b"hf_posenc" not in pickle.dumps(model)
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_copies_compute_the_same(case, blocks):
+    model, inputs = build(case), batch(9, "left")
+    with torch.no_grad():
+        expected = outputs(model, "sdpa", inputs)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            blocks.clear()
+            assert torch.equal(other(**inputs).last_hidden_state, expected)
+            assert len(blocks) == 2
+
+
+def test_heads_are_changed_with_their_model(blocks):
+    model = build("v3", DebertaV2ForTokenClassification)
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        assert model(**batch(9)).logits.shape == (3, 9, 2)
+    assert len(blocks) == 2
+
+
+class Extractor(nn.Module):
+    """As GLiNER holds its encoder: built from a config, known by its class's name, and its encoder called by itself."""
+
+    def __init__(self, config: DebertaV2Config):
+        super().__init__()
+        self.token_rep_layer = nn.ModuleDict({"bert_layer": DebertaV2Model(config)})
+        assert type(self.model).__name__ == "DebertaV2Model"
+        assert type(self.model.encoder.layer[0].attention).__name__ == "DebertaV2Attention"
+
+    @property
+    def model(self) -> DebertaV2Model:
+        return self.token_rep_layer["bert_layer"]
+
+    def forward(self, input_ids: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+        embedded = self.model.embeddings(input_ids, mask=torch.ones_like(input_ids))
+        return self.model.encoder(embedded, pairs).last_hidden_state
+
+
+def packed(length: int) -> torch.Tensor:
+    """(2, length, length), two documents in a sequence; the last token of the second sequence belongs to none."""
+    document = (torch.arange(length) >= length // 3).long()
+    pairs = (document[:, None] == document[None, :]).long().repeat(2, 1, 1)
+    pairs[1, -1] = pairs[1, :, -1] = 0
+    return pairs
+
+
+@pytest.mark.parametrize("length", [9, 70])
+def test_a_model_built_from_a_config_with_a_mask_of_pairs(length, blocks):
+    config = stock_models.config("v3")
+    config._attn_implementation = "sdpa"
+    extractor = stock_models.fill(Extractor(config)).eval()
+    inputs = batch(length, number=2)["input_ids"], packed(length)
+    with torch.no_grad():
+        found = extractor(*inputs)
+        assert len(blocks) == 2
+        assert hf_posenc.set_attn_implementation(extractor, "eager") == 1
+        torch.testing.assert_close(found, extractor(*inputs), rtol=0, atol=1e-5)
+        assert len(blocks) == 2
+
+
+def test_relative_positions_and_query_states_of_the_callers_are_stock():
+    model = build("v3")
+    hidden, mask = torch.randn(2, 6, 32), torch.ones(2, 6, dtype=torch.long)
+    relative = torch.arange(6)[:, None] - torch.arange(6)[None] * 2
+    for given in ({"relative_pos": relative[None]}, {"query_states": torch.randn(2, 6, 32)}):
+        with torch.no_grad():
+            expected = model.encoder(hidden, mask, **given).last_hidden_state
+            hf_posenc.set_attn_implementation(model, "sdpa")
+            torch.testing.assert_close(model.encoder(hidden, mask, **given).last_hidden_state, expected)
+            hf_posenc.set_attn_implementation(model, "eager")
+
+
+@pytest.mark.parametrize(
+    ("span", "buckets", "max_distance"), [(256, 256, 512), (8, 8, 20), (20, -1, 20), (512, 0, 512), (48, 48, 64)]
+)
+@pytest.mark.parametrize("length", [1, 7, 33, 700])
+def test_rows_are_those_of_transformers(length, span, buckets, max_distance):
+    queries = torch.zeros(1, length, 1)
+    pairs = modeling_deberta_v2.build_relative_position(queries, queries, buckets, max_distance)
+    expected = (pairs + span).clamp(0, 2 * span - 1)[0]
+    relative, rows, start, stop = deberta._reached(length, span, buckets, max_distance)
+    assert torch.equal(position_attention.spread(relative, length, length), pairs[0])
+    assert torch.equal(position_attention.spread(rows + start, length, length), expected)
+    assert (start, stop) == (int(expected.min()), int(expected.max()) + 1)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_only_rows_that_distances_reach_are_projected(trains):
+    model, seen = build("v3"), []
+    hf_posenc.set_attn_implementation(model, "sdpa")
+    layer = model.encoder.layer[0].attention.self
+    layer.key_proj.register_forward_hook(lambda module, given, out: seen.append(given[0].shape[-2]))
+    with torch.set_grad_enabled(trains), hf_posenc.cache_projections(False):
+        for length in (1, 16, 128):
+            model(**batch(length))
+    assert seen == [1, 1, 16, 31, 128, 255]
+
+
+class TestBadInput:
+    def test_unknown_backend(self):
+        model = build("v3")
+        with pytest.raises(ValueError, match="'cuda'.*eager, sdpa, flex_attention"):
+            hf_posenc.set_attn_implementation(model, "cuda")
+        with pytest.raises(ValueError, match="'cuda'.*DebertaV2Model has eager, sdpa, flex_attention"):
+            model.set_attn_implementation("cuda")
+        with pytest.raises(ValueError, match="'cuda'"):
+            AutoModel.from_config(stock_models.config("mpnet"), attn_implementation="cuda")
+        assert model.config._attn_implementation == "eager"
+
+    def test_nothing_to_accelerate(self):
+        with pytest.raises(ValueError, match="Linear holds no DeBERTa .* and no MPNet"):
+            hf_posenc.set_attn_implementation(nn.Linear(2, 2), "sdpa")
+        with pytest.raises(TypeError, match="torch module is needed.*str"):
+            hf_posenc.set_attn_implementation("microsoft/deberta-v3-base", "sdpa")
+
+    @pytest.mark.parametrize("shape", [(3, 8), (3, 8, 8), (3, 9, 8), (2, 9, 9), (3, 1, 1, 9, 9)])
+    def test_mask_of_the_wrong_shape(self, shape):
+        model = build("v3")
+        hf_posenc.set_attn_implementation(model, "sdpa")
+        with pytest.raises(ValueError, match=r"attention mask has shape .* 3 sequences of 9 tokens"):
+            model.encoder(torch.randn(3, 9, 32), torch.ones(shape, dtype=torch.long).tril())
+
+    def test_talking_heads_are_refused_at_load(self, tmp_path):
+        stock_models.build("v1", talking_head=True).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="talking_head=True"):
+            AutoModel.from_pretrained(tmp_path, attn_implementation="sdpa")
+        model = AutoModel.from_pretrained(tmp_path)
+        with pytest.raises(ValueError, match="talking_head=True"):
+            hf_posenc.set_attn_implementation(model, "sdpa")
+        assert model.config._attn_implementation == "eager"
+        model.config._attn_implementation = "sdpa"
+        with pytest.raises(ValueError, match="talking_head=True"):
+            model(**batch(5))
+
+    def test_repeated_layers_are_refused(self):
+        model = build("v3")
+        model.z_steps = 2
+        with pytest.raises(ValueError, match="z_steps > 1"):
+            model.set_attn_implementation("sdpa")
+
+    def test_after_uninstall(self):
+        model = build("v3")
+        hf_posenc.set_attn_implementation(model, "sdpa")
+        hf_posenc.uninstall()
+        try:
+            with pytest.raises(RuntimeError, match="install"):
+                hf_posenc.set_attn_implementation(model, "sdpa")
+            with pytest.raises(ValueError, match="does not support"):
+                AutoModel.from_config(stock_models.config("v3"), attn_implementation="sdpa")
+            with torch.no_grad():
+                found = model(**batch(9)).last_hidden_state
+        finally:
+            hf_posenc.install()
+        with torch.no_grad():
+            assert torch.equal(found, outputs(model, "eager", batch(9)))
+        assert stock_attention.IMPLEMENTATIONS == ("sdpa", "flex_attention")
