@@ -22,7 +22,7 @@ from transformers import (
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
 from hf_posenc.inspection import flag_rows, longest_sequence
-from hf_posenc.modeling.flags import Dictionary, Number, Subset
+from hf_posenc.modeling.flags import UNPAD, Dictionary, Number, Subset
 from hf_posenc.modeling.schemes import FLAGS, SCHEMES, scheme_names
 
 

@@ -80,6 +80,7 @@ from .modeling.modeling_xlm_roberta import (
 )
 from .parameters import freeze_all_but_positions, position_parameters
 from .plugin import install, uninstall
+from .unpadding import unpad
 
 
 __version__ = "0.1.0"
@@ -147,6 +148,7 @@ __all__ = [
     "position_parameters",
     "train_positions",
     "uninstall",
+    "unpad",
 ]
 
 install()
