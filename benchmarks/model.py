@@ -73,9 +73,7 @@ def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: s
     return builder(size).to(device, dtype).train(mode != "forward")
 
 
-def take_turns(
-    calls: dict[str, Callable[[], None]], rounds: int, device: str, dropped: int = 2
-) -> dict[str, dict]:
+def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str, dropped: int = 2) -> dict[str, dict]:
     """Per name: median seconds, and median ratio to stock BERT with its quartiles, of the rounds that count.
 
     A machine that others use too changes its speed at any moment. So of each model's rounds beside the first, `dropped` ones, those

@@ -54,7 +54,7 @@ def schemes() -> None:
     typer.echo(_aligned(rows))
     aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
     typer.echo(f"\nJoin names with + to have several: absolute+t5. Another name: {aliases}.\n")
-    typer.echo(_aligned([("flag", "values", "for"), *inspection.flag_rows()]))
+    typer.echo(_aligned([("flag", "values", "for"), *inspection.flag_rows(), inspection.unpad_row()]))
 
 
 @app.command()

@@ -25,9 +25,7 @@ from .modeling.scheme import is_traced
 
 # DeBERTa's names of what is the same in all families; version 1 has one projection for all three.
 DEBERTA = Family("deberta", "Deberta", heads={}, query="in_proj", key="in_proj", value="in_proj")
-DEBERTA_V2 = Family(
-    "deberta-v2", "DebertaV2", heads={}, query="query_proj", key="key_proj", value="value_proj"
-)
+DEBERTA_V2 = Family("deberta-v2", "DebertaV2", heads={}, query="query_proj", key="key_proj", value="value_proj")
 
 
 @dataclass

@@ -6,8 +6,20 @@ import threading
 
 import pytest
 import torch
-from tiny import FAMILIES, SIZES, STOCK_CONFIGS, Sentences, aligned, build, fill_positions, heads, inputs, stock_config
-from tiny import variant_class, variant_config
+from tiny import (
+    FAMILIES,
+    SIZES,
+    STOCK_CONFIGS,
+    Sentences,
+    aligned,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    stock_config,
+    variant_class,
+    variant_config,
+)
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -451,7 +463,10 @@ class TestConfig:
         assert model.config.unpad is True
         model.save_pretrained(tmp_path)
         assert "unpad" not in (tmp_path / "config.json").read_text()
-        for again in (AutoModel.from_pretrained(tmp_path, unpad=False), BertModel.from_pretrained(tmp_path, unpad=False)):
+        for again in (
+            AutoModel.from_pretrained(tmp_path, unpad=False),
+            BertModel.from_pretrained(tmp_path, unpad=False),
+        ):
             assert again.config.unpad is False
             again.save_pretrained(tmp_path / "off")
             assert AutoConfig.from_pretrained(tmp_path / "off").unpad is False
@@ -522,7 +537,12 @@ class TestStock:
             hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
         assert hooks[0] == hooks[1] > 0
         hf_posenc.unpad(model, False)
-        tables = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+        tables = (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_pre_hooks_with_kwargs",
+        )
         tables += ("_forward_hooks_always_called",)
         assert not any(vars(module)[table] for module in model.modules() for table in tables)
 
@@ -662,7 +682,9 @@ class TestTraining:
             torch.manual_seed(0)
             if is_stock and unpad and unpads_first:
                 hf_posenc.unpad(model)
-            model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False, target_modules=TARGETS[family]))
+            model = get_peft_model(
+                model, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False, target_modules=TARGETS[family])
+            )
             if is_stock and unpad and not unpads_first:
                 hf_posenc.unpad(model)
             loss = model(**padded("right", family), labels=torch.tensor([0, 1, 0, 1, 1])).loss
