@@ -5,6 +5,7 @@ transformers back as it was, and `install()` installs the hooks again.
 """
 
 from .adapters import train_positions
+from .descriptions import inspect, schemes
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -144,8 +145,10 @@ __all__ = [
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
     "freeze_all_but_positions",
+    "inspect",
     "install",
     "position_parameters",
+    "schemes",
     "train_positions",
     "uninstall",
     "unpad",

@@ -1,4 +1,4 @@
-"""Promise 2: every entry_point gives the same variant."""
+"""Promise 2: every entry point gives the same variant."""
 
 import json
 

@@ -25,7 +25,7 @@ from transformers.utils import logging
 
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
-from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
+from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -124,11 +124,11 @@ def check_flag(name: str, value: Any) -> None:
     if name == "position_scheme":
         scheme_names(value)
     else:
-        next(iter(FLAGS[name].values())).kind.check(name, value)
+        kind_of(name).check(name, value)
 
 
 def _annotation(name: str) -> Any:
-    return str if name == "position_scheme" else next(iter(FLAGS[name].values())).kind.annotation
+    return str if name == "position_scheme" else kind_of(name).annotation
 
 
 # The flags as fields of a config.
