@@ -2,21 +2,26 @@
 
     python benchmarks/padding.py --data DATA                        # everything, in about fifteen minutes
     python benchmarks/padding.py --data DATA --texts CoLA --batches 32 --orders random --modes forward
+    python benchmarks/padding.py --thresholds                       # from which padding on it pays, with `absolute`
 
 DATA holds the texts in the layout of GLUE and WikiText: cola/train.tsv, sst2/train.tsv, wikitext2/valid.txt (lines, up to
 256 tokens). They are cut into words by the tokenizer of all-MiniLM-L6-v2, which is BERT's, and padded to the longest of
 their batch. "random" are batches in random order; "sorted" are neighbours of sorted lengths, as samplers by length and
 sentence-transformers' `encode` make them; "full" have no padding (128 tokens). Beside them, as in benchmarks/model.py, 8
-sequences of 512 tokens, one eighth of them padding ("8 × 512").
+sequences of 512 tokens, one eighth of them padding ("8 × 512"). End to end, the same command with `--unpad true` and `false`:
+
+    python examples/run_classification.py --train_file sst2/train.tsv --validation_file sst2/dev.tsv --do_train \\
+        --model_name_or_path path/to/checkpoint --position_scheme absolute --max_steps 200 --output_dir outputs/padding
 
 Time: models take turns as in benchmarks/model.py, stock BERT with sdpa before and after each of them, and a second copy of
 it shows how far equal models come out apart. Training is with dropout 0.1. Memory: in a process of its own for each.
-Writes results/padding.json and .md.
+Writes results/padding.json and .md, or padding_thresholds.json and .md.
 """
 
 import argparse
 import csv
 import json
+import math
 import random
 import subprocess
 import sys
@@ -35,6 +40,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc.modeling import packing
 
 
 LONGEST = {"CoLA": 128, "SST-2": 128, "WikiText-2": 256}
@@ -120,6 +126,48 @@ def measure(arguments, mode: str, parts: list[dict[str, torch.Tensor]], schemes:
     return take_turns(calls, rounds, "cpu", dropped=1)
 
 
+def thresholds(arguments: argparse.Namespace) -> None:
+    """Time of a variant that leaves padding out, however little it is, as a multiple of its own time with padding."""
+    packing.FEWEST_PLACES, packing.SMALLEST_SHARE = 1, 0.0
+    size, results = Size(layers=arguments.layers, dropout=0.1), []
+    for mode in arguments.modes:
+        models = {
+            unpad: build(partial(build_bert, scheme="absolute"), size, mode, "cpu", torch.float32) for unpad in (0, 1)
+        }
+        models[0].config.unpad = False
+        for shape in ((1, 16), (2, 16), (4, 16), (8, 16), (8, 32), (8, 128), (32, 32)):
+            for share in (0.02, 0.05, 0.1, 0.2):
+                part = ragged(*shape, share)
+                if part is None:
+                    continue
+                calls = {STOCK if not unpad else "unpad": partial(step, models[unpad], part, mode) for unpad in (0, 1)}
+                found = take_turns(calls, arguments.rounds, "cpu")["unpad"]
+                padding = int((part["attention_mask"] == 0).sum())
+                setting = {"mode": mode, "batch": shape[0], "length": shape[1], "padding": padding}
+                results.append({**setting, "share": round(padding / math.prod(shape), 3), **found})
+                print(json.dumps(results[-1]), flush=True)
+    rows = [
+        f"| {r['mode']} | {r['batch']} × {r['length']} | {r['padding']} ({r['share']:.0%}) | {r['ratio']:.2f} |"
+        for r in results
+    ]
+    table = "\n".join(["| mode | batch | padding | time |", "|---|---|---:|---:|", *rows])
+    report.write(f"{arguments.name}_thresholds", {"results": results}, table + "\n")
+
+
+def ragged(batch: int, length: int, share: float) -> dict[str, torch.Tensor] | None:
+    """Sequences the shortest of which have the padding, as equally as can be; None if there is none."""
+    padding = round(share * batch * length)
+    if not padding:
+        return None
+    short = math.ceil(batch / 2)
+    lengths = torch.full((batch,), length)
+    lengths[batch - short :] -= padding // short
+    lengths[batch - padding % short or batch :] -= 1
+    mask = (torch.arange(length) < lengths[:, None]).long()
+    ids = torch.randint(1000, 30522, (batch, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
 def memory_here(arguments: argparse.Namespace, text: str, batch: int, order: str) -> int:
     name, mode = arguments.memory_of
     size = Size(layers=arguments.layers, dropout=MODES[mode])
@@ -160,7 +208,8 @@ def described(name: str, size: int, order: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with cola, sst2 and wikitext2")
+    parser.add_argument("--data", type=Path, help="folder with cola, sst2 and wikitext2")
+    parser.add_argument("--thresholds", action="store_true", help="measure from which padding on it pays")
     parser.add_argument("--name", default="padding", help="name of the files in results/")
     parser.add_argument("--texts", nargs="*", default=list(LONGEST), help=", ".join(LONGEST))
     parser.add_argument("--batches", nargs="+", type=int, default=[32, 8])
@@ -181,6 +230,12 @@ def main() -> None:
         [setting] = settings(arguments)
         print(json.dumps(memory_here(arguments, *setting)))
         return
+
+    if arguments.thresholds:
+        thresholds(arguments)
+        return
+    if arguments.data is None:
+        parser.error("--data is needed: the folder with cola, sst2 and wikitext2")
 
     results = []
     chosen = {name: getattr(arguments, name) for name in ("layers", "rounds", "seconds")}
