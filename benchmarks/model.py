@@ -73,10 +73,10 @@ def build(builder: Callable[[Size], nn.Module], size: Size, mode: str, device: s
     return builder(size).to(device, dtype).train(mode != "forward")
 
 
-def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, dict]:
+def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str, dropped: int = 2) -> dict[str, dict]:
     """Per name: median seconds, and median ratio to stock BERT with its quartiles, of the rounds that count.
 
-    A machine that others use too changes its speed at any moment. So of each model's rounds beside the first two, those
+    A machine that others use too changes its speed at any moment. So of each model's rounds beside the first, `dropped` ones, those
     half count (two at least) in which the calls of stock BERT before and after took the most similar time.
     """
     stock = calls[STOCK]
@@ -84,11 +84,11 @@ def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -
     times: list[float] = []
     # Of each round: how far apart the neighbours are, the model's own time, and its ratio to their mean.
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in others}
-    for turn in range(rounds + 2):
+    for turn in range(rounds + dropped):
         before = seconds(stock, device)
         for name in reversed(others) if turn % 2 else others:
             own, after = seconds(calls[name], device), seconds(stock, device)
-            if turn >= 2:
+            if turn >= dropped:
                 times.append(after)
                 found[name].append((abs(math.log(after / before)), own, 2 * own / (before + after)))
             before = after
@@ -130,7 +130,11 @@ def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: s
     What evaluation caches from call to call (projected tables) is cleared in between, so that it counts.
     """
     model = build(builder, size, mode, device, dtype)
-    inputs = make_batch(size, batch, padding, device)
+    return measure_memory_of(model, make_batch(size, batch, padding, device), mode, device)
+
+
+def measure_memory_of(model: nn.Module, inputs: dict[str, torch.Tensor], mode: str, device: str) -> int:
+    """The same of a model that stands."""
     step(model, {name: tensor[:1, :16] for name, tensor in inputs.items()}, mode)
     caching.clear_cache()
     if device == "cuda":

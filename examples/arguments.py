@@ -22,8 +22,8 @@ from transformers import (
 )
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
-from hf_posenc.inspection import flag_rows, longest_sequence
-from hf_posenc.modeling.flags import Dictionary, Number, Subset
+from hf_posenc.inspection import flag_rows, longest_sequence, unpad_row
+from hf_posenc.modeling.flags import UNPAD, Dictionary, Number, Subset
 from hf_posenc.modeling.schemes import SCHEMES, kind_of, scheme_names
 
 
@@ -94,13 +94,15 @@ class ScriptParser(HfArgumentParser):
 
 
 def _position_fields() -> list[tuple[str, Any, Any]]:
-    """A field for every flag, as its schemes declare it; a dictionary is written as JSON."""
+    """A field for every flag, as its schemes declare it, and for `unpad`; a dictionary is written as JSON."""
     fields = []
     for name, _, meaning in flag_rows():
         kind = kind_of(name)
         types = {Dictionary: str, Number: float, Subset: list[str]}
         annotation = types.get(type(kind), kind.annotation)
         fields.append((name, annotation | None, field(default=None, metadata={"help": meaning.replace("%", "%%")})))
+    name, _, meaning = unpad_row()
+    fields.append((name, UNPAD.kind.annotation | None, field(default=None, metadata={"help": meaning})))
     return fields
 
 

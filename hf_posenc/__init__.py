@@ -84,6 +84,7 @@ from .modeling.modeling_xlm_roberta import (
 from .parameters import freeze_all_but_positions, position_parameters
 from .plugin import install, uninstall
 from .stock_attention import set_attn_implementation
+from .unpadding import unpad
 
 
 __version__ = "0.1.0"
@@ -156,6 +157,7 @@ __all__ = [
     "set_attn_implementation",
     "train_positions",
     "uninstall",
+    "unpad",
 ]
 
 install()

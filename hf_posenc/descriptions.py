@@ -24,6 +24,7 @@ from .inspection import (
     read_config,
     schemes_of,
     tokenizer_length,
+    unpad_row,
 )
 from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.schemes import ALIASES, SCHEMES
@@ -77,7 +78,7 @@ def schemes() -> Description:
         rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
     aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
     names = f"Join names with + to have several: absolute+t5. Other names: {aliases}."
-    return Description([rows, names, [("flag", "values", "for"), *flag_rows()]])
+    return Description([rows, names, [("flag", "values", "for"), *flag_rows(), unpad_row()]])
 
 
 def inspect(model: str, revision: str | None = None) -> Description:

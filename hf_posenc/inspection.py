@@ -21,6 +21,7 @@ from transformers.tokenization_utils_base import LARGE_INTEGER, TOKENIZER_CONFIG
 from transformers.utils import CONFIG_NAME, cached_file, has_file
 
 from .modeling.configuration_posenc import PositionConfigMixin
+from .modeling.flags import UNPAD
 from .modeling.scheme import PositionScheme
 from .modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from .parameters import position_parameters
@@ -136,6 +137,11 @@ def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str
             meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
             rows.append((flag, kind_of(flag).values, "; ".join(meanings)))
     return rows
+
+
+def unpad_row() -> tuple[str, str, str]:
+    """The same of the flag that no scheme has."""
+    return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_posenc import position_parameters
+from hf_posenc.modeling import packing
 from hf_posenc.modeling.embeddings import COMBINE
 from hf_posenc.modeling.schemes import SCHEMES
 
@@ -74,6 +75,7 @@ FSDP = (
 )
 FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("t5", "tupe", "deberta", "sinusoidal, again")}
 FSDP_APART = {"transformer_xl": FSDP["transformer_xl"], "sinusoidal+tupe, again": again("sinusoidal+tupe", "add")}
+DDP_PACKED = {name: Case(name, {"unpad": False}) for name in ("absolute", "t5", "relative", "tupe")}
 # accelerate puts the output embeddings into a group of their own, away from the bias that is tied to theirs, which fails
 # for stock's masked language models too; so these are wrapped by hand.
 FSDP_BY_HAND = {
@@ -135,6 +137,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def replicate(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, find_unused_parameters=False)
+
+
+def replicate_packed(model: nn.Module) -> nn.Module:
+    """A replica that leaves padding out, of a batch as small as these too; the model that it is compared with does not."""
+    packing.FEWEST_PLACES = 1
+    model.config.unpad = True
+    return replicate(model)
 
 
 def replicate_checkpointed(model: nn.Module) -> nn.Module:
@@ -230,6 +239,7 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
         **steps("fsdp, positions apart", FSDP_APART, shard_positions_apart),
         **other("fsdp, bfloat16", EVERY_SCHEME, in_bfloat16),
         **other("fsdp, loaded by the first", FSDP_CHECKPOINTED, loaded_by_the_first),
+        **steps("ddp, packed", DDP_PACKED, replicate_packed),  # last: it changes from where on packing pays
     }
 
 

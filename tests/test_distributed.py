@@ -55,6 +55,14 @@ def test_replicas_train_as_one_process_and_use_every_parameter(name, measured):
     assert_trained_as_one(measured[f"ddp: {name}"])
 
 
+@pytest.mark.parametrize("name", worker.DDP_PACKED)
+def test_replicas_that_leave_padding_out_train_as_one_process_that_does_not(name, measured):
+    for result in succeeded(measured[f"ddp, packed: {name}"]):
+        assert result["gradients"] < TOLERANCE
+        assert result["own_half"] > 100 * TOLERANCE
+        assert result["logits"] > 100 * TOLERANCE  # at padding, which stands for zeros here
+
+
 @pytest.mark.parametrize("name", worker.DDP_CHECKPOINTED)
 def test_replicas_train_with_gradient_checkpointing(name, measured):
     assert_trained_as_one(measured[f"ddp, checkpointed: {name}"])

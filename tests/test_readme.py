@@ -9,7 +9,7 @@ from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
-from hf_posenc.inspection import code_files, flag_rows
+from hf_posenc.inspection import code_files, flag_rows, unpad_row
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
 from hf_posenc.plugin import CONFIGS
@@ -25,7 +25,7 @@ SCHEME_ROWS = {cells[0].strip("`"): cells for cells in CELLS if cells[0].strip("
 def test_every_scheme_and_every_flag_has_a_row():
     assert list(SCHEME_ROWS) == list(SCHEMES)
     assert [cells[0] for cells in CELLS if "position_" in cells[0]] == [f"`{flag}`" for flag in FLAGS]
-    for flag, values, meaning in flag_rows():
+    for flag, values, meaning in [*flag_rows(), unpad_row()]:
         assert f"| `{flag}` | {values} | {meaning} |" in README
     assert all(f"`{alias}`" in README for alias in ALIASES)
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.nn.modules import module as every_module
 
+from .packing import is_hooked
 from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, PositionParameter, is_traced
 
 
@@ -103,11 +103,9 @@ def clear_cache() -> None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    hooks = hooks or every_module._global_forward_hooks or every_module._global_forward_pre_hooks
     # A tensor in the place of a parameter is not among the parameters.
     replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
-    return type(module) in PLAIN and not hooks and not replaced and not module.training
+    return type(module) in PLAIN and not is_hooked(module) and not replaced and not module.training
 
 
 def caches_on(device: torch.device) -> bool:

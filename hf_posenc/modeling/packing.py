@@ -22,7 +22,7 @@ from .scheme import PairTerm, RelativeTerm, is_traced
 
 # Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
 # benchmarks/padding.py --thresholds).
-SMALLEST_SHARE, FEWEST_PLACES = 0.05, 64
+SMALLEST_SHARE, FEWEST_PLACES = 0.08, 16
 # Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
 # than the longest of the group before they must be.
 FEWEST_SAVED, SHORTER = 1 << 16, 0.8
@@ -84,9 +84,13 @@ class Group:
     def spread(self, states: torch.Tensor) -> torch.Tensor:
         """From (tokens, heads, head_dim) to (sequences, heads, length, head_dim)."""
         _, heads, head_dim = states.shape
+        return self.pad(states.flatten(1)).view(*self.shape, heads, head_dim).transpose(1, 2)
+
+    def pad(self, states: torch.Tensor) -> torch.Tensor:
+        """From (tokens, width) to (sequences, length, width)."""
         if self.places is not None:
-            states = Spread.apply(states.flatten(1), self.source, self.places)
-        return states.view(*self.shape, heads, head_dim).transpose(1, 2)
+            states = Spread.apply(states, self.source, self.places)
+        return states.view(*self.shape, -1)
 
     def collect(self, output: torch.Tensor) -> torch.Tensor:
         """From (sequences, length, heads, head_dim) to (tokens, heads · head_dim)."""
@@ -127,7 +131,7 @@ class Packing:
     groups: list[Group]
 
     @classmethod
-    def of(cls, attended: torch.Tensor, heads: int) -> "Packing":
+    def of(cls, attended: torch.Tensor, heads: int | None) -> "Packing":
         """The packing of a batch in which no sequence is empty.
 
         The first token of a sequence is packed even if it is padding, and computed as it is without packing: it asks, and
@@ -135,13 +139,14 @@ class Packing:
 
         Args:
             attended: bool (batch, length), the tokens that are not padding.
+            heads: of the self-attention; None for a single group in the order of the batch.
         """
         batch, length = attended.shape
         kept = attended.clone()
         kept[:, 0] = True
         lengths, order = attended.sum(1).sort(descending=True, stable=True)
-        ends_alone = torch.equal(attended, torch.arange(length) < attended.sum(1, keepdim=True))
-        if not ends_alone:
+        # Sequences that begin with padding, or have some inside, do not fit into fewer places by their first tokens.
+        if heads is None or not torch.equal(attended, torch.arange(length) < attended.sum(1, keepdim=True)):
             return cls((batch, length), kept.flatten().nonzero()[:, 0], [Group.of(kept, attended)])
         places, groups = [], []
         for start, stop in groups_of(lengths.tolist(), heads):
@@ -155,6 +160,11 @@ class Packing:
         """From (batch or 1, length, width) to (1, tokens, width)."""
         states = states.expand(self.shape[0], -1, -1)
         return states.flatten(0, 1).index_select(0, self.places)[None]
+
+    def spread(self, states: torch.Tensor) -> torch.Tensor:
+        """As [`unpack`], where the sequences are a single group: at padding stands any token of the same sequence."""
+        [group] = self.groups
+        return group.pad(states[0])
 
     def unpack(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, tokens, width) to (batch, length, width), zeros where nothing was packed."""
@@ -192,12 +202,13 @@ def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
 
 
 def packing_of(
-    config, encoder: nn.Module, heads: int, attention_mask: torch.Tensor | None, arguments: dict
+    config, encoder: nn.Module, heads: int | None, attention_mask: torch.Tensor | None, arguments: dict
 ) -> Packing | None:
     """The packing of a batch, where it pays to leave its padding out and nothing stands against it.
 
     Args:
-        config, encoder, heads: of the base model that is called.
+        config, encoder: of the base model that is called.
+        heads: see [`Packing.of`].
         attention_mask: as its caller gave it.
         arguments: what else it was called with, by name.
     """
@@ -211,7 +222,7 @@ def packing_of(
     if padding < max(FEWEST_PLACES, SMALLEST_SHARE * attended.numel()):
         return None
     # A sequence that is padding from end to end attends to its padding.
-    if not lengths.all() or _padding_is_read.get() or _records(config, arguments):
+    if not lengths.all() or padding_is_read.get() or _records(config, arguments):
         return None
     if any(arguments.get(name) is not None for name in ("past_key_values", "encoder_hidden_states")):
         return None
@@ -231,8 +242,8 @@ def _records(config, arguments: dict) -> bool:
 
 
 # Modules of Python whose hooks packed states do no harm. Those of transformers that record outputs stay on a model once they
-# were used, and do nothing where nothing is recorded.
-HARMLESS_HOOKS = {"transformers.utils.output_capturing"}
+# were used, and do nothing where nothing is recorded. Those of `hf_posenc.unpad` are there to pack.
+HARMLESS_HOOKS = {"transformers.utils.output_capturing", "hf_posenc.unpadding"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -249,7 +260,7 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 # Whether the loss of the head that is called reads what stands at padding.
-_padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
+padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
 
 
 def loss_reads_padding(arguments: dict) -> bool:
@@ -270,10 +281,10 @@ def computes_padding_that_is_read(forward: Callable) -> Callable:
     def forward_with_padding(self, *args, **kwargs):
         if is_traced() or not loss_reads_padding({**dict(zip(names, args, strict=False)), **kwargs}):
             return forward(self, *args, **kwargs)
-        token = _padding_is_read.set(True)
+        token = padding_is_read.set(True)
         try:
             return forward(self, *args, **kwargs)
         finally:
-            _padding_is_read.reset(token)
+            padding_is_read.reset(token)
 
     return forward_with_padding

@@ -1,0 +1,245 @@
+"""Stock models that leave padding out, asked for by name: [`unpad`].
+
+Variants know packed states themselves. Stock models get hooks, which keep their classes and their code: the first layer's
+input is packed, the last one's output unpacked. Their self-attentions are written for (batch, length, hidden), so what they
+are given is unpacked, and what they return is packed again; in between, their projections work on packed states, each
+unpacking its output, so that an adapter around them (LoRA) meets padded states on either side.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from .modeling.family import Family
+from .modeling.losses import label_names
+from .modeling.modeling_posenc import PosencPreTrainedModel
+from .modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
+from .modeling.scheme import is_traced
+
+
+# DeBERTa's names of what is the same in all families; version 1 has one projection for all three.
+DEBERTA = Family("deberta", "Deberta", heads={}, query="in_proj", key="in_proj", value="in_proj")
+DEBERTA_V2 = Family("deberta-v2", "DebertaV2", heads={}, query="query_proj", key="key_proj", value="value_proj")
+
+
+@dataclass
+class Call:
+    """A call of a base model that leaves padding out.
+
+    Attributes:
+        packed, padded: what the self-attention that runs was given, in both forms; `packed` becomes what its output
+            projection is given, where it has one.
+        around: the call that this one is a part of.
+    """
+
+    packing: Packing
+    around: "Call | None"
+    packed: torch.Tensor | None = None
+    padded: torch.Tensor | None = None
+
+
+_current: ContextVar[Call | None] = ContextVar("current_call", default=None)
+
+
+def _call() -> Call | None:
+    return None if is_traced() else _current.get()
+
+
+@functools.cache
+def stock_families() -> dict[type[PreTrainedModel], Family]:
+    """The families, by the class of their stock base model."""
+    from transformers import DebertaModel, DebertaV2Model
+
+    from .plugin import VARIANT_MODELS
+
+    families = {
+        stock: variant.position_parts.family
+        for stock, variant in VARIANT_MODELS.items()
+        if variant.position_parts.model is variant
+    }
+    return families | {DebertaModel: DEBERTA, DebertaV2Model: DEBERTA_V2}
+
+
+def _family_of(model: nn.Module) -> Family | None:
+    """The family of a stock base model, or of a class derived from one; None for all else."""
+    if isinstance(model, PosencPreTrainedModel):
+        return None
+    return next((family for stock, family in stock_families().items() if isinstance(model, stock)), None)
+
+
+def unpad(model: nn.Module, on: bool = True) -> int:
+    """Have stock models leave padding out, on CPUs, where that is faster; with `on=False`, have them compute it again.
+
+    For base models and heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
+    for all that holds some: `SentenceTransformer`, `CrossEncoder`, modules of your own. Every token that is not padding gets
+    the same hidden state as before, and padding gets zeros. Nothing of it is saved with a model; copies have it.
+
+    Returns:
+        The number of base models in which it is on now, or off.
+
+    Raises:
+        TypeError: not a module.
+        ValueError: there is no such model in it.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"unpad needs a torch.nn.Module, got {model!r} of type {type(model).__name__}")
+    found = {part: family for part in model.modules() if (family := _family_of(part)) is not None}
+    if not found:
+        families = ", ".join(family.model_type for family in stock_families().values())
+        told = f"unpad works on stock models of {families}, and there is none in this {type(model).__name__}"
+        if any(isinstance(part, PosencPreTrainedModel) for part in model.modules()):
+            told += "; a model with a position_scheme leaves padding out by itself, unless its config has unpad=False"
+        raise ValueError(told)
+    for part in model.modules():
+        _remove_hooks(part)
+    if on:
+        for part, family in found.items():
+            _hook_model(part, family)
+        for part in model.modules():
+            if isinstance(part, PreTrainedModel) and getattr(part, "base_model", None) in found and part not in found:
+                if label_names(type(part).forward):
+                    part.register_forward_pre_hook(_begin_head, with_kwargs=True)
+                    part.register_forward_hook(_end_head, always_call=True)
+    return len(found)
+
+
+def _hook_model(model: PreTrainedModel, family: Family) -> None:
+    model.register_forward_pre_hook(_begin, with_kwargs=True)
+    model.register_forward_hook(_end, always_call=True)
+    layers = family.layers_of(family.encoder_of(model))
+    layers[0].register_forward_pre_hook(_pack_input, with_kwargs=True)
+    layers[-1].register_forward_hook(_unpack_output)
+    for layer in layers:
+        attention = family.self_attention_of(layer)
+        attention.register_forward_pre_hook(_unpack_for_attention, with_kwargs=True)
+        attention.register_forward_hook(_pack_after_attention)
+        for name in dict.fromkeys((family.query, family.key, family.value)):
+            projection = getattr(attention, name)
+            projection.register_forward_pre_hook(_give_packed)
+            projection.register_forward_hook(_unpack_projected)
+        if family.output is not None:
+            projection = getattr(attention, family.output)
+            projection.register_forward_pre_hook(_give_packed_output)
+            projection.register_forward_hook(_unpack_projected)
+
+
+def _remove_hooks(module: nn.Module) -> None:
+    """Take away the hooks of this file."""
+    hooks = vars(module)
+    for name in ("_forward_hooks", "_forward_pre_hooks"):
+        ours = [key for key, hook in hooks[name].items() if getattr(hook, "__module__", None) == __name__]
+        for key in ours:
+            for table in (name, f"{name}_with_kwargs", f"{name}_always_called"):
+                hooks.get(table, {}).pop(key, None)
+
+
+@functools.cache
+def _names(forward: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(forward).parameters)[1:]
+
+
+def _arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict:
+    """What a module was called with, by name."""
+    return {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+
+
+def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
+    if is_traced():
+        return
+    arguments, family, packing = _arguments(model, args, kwargs), _family_of(model), None
+    if _may_pack(model, family, arguments):
+        encoder = family.encoder_of(model)
+        packing = packing_of(model.config, encoder, None, arguments.get("attention_mask"), arguments)
+    # None hides the call around this one, whose packing is not for these layers.
+    around = _current.get()
+    _current.set(Call(packing, around) if packing is not None or around is not None else None)
+
+
+def _may_pack(model: PreTrainedModel, family: Family, arguments: dict) -> bool:
+    """Whether nothing that stock models alone have stands against it."""
+    layers, mask = family.layers_of(family.encoder_of(model)), arguments.get("attention_mask")
+    if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):
+        return False  # layers run again in the backward pass, outside of the call
+    if family not in (DEBERTA, DEBERTA_V2):
+        return True
+    # Padding asks for itself there, a convolution reads neighbours, and a second pass over the last layer reads the one
+    # before.
+    starts_with_token = isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool(mask[:, 0].all())
+    return starts_with_token and getattr(model.encoder, "conv", None) is None and model.z_steps <= 1
+
+
+def _end(model: PreTrainedModel, args: tuple, output) -> None:
+    if (call := _call()) is not None:
+        _current.set(call.around)
+
+
+def _begin_head(head: PreTrainedModel, args: tuple, kwargs: dict) -> None:
+    if not is_traced():
+        padding_is_read.set(loss_reads_padding(_arguments(head, args, kwargs)))
+
+
+def _end_head(head: PreTrainedModel, args: tuple, output) -> None:
+    if not is_traced():
+        padding_is_read.set(False)
+
+
+def _with_states(args: tuple, kwargs: dict, states: torch.Tensor) -> tuple[tuple, dict]:
+    """Arguments with other hidden states."""
+    return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+
+
+def _packing() -> Packing | None:
+    call = _call()
+    return None if call is None else call.packing
+
+
+def _pack_input(layer: nn.Module, args: tuple, kwargs: dict):
+    if (packing := _packing()) is not None:
+        return _with_states(args, kwargs, packing.pack(args[0] if args else kwargs["hidden_states"]))
+
+
+def _unpack_output(layer: nn.Module, args: tuple, output):
+    if (packing := _packing()) is not None:
+        if isinstance(output, tuple):
+            return packing.unpack(output[0]), *output[1:]
+        return packing.unpack(output)
+
+
+def _unpack_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
+    if (packing := _packing()) is not None:
+        call = _call()
+        call.packed = args[0] if args else kwargs["hidden_states"]
+        call.padded = packing.spread(call.packed)
+        return _with_states(args, kwargs, call.padded)
+
+
+def _pack_after_attention(attention: nn.Module, args: tuple, output):
+    if (packing := _packing()) is not None:
+        call = _call()
+        call.packed = call.padded = None
+        return packing.pack(output[0]), *output[1:]
+
+
+def _give_packed(projection: nn.Module, args: tuple):
+    call = _call()
+    if call is not None and call.padded is not None and args[0] is call.padded:
+        return (call.packed,)
+
+
+def _unpack_projected(projection: nn.Module, args: tuple, output: torch.Tensor):
+    call = _call()
+    if call is not None and call.packed is not None and args[0] is call.packed:
+        return call.packing.spread(output)
+
+
+def _give_packed_output(projection: nn.Module, args: tuple):
+    if (packing := _packing()) is not None:
+        call = _call()
+        call.packed = packing.pack(args[0])
+        return (call.packed,)

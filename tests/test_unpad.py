@@ -1,0 +1,743 @@
+"""Padding that is left out: the same at every token, and what stands against it."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from tiny import (
+    FAMILIES,
+    SIZES,
+    STOCK_CONFIGS,
+    Sentences,
+    aligned,
+    build,
+    fill_positions,
+    heads,
+    inputs,
+    stock_config,
+    variant_class,
+    variant_config,
+)
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertModel,
+    DebertaConfig,
+    DebertaV2Config,
+    DynamicCache,
+    Trainer,
+    TrainingArguments,
+)
+
+import hf_posenc
+from hf_posenc.modeling import attention, packing
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
+RELATIVE = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "max_relative_positions": 16,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+DEBERTA = {
+    "deberta": DebertaConfig(**SIZES, **RELATIVE),
+    "deberta-v2": DebertaV2Config(
+        **SIZES, **RELATIVE, position_buckets=8, share_att_key=True, norm_rel_ebd="layer_norm"
+    ),
+}
+STOCK = [*FAMILIES, *DEBERTA]
+COMPOSITES = ["absolute+t5+deberta", "tupe+t5", "sinusoidal+rope+relative"]
+families = pytest.mark.parametrize("family", FAMILIES)
+stock_families = pytest.mark.parametrize("family", STOCK)
+paddings = pytest.mark.parametrize("padding", ["right", "left", "inner", "at [CLS]"])
+
+
+@pytest.fixture
+def packed(monkeypatch) -> list[packing.Packing]:
+    """The packings that were used; tiny batches are worth it here."""
+    monkeypatch.setattr(packing, "FEWEST_PLACES", 1)
+    monkeypatch.setattr(packing, "SMALLEST_SHARE", 0.0)
+    monkeypatch.setattr(packing, "FEWEST_SAVED", 1)
+    used, of = [], packing.Packing.of.__func__
+
+    def noted(cls, *arguments):
+        used.append(of(cls, *arguments))
+        return used[-1]
+
+    monkeypatch.setattr(packing.Packing, "of", classmethod(noted))
+    return used
+
+
+def padded(padding: str, family: str = "bert", batch: int = 5, length: int = 12, seed: int = 0) -> dict:
+    """Inputs with padding somewhere; the last sequence is the shortest."""
+    given = inputs(batch, length, family if family in FAMILIES else "bert", seed=seed)
+    if padding == "left":
+        return inputs(batch, length, family if family in FAMILIES else "bert", padding="left", seed=seed)
+    if padding in ("inner", "at [CLS]"):
+        generator = torch.Generator().manual_seed(seed)
+        mask = (torch.rand(batch, length, generator=generator) > 0.4).long()
+        mask[:, 0], mask[:, 3] = int(padding == "inner"), 1
+        ids = torch.randint(5, SIZES["vocab_size"], (batch, length), generator=generator)
+        given = {"input_ids": ids, "attention_mask": mask}
+    return given
+
+
+def stock(family: str, auto=AutoModel, **overrides) -> nn.Module:
+    torch.manual_seed(0)
+    config = copy.deepcopy(DEBERTA[family]) if family in DEBERTA else stock_config(family)
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    return auto.from_config(config).eval()
+
+
+def trained(model: nn.Module, batch: dict) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, torch.Tensor]]:
+    """Hidden states, the pooled ones, and gradients of a loss that reads every token that is not padding."""
+    model.zero_grad(set_to_none=True)
+    output = model(**batch)
+    hidden, pooled = output.last_hidden_state, output.get("pooler_output")
+    kept = hidden[batch["attention_mask"].bool()]
+    loss = (kept * torch.linspace(-1, 1, kept.shape[-1])).sum()
+    if pooled is not None:
+        loss = loss + pooled.square().sum()
+    loss.backward()
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return hidden.detach(), pooled, gradients
+
+
+def assert_same(found, expected, batch: dict) -> None:
+    """The same at tokens, at each first place and in all gradients; zeros at other padding."""
+    (hidden, pooled, gradients), (hidden_0, pooled_0, gradients_0) = found, expected
+    read = batch["attention_mask"].bool().clone()
+    read[:, 0] = True
+    torch.testing.assert_close(hidden[read], hidden_0[read], **TOLERANCE)
+    assert not hidden[~read].any() and hidden_0[~read].any()
+    if pooled is not None:
+        torch.testing.assert_close(pooled, pooled_0, **TOLERANCE)
+    assert gradients.keys() == gradients_0.keys()
+    for name, gradient in gradients_0.items():
+        scale = max(1.0, gradient.abs().max().item())
+        assert (gradients[name] - gradient).abs().max() < 1e-5 * scale, name
+
+
+class TestVariants:
+    @pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
+    @families
+    @paddings
+    def test_every_token_gets_the_same(self, scheme, family, padding, packed, monkeypatch):
+        batch = padded(padding, family)
+        model = build(scheme, family)
+        model.config.unpad = False
+        expected = trained(model, batch)
+        assert not packed
+        model.config.unpad = True
+        for fewest_scores in (attention.FEWEST_SCORES, 1):  # whole matrices, and blocks
+            monkeypatch.setattr(attention, "FEWEST_SCORES", fewest_scores)
+            packed.clear()
+            assert_same(trained(model, batch), expected, batch)
+            [used] = packed
+            assert len(used.groups) > 1 or padding != "right"
+
+    @pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
+    @pytest.mark.parametrize("backend", ["eager", "sdpa"])
+    def test_given_positions_are_those_of_the_tokens(self, scheme, backend, packed):
+        for padding in ("right", "left"):
+            batch = padded(padding)
+            batch["position_ids"] = torch.stack([torch.randperm(40)[:12] for _ in range(5)])
+            model = build(scheme, attn_implementation=backend)
+            found = trained(model, batch)
+            assert len(packed) == 1
+            packed.clear()
+            model.config.unpad = False
+            assert_same(found, trained(model, batch), batch)
+            assert not packed
+
+    @pytest.mark.parametrize("combine", ["add", "concat"])
+    @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "mpnet"])
+    @pytest.mark.parametrize("scheme", ["absolute", "sinusoidal+tupe"])
+    def test_positions_before_every_layer_are_packed_too(self, scheme, family, combine, packed):
+        batch = padded("right", family)
+        model = build(scheme, family, position_every_layer=True, position_combine=combine)
+        found = trained(model, batch)
+        assert packed
+        model.config.unpad = False
+        assert_same(found, trained(model, batch), batch)
+
+    @families
+    def test_heads_give_what_they_gave(self, family, packed):
+        batch = padded("right", family)
+        for kind in heads(family):
+            name = kind.__name__.removeprefix(STOCK_CONFIGS[family].__name__.removesuffix("Config"))
+            if name == "Model" or "Causal" in name or "LMHead" in name:
+                continue
+            model = build("absolute+t5+alibi", family, name)
+            given = {n: v[:, None].repeat(1, 2, 1) for n, v in batch.items()} if "Multiple" in name else batch
+            with torch.no_grad():
+                found = model(**given)
+                assert packed, name
+                packed.clear()
+                model.config.unpad = False
+                expected = model(**given)
+            for key, value in expected.items():
+                ours = found[key]
+                if value.shape[:2] == batch["input_ids"].shape:  # an output for each place
+                    value, ours = (v[batch["attention_mask"].bool()] for v in (value, ours))
+                torch.testing.assert_close(ours, value, **TOLERANCE)
+
+    def test_checkpointed_layers_train_the_same(self, packed):
+        for reentrant in (True, False):
+            model, batch = build("absolute+t5+relative").train(), padded("right")
+            expected = trained(model, batch)
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+            packed.clear()
+            found = trained(model, batch)
+            assert packed
+            for name, gradient in expected[2].items():
+                torch.testing.assert_close(found[2][name], gradient, **TOLERANCE)
+
+    def test_the_gradient_has_a_gradient_with_eager(self, packed):
+        model, batch = build("relative+t5", attn_implementation="eager"), padded("right")
+        found = []
+        for unpad in (True, False):
+            model.config.unpad = unpad
+            model.zero_grad()
+            hidden = model(**batch).last_hidden_state[batch["attention_mask"].bool()]
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            first = torch.autograd.grad(hidden.square().sum(), parameters, create_graph=True, allow_unused=True)
+            sum(g.square().sum() for g in first if g is not None).backward()
+            found.append(model.embeddings.word_embeddings.weight.grad.clone())
+        assert len(packed) == 1
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-3)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision(self, dtype, packed):
+        model, batch = build("t5+rope").to(dtype), padded("right")
+        with torch.no_grad():
+            found = model(**batch).last_hidden_state
+            assert packed and found.dtype == dtype
+            model.config.unpad = False
+            expected = model(**batch).last_hidden_state
+        kept = batch["attention_mask"].bool()
+        assert (found - expected)[kept].abs().max() < 0.02 * expected.abs().max()
+
+
+class TestDropout:
+    @pytest.mark.parametrize("where", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
+    @pytest.mark.parametrize("scheme", ["absolute", "t5"])
+    def test_outputs_have_the_same_mean_and_deviation(self, where, scheme, packed):
+        model, batch = build(scheme, **{where: 0.3}).train(), padded("right")
+        kept, samples = batch["attention_mask"].bool(), {}
+        for unpad in (True, False):
+            model.config.unpad = unpad
+            with torch.no_grad():
+                samples[unpad] = torch.stack([model(**batch)[0][kept] for _ in range(600)])
+        assert len(packed) == 600
+        mean, deviation = samples[False].mean(0), samples[False].std(0)
+        error = (samples[True].mean(0) - mean) / (deviation * (2 / 600) ** 0.5)
+        assert error.square().mean() < 1.2  # 1 for equal means
+        ratio = samples[True].std(0) / deviation
+        assert (ratio - 1).abs().mean() < 0.05
+
+    def test_no_dropout_is_shared_by_tokens(self, packed):
+        model = build("none", hidden_dropout_prob=0.5, num_hidden_layers=1).train()
+        batch = padded("right")
+        batch["input_ids"][:] = 7
+        with torch.no_grad():
+            hidden = model(**batch)[0][batch["attention_mask"].bool()]
+        assert packed
+        assert (hidden[:, None] == hidden[None]).all(-1).sum() == len(hidden)
+
+
+def nothing(*_):
+    return None
+
+
+class TestWhatStandsAgainstIt:
+    """Each time, the model computes what it computed without."""
+
+    def check(self, packed, model: nn.Module, batch: dict, packs_other_batches: bool = True, **call) -> None:
+        packed.clear()
+        with torch.no_grad():
+            found = model(**batch, **copy.deepcopy(call))[0]
+            assert not packed
+            model.config.unpad = False
+            torch.testing.assert_close(found, model(**batch, **call)[0], atol=0, rtol=0)
+            model.config.unpad = True
+            model(**padded("right"))
+        assert bool(packed) == packs_other_batches
+
+    @families
+    @pytest.mark.parametrize("recorded", ["output_hidden_states", "output_attentions"])
+    def test_recorded_states(self, recorded, family, packed):
+        model, batch = build("absolute+t5", family, attn_implementation="eager"), padded("right", family)
+        with torch.no_grad():
+            assert model(**batch)[0] is not None and len(packed) == 1
+            found = model(**batch, **{recorded: True})
+            assert len(packed) == 1
+            model.config.unpad = False
+            expected = model(**batch, **{recorded: True})
+            model.config.unpad = True
+            for ours, theirs in zip(found[recorded.split("_", 1)[1]], expected[recorded.split("_", 1)[1]]):
+                torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+            setattr(model.config, recorded, True)
+            model(**batch)
+            assert len(packed) == 1
+            setattr(model.config, recorded, False)
+            # The hooks that recorded stay, and do nothing.
+            model(**batch)
+            assert len(packed) == 2
+
+    def test_decoders_and_caches(self, packed):
+        model = build("t5", is_decoder=True)
+        batch = padded("right")
+        self.check(packed, model, batch, packs_other_batches=False)
+        self.check(packed, build("t5"), batch, past_key_values=DynamicCache())
+
+    def test_cross_attention(self, packed):
+        batch = padded("right")
+        model = build("t5", is_decoder=True, add_cross_attention=True)
+        self.check(packed, model, batch, packs_other_batches=False, encoder_hidden_states=torch.randn(5, 4, 32))
+
+    def test_masks_of_pairs(self, packed):
+        batch = padded("right")
+        pairs = batch["attention_mask"].bool()[:, None, None].expand(-1, 1, 12, 12)
+        self.check(packed, build("t5"), batch | {"attention_mask": pairs})
+
+    def test_sequences_of_padding_alone(self, packed):
+        batch = padded("right")
+        batch["attention_mask"][2] = 0
+        self.check(packed, build("t5"), batch)
+
+    @pytest.mark.parametrize("batch", [inputs(padding=None), {"input_ids": inputs(padding=None)["input_ids"]}])
+    def test_nothing_to_leave_out(self, batch, packed):
+        self.check(packed, build("t5"), batch)
+
+    def test_one_sequence_with_padding_is_packed(self, packed):
+        batch = {name: value[1:2] for name, value in padded("right").items()}
+        model = build("t5")
+        found = trained(model, batch)
+        assert packed
+        model.config.unpad = False
+        assert_same(found, trained(model, batch), batch)
+
+    def test_little_padding(self, packed, monkeypatch):
+        model, batch = build("t5"), padded("right")
+        padding = int((batch["attention_mask"] == 0).sum())
+        for name, value in (("FEWEST_PLACES", padding + 1), ("SMALLEST_SHARE", padding / 60 + 0.01)):
+            with monkeypatch.context() as patch:
+                patch.setattr(packing, name, value)
+                with torch.no_grad():
+                    model(**batch)
+                assert not packed
+        with torch.no_grad():
+            model(**batch)
+        assert packed
+
+    def test_other_backends(self, packed):
+        model = build("t5", attn_implementation="flex_attention")
+        self.check(packed, model, padded("right"), packs_other_batches=False)
+
+    @pytest.mark.parametrize("place", ["encoder.layer.0", "encoder.layer.1.output.dense"])
+    @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "everywhere"])
+    def test_hooks_on_layers(self, place, kind, packed):
+        model, batch, shapes = build("t5"), padded("right"), []
+
+        def look(module, *states):
+            shapes.append(states[0][0].shape[:2] if isinstance(states[0], tuple) and states[0] else None)
+
+        if kind == "everywhere":
+            handle = nn.modules.module.register_module_forward_pre_hook(look)
+        else:
+            handle = getattr(model.get_submodule(place), f"register_{kind}")(look)
+        model(**batch)[0].sum().backward()
+        handle.remove()
+        assert not packed and shapes and (1, int(batch["attention_mask"].sum())) not in shapes
+        model(**batch)
+        assert packed
+
+    def test_feed_forward_in_chunks(self, packed):
+        model = build("t5", chunk_size_feed_forward=4)
+        self.check(packed, model, padded("right"), packs_other_batches=False)
+
+    def test_tracing(self, packed):
+        model, batch = build("t5"), padded("right")
+        model.config.return_dict = False
+        with torch.no_grad():
+            traced = torch.jit.trace(model, tuple(batch.values()), check_trace=False)
+            assert not packed
+            other = padded("right", seed=3)
+            expected = model(**other)[0]
+        kept = other["attention_mask"].bool()
+        torch.testing.assert_close(traced(*other.values())[0][kept], expected[kept], **TOLERANCE)
+
+    def test_export(self, packed):
+        torch.export.export(build("t5"), (), padded("right"), strict=False)
+        assert not packed
+
+    @pytest.mark.compiled
+    @pytest.mark.parametrize("is_stock", [False, True])
+    def test_compiling(self, is_stock, packed):
+        model, batch = stock("bert") if is_stock else build("t5"), padded("right")
+        if is_stock:
+            hf_posenc.unpad(model)
+        compiled = torch.compile(model, backend="eager", fullgraph=not is_stock)
+        with torch.no_grad():
+            found = compiled(**batch)[0]
+            assert not packed
+            expected = model(**batch)[0]
+        kept = batch["attention_mask"].bool()
+        torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
+
+    def test_function_transforms(self, packed):
+        model, batch = build("t5", attn_implementation="eager"), padded("right")
+        parameters = dict(model.named_parameters())
+
+        def loss(parameters):
+            return torch.func.functional_call(model, parameters, (), batch)[0].sum()
+
+        torch.func.grad(loss)(parameters)
+        assert not packed
+
+    def test_units_of_fsdp_have_hooks(self):
+        from torch.distributed.fsdp import FSDPModule  # noqa: F401
+
+        layer = nn.Linear(2, 2)
+        assert not packing.is_hooked(layer)
+        layer.register_forward_pre_hook(nothing)
+        assert packing.is_hooked(layer)
+
+
+class TestLossesThatReadPadding:
+    @pytest.mark.parametrize("is_stock", [False, True])
+    def test_labels_at_padding(self, is_stock, packed):
+        batch = padded("right")
+        labels = torch.randint(2, (5, 12))
+        ignored = labels.masked_fill(batch["attention_mask"] == 0, -100)
+        if is_stock:
+            model = stock("bert", AutoModelForTokenClassification)
+            expected = model(**batch, labels=labels).loss, model(**batch, labels=ignored).loss
+            hf_posenc.unpad(model)
+        else:
+            model = build("t5", head="ForTokenClassification")
+            model.config.unpad = False
+            expected = model(**batch, labels=labels).loss, model(**batch, labels=ignored).loss
+            model.config.unpad = True
+        torch.testing.assert_close(model(**batch, labels=labels).loss, expected[0], atol=0, rtol=0)
+        assert not packed
+        torch.testing.assert_close(model(**batch, labels=ignored).loss, expected[1], **TOLERANCE)
+        assert len(packed) == 1
+        model(**batch)
+        assert len(packed) == 2
+
+    @pytest.mark.parametrize("is_stock", [False, True])
+    def test_answers_compete_with_padding(self, is_stock, packed):
+        batch, answers = padded("right"), torch.tensor([1, 2, 1, 0, 3])
+        if is_stock:
+            model = stock("bert", AutoModelForQuestionAnswering)
+            expected = model(**batch, start_positions=answers, end_positions=answers).loss
+            hf_posenc.unpad(model)
+        else:
+            model = build("t5", head="ForQuestionAnswering")
+            model.config.unpad = False
+            expected = model(**batch, start_positions=answers, end_positions=answers).loss
+            model.config.unpad = True
+        found = model(**batch, start_positions=answers, end_positions=answers).loss
+        torch.testing.assert_close(found, expected, atol=0, rtol=0)
+        assert not packed
+        model(**batch)
+        assert packed
+
+
+class TestConfig:
+    def test_it_is_on_and_not_saved_until_it_is_off(self, tmp_path):
+        model = build("t5")
+        assert model.config.unpad is True
+        model.save_pretrained(tmp_path)
+        assert "unpad" not in (tmp_path / "config.json").read_text()
+        for again in (
+            AutoModel.from_pretrained(tmp_path, unpad=False),
+            BertModel.from_pretrained(tmp_path, unpad=False),
+        ):
+            assert again.config.unpad is False
+            again.save_pretrained(tmp_path / "off")
+            assert AutoConfig.from_pretrained(tmp_path / "off").unpad is False
+        config = AutoConfig.from_pretrained(tmp_path)
+        assert AutoModel.from_pretrained(tmp_path, config=config, unpad=False).config.unpad is False
+
+    @families
+    def test_every_entry_point_takes_it_beside_a_scheme_and_alone_it_makes_no_variant(self, family, tmp_path):
+        flags = {"position_scheme": "absolute+t5", "unpad": False}
+        assert stock_config(family, **flags).unpad is False
+        model = AutoModel.from_config(stock_config(family)).eval()
+        model.save_pretrained(tmp_path)
+        variant = AutoModel.from_pretrained(tmp_path, **flags)
+        assert variant.config.unpad is False and type(variant) is variant_class(family)
+        assert type(stock_config(family, unpad=False)) is STOCK_CONFIGS[family]
+
+    @pytest.mark.parametrize("value", [None, 1, "yes"])
+    def test_other_values_are_refused(self, value):
+        with pytest.raises((TypeError, ValueError), match="unpad"):
+            variant_config(position_scheme="t5", unpad=value)
+        model_config = variant_config(position_scheme="t5")
+        model_config.unpad = value
+        with pytest.raises(TypeError, match="unpad must be True or False"):
+            BertModel(model_config)
+
+
+class TestStock:
+    @stock_families
+    @paddings
+    def test_every_token_gets_the_same(self, family, padding, packed):
+        batch, model = padded(padding, family), stock(family)
+        expected = trained(model, batch)
+        assert hf_posenc.unpad(model) == 1
+        if family in DEBERTA and padding in ("left", "at [CLS]"):
+            # There padding asks for itself.
+            torch.testing.assert_close(trained(model, batch)[0], expected[0], atol=0, rtol=0)
+            assert not packed
+            return
+        assert_same(trained(model, batch), expected, batch)
+        assert len(packed) == 1
+        assert hf_posenc.unpad(model, False) == 1
+        torch.testing.assert_close(trained(model, batch)[0], expected[0], atol=0, rtol=0)
+        assert len(packed) == 1
+
+    @stock_families
+    def test_copies_and_pickles_have_it_and_nothing_is_saved(self, family, packed, tmp_path):
+        model, batch = stock(family), padded("right", family)
+        names = [type(module).__name__ for module in model.modules()]
+        keys, config = [*model.state_dict()], model.config.to_dict()
+        hf_posenc.unpad(model)
+        assert [type(module).__name__ for module in model.modules()] == names
+        assert [*model.state_dict()] == keys and model.config.to_dict() == config
+        expected = model(**batch)[0]
+        for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            packed.clear()
+            torch.testing.assert_close(again(**batch)[0], expected, atol=0, rtol=0)
+            assert packed
+        model.save_pretrained(tmp_path)
+        packed.clear()
+        aligned(AutoModel.from_pretrained(tmp_path)).eval()(**batch)
+        assert not packed
+
+    def test_twice_is_once(self, packed):
+        model = stock("bert", AutoModelForSequenceClassification)
+        hooks = []
+        for _ in range(2):
+            assert hf_posenc.unpad(model) == 1
+            hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()))
+        assert hooks[0] == hooks[1] > 0
+        hf_posenc.unpad(model, False)
+        tables = (
+            "_forward_hooks",
+            "_forward_pre_hooks",
+            "_forward_hooks_with_kwargs",
+            "_forward_pre_hooks_with_kwargs",
+        )
+        tables += ("_forward_hooks_always_called",)
+        assert not any(vars(module)[table] for module in model.modules() for table in tables)
+
+    def test_hooks_of_others_stay(self, packed):
+        model, batch, seen = stock("bert"), padded("right"), []
+        handle = model.encoder.layer[0].register_forward_hook(lambda *_: seen.append(1))
+        hf_posenc.unpad(model)
+        model(**batch)
+        assert seen and not packed
+        hf_posenc.unpad(model, False)
+        model(**batch)
+        assert len(seen) == 2
+        handle.remove()
+
+    def test_models_without_stock_are_named(self):
+        with pytest.raises(ValueError, match="stock models of bert, .*deberta-v2, and there is none in this Linear"):
+            hf_posenc.unpad(nn.Linear(2, 2))
+        with pytest.raises(ValueError, match="leaves padding out by itself"):
+            hf_posenc.unpad(build("t5", head="ForMaskedLM"))
+        with pytest.raises(TypeError, match="torch.nn.Module"):
+            hf_posenc.unpad("bert-base-uncased")
+
+    @stock_families
+    @pytest.mark.parametrize("recorded", ["output_hidden_states", "output_attentions"])
+    def test_recorded_states(self, recorded, family, packed):
+        model, batch = stock(family), padded("right", family)
+        model.set_attn_implementation("eager")
+        expected = model(**batch, **{recorded: True})[recorded.split("_", 1)[1]]
+        hf_posenc.unpad(model)
+        found = model(**batch, **{recorded: True})[recorded.split("_", 1)[1]]
+        assert not packed
+        for ours, theirs in zip(found, expected):
+            torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+        model(**batch)
+        assert packed
+
+    @pytest.mark.parametrize("family", [family for family in STOCK if family != "mpnet"])
+    def test_gradient_checkpointing(self, family, packed):
+        model, batch = stock(family), padded("right", family)
+        hf_posenc.unpad(model)
+        model.train().gradient_checkpointing_enable()
+        model(**batch)[0].sum().backward()
+        assert not packed
+        model.eval()(**batch)
+        assert packed
+
+    def test_convolutions_of_deberta_read_neighbours(self, packed):
+        model = stock("deberta-v2", conv_kernel_size=3)
+        hf_posenc.unpad(model)
+        model(**padded("right"))
+        assert not packed
+
+    @pytest.mark.parametrize("auto", [AutoModelForMaskedLM, AutoModelForSequenceClassification])
+    @stock_families
+    def test_heads_give_what_they_gave(self, family, auto, packed):
+        model, batch = stock(family, auto), padded("right", family)
+        with torch.no_grad():
+            expected = model(**batch).logits
+            hf_posenc.unpad(model)
+            found = model(**batch).logits
+        assert packed
+        kept = batch["attention_mask"].bool() if found.dim() == 3 else slice(None)
+        torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
+
+    def test_errors_leave_the_next_call_as_it_is(self, packed):
+        model, batch = stock("bert"), padded("right")
+        expected = model(**batch)[0]
+        hf_posenc.unpad(model)
+        with pytest.raises(IndexError):
+            model(**(batch | {"input_ids": batch["input_ids"] + 1000}))
+        full = inputs(padding=None)
+        without = copy.deepcopy(model)
+        hf_posenc.unpad(without, False)
+        torch.testing.assert_close(model(**full)[0], without(**full)[0], atol=0, rtol=0)
+        kept = batch["attention_mask"].bool()
+        torch.testing.assert_close(model(**batch)[0][kept], expected[kept], **TOLERANCE)
+
+    def test_threads_do_not_meet(self, packed):
+        model = stock("bert")
+        batches = [padded("right", seed=seed, length=8 + seed) for seed in range(8)]
+        expected = [model(**batch)[0] for batch in batches]
+        hf_posenc.unpad(model)
+        wrong = []
+
+        def work(index):
+            kept = batches[index]["attention_mask"].bool()
+            for _ in range(5):
+                if not torch.allclose(model(**batches[index])[0][kept], expected[index][kept], atol=1e-5):
+                    wrong.append(index)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not wrong and len(packed) == 40
+
+
+TARGETS = {
+    "bert": ["query", "value", "dense"],
+    "distilbert": ["q_lin", "v_lin", "out_lin", "lin1"],
+    "mpnet": ["q", "v", "o", "dense"],
+}
+
+
+class TestTraining:
+    @pytest.mark.parametrize("is_stock", [False, True])
+    def test_the_trainer_has_the_same_losses(self, is_stock, packed, tmp_path):
+        losses = {}
+        for unpad in (False, True):
+            torch.manual_seed(0)
+            if is_stock:
+                model = stock("bert", AutoModelForSequenceClassification)
+                if unpad:
+                    hf_posenc.unpad(model)
+            else:
+                model = build("absolute+t5", head="ForSequenceClassification", unpad=unpad)
+            settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
+            settings |= {"learning_rate": 0.01, "logging_steps": 1, "report_to": "none", "use_cpu": True, "seed": 1}
+            arguments = TrainingArguments(str(tmp_path), save_strategy="no", disable_tqdm=True, **settings)
+            trainer = Trainer(model, arguments, train_dataset=Ragged())
+            packed.clear()
+            trainer.train()
+            assert bool(packed) == unpad
+            losses[unpad] = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        assert len(losses[True]) == 4 and max(losses[True]) - min(losses[True]) > 1e-3
+        torch.testing.assert_close(torch.tensor(losses[True]), torch.tensor(losses[False]), atol=2e-4, rtol=0)
+
+    @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
+    @pytest.mark.parametrize("is_stock", [False, True])
+    @pytest.mark.parametrize("unpads_first", [False, True])
+    def test_lora_gives_the_same(self, family, is_stock, unpads_first, packed):
+        from peft import LoraConfig, get_peft_model
+
+        losses, gradients = [], []
+        for unpad in (False, True):
+            model = stock(family, AutoModelForSequenceClassification) if is_stock else None
+            model = model or build("absolute+t5", family, "ForSequenceClassification", unpad=unpad)
+            torch.manual_seed(0)
+            if is_stock and unpad and unpads_first:
+                hf_posenc.unpad(model)
+            model = get_peft_model(
+                model, LoraConfig(task_type="SEQ_CLS", init_lora_weights=False, target_modules=TARGETS[family])
+            )
+            if is_stock and unpad and not unpads_first:
+                hf_posenc.unpad(model)
+            loss = model(**padded("right", family), labels=torch.tensor([0, 1, 0, 1, 1])).loss
+            loss.backward()
+            assert bool(packed) == unpad
+            losses.append(loss)
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        torch.testing.assert_close(*losses, **TOLERANCE)
+        torch.testing.assert_close(*gradients, **TOLERANCE)
+
+
+class Ragged(Sentences):
+    """The sentences of [`Sentences`], padded to different lengths."""
+
+    def __getitem__(self, index):
+        item = super().__getitem__(index)
+        length = 4 + index
+        item["attention_mask"] = (torch.arange(12) < length).long()
+        return item
+
+
+class TestGroups:
+    def test_short_sequences_share_one(self):
+        assert packing.groups_of([12, 9, 7, 5, 3, 3, 2], heads=12) == [(0, 7)]
+
+    def test_long_ones_are_apart_from_short_ones(self):
+        lengths = [256, 250, 120, 115, 30, 28, 27, 9]
+        found = packing.groups_of(lengths, heads=12)
+        assert found[0] == (0, 2) and found[1] == (2, 4) and found[-1][1] == 8
+        assert [start for start, _ in found[1:]] == [stop for _, stop in found[:-1]]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_packing_and_unpacking_are_inverse(self, seed, monkeypatch):
+        monkeypatch.setattr(packing, "FEWEST_SAVED", 1)
+        torch.manual_seed(seed)
+        attended = torch.arange(20) < torch.randint(1, 21, (7, 1))
+        used = packing.Packing.of(attended, 4)
+        states = torch.randn(7, 20, 8)
+        assert len(used.groups) > 1
+        torch.testing.assert_close(used.unpack(used.pack(states)), states * attended[..., None], atol=0, rtol=0)
+        in_heads = used.pack(states).view(1, -1, 4, 2).transpose(1, 2)
+        for group, part in zip(used.groups, used.by_group(in_heads)):
+            own = attended[group.sequences, : group.shape[1]]
+            expected = states[group.sequences, : group.shape[1]].view(*own.shape, 4, 2)
+            torch.testing.assert_close(part.transpose(1, 2)[own], expected[own], atol=0, rtol=0)
+            assert group.mask is None or torch.equal(group.mask[:, 0, 0], own)
+
+
+def test_fill_positions_matter_here(packed):
+    """Without its positions, what is compared above would be another output."""
+    batch = padded("right")
+    model = build("t5")
+    with torch.no_grad():
+        found = model(**batch)[0]
+        other = fill_positions(copy.deepcopy(model), seed=9)(**batch)[0]
+    assert packed and (found - other)[batch["attention_mask"].bool()].abs().max() > 1e-3
