@@ -11,20 +11,21 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import LARGE_INTEGER
+from transformers.utils import CONFIG_NAME
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
 from ..modeling.family import Family
 from ..modeling.schemes import scheme_names
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
-from ..sentence_folders import MODULES
+from ..sentence_folders import MODULES, module_paths
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
 SENTENCE_SETTINGS = "sentence_*_config.json"
 MAX_SEQ_LENGTH = "max_seq_length"
 # Families whose own scheme is their knowledge.
-OF_THEIR_OWN = {"deberta", "deberta-v2", "xlnet", "mpnet-relative"}
+OF_THEIR_OWN = {"deberta", "deberta-v2"}
 
 
 @dataclass
@@ -44,6 +45,16 @@ class Checkpoint:
     folder: Path | None
     trained_length: int
     dtype: torch.dtype
+
+    @property
+    def pooling(self) -> str:
+        """How sentence-transformers makes a text's vector: "cls" where it takes the first token's, else "mean"."""
+        if self.folder is None or not (self.folder / MODULES).is_file():
+            return "mean"
+        settings = [self.folder / path / CONFIG_NAME for path in module_paths(self.folder / MODULES)]
+        entries = [json.loads(file.read_text(encoding="utf-8")) for file in settings if file.is_file()]
+        takes_first = any(e.get("pooling_mode_cls_token") or e.get("pooling_mode") == "cls" for e in entries)
+        return "cls" if takes_first else "mean"
 
 
 def load_checkpoint(

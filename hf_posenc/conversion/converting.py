@@ -26,7 +26,7 @@ from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_onnx, check_output, check_space, write_converted
+from .writing import check_installed, check_output, check_space, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -119,7 +119,9 @@ class Conversion:
             self.seconds = report.seconds
         elif self.work and is_first_process():
             shutil.rmtree(self.work, ignore_errors=True)
-        yardstick = Yardstick(self.original, held_out, self.healing.trained_length, self.healing.max_length)
+        yardstick = Yardstick(
+            self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
+        )
         if not report.rows:
             self._prepare(student, windows, yardstick, report)
             if self.work and self.healing.train != "none" and is_first_process():
@@ -259,9 +261,12 @@ def convert(
     elif resume or onnx:
         raise ValueError("resume and onnx need an output folder")
     if onnx:
-        check_onnx()
+        check_installed("onnxscript", "export")
+    if train != "none":
+        check_installed("accelerate", "train")
     if extend not in METHODS:
         raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {extend!r}")
+    text, held_out = as_list(text), as_list(held_out)
     read_documents(text), read_documents(held_out)  # a mistake in a name is found before weights are read
     checkpoint = load_checkpoint(model, tokenizer, trained_length)
     if output is not None:
@@ -278,6 +283,11 @@ def convert(
     return converted, report
 
 
+def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Path] | None:
+    """Sources of text, where one may be given by itself."""
+    return [sources] if isinstance(sources, (str, Path)) else None if sources is None else [*sources]
+
+
 def chosen_flags(
     checkpoint: Checkpoint, position_scheme: str, given: dict[str, Any], max_length: int
 ) -> dict[str, Any]:
@@ -291,10 +301,9 @@ def chosen_flags(
         raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
     flags = {name: value for name, value in given.items() if value is not None}
     if is_native(config, position_scheme, flags):
-        longest = inspection.longest_sequence(config)
-        if longest is not None and max_length <= longest:
+        if max_length == trained:
             raise ValueError(
-                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {longest} tokens: give a greater "
+                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {trained} tokens: give a greater "
                 "max_length, or another scheme"
             )
         return {}
@@ -328,7 +337,7 @@ def compare(
         OSError: something cannot be read.
         ValueError: the two do not fit, or the text is too short.
     """
-    documents = read_documents(text)
+    documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
     there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
     first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
@@ -349,7 +358,7 @@ def compare(
         trained_length=first.trained_length,
         max_length=max_length or (there.max_length if there else first.trained_length),
     )
-    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length)
+    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length, first.pooling)
     report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
     report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
     report.conclude(yardstick.left_out)
