@@ -49,6 +49,7 @@ class Conversion:
     held_out: Sequence[str | Path] | None
     output: Path | None
     resume: bool
+    onnx: bool
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -110,7 +111,9 @@ class Conversion:
         )
 
     def run(self) -> tuple[PreTrainedModel, Report]:
-        """All stages, each measured."""
+        """All stages, each measured, and what comes of them written."""
+        if self.output is not None:
+            check_space(self.output, self.original, self.healing.train != "none")
         windows, held_out = self.windows()
         student, report = self.student(), self.report()
         state = self.work / "healing.pt" if self.work else None
@@ -134,6 +137,10 @@ class Conversion:
         report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
         report.seconds = self.seconds
         report.conclude(yardstick.left_out)
+        if self.output is not None and is_first_process():
+            student.to(self.checkpoint.dtype)
+            write_converted(self.output, student, self.checkpoint, report, self.onnx)
+            shutil.rmtree(self.work, ignore_errors=True)
         return student, report
 
     def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
@@ -255,6 +262,18 @@ def convert(
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
     """
+    healing = (train, max_steps, max_minutes, seed)
+    source = (model, tokenizer, trained_length)
+    conversion = _planned(
+        source, position_scheme, flags, output, text, held_out, max_length, extend, healing, resume, onnx
+    )
+    return conversion.run()
+
+
+def _planned(
+    source, position_scheme, flags, output, text, held_out, max_length, method, healing, resume, onnx
+) -> Conversion:
+    """All that [`convert`] was given, checked before any weight is read."""
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output)
@@ -262,25 +281,16 @@ def convert(
         raise ValueError("resume and onnx need an output folder")
     if onnx:
         check_installed("onnxscript", "export")
-    if train != "none":
+    if healing[0] != "none":
         check_installed("accelerate", "train")
-    if extend not in METHODS:
-        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {extend!r}")
+    if method not in METHODS:
+        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
     text, held_out = as_list(text), as_list(held_out)
-    read_documents(text), read_documents(held_out)  # a mistake in a name is found before weights are read
-    checkpoint = load_checkpoint(model, tokenizer, trained_length)
-    if output is not None:
-        check_space(output, checkpoint.model, train != "none")
-    longest = max_length or checkpoint.trained_length
-    healing = Healing(checkpoint.trained_length, longest, train, max_steps, max_minutes, seed)
-    flags = chosen_flags(checkpoint, position_scheme, flags, longest)
-    conversion = Conversion(checkpoint, position_scheme, flags, healing, extend, text, held_out, output, resume)
-    converted, report = conversion.run()
-    if output is not None and is_first_process():
-        converted.to(checkpoint.dtype)
-        write_converted(output, converted, checkpoint, report, onnx)
-        shutil.rmtree(conversion.work, ignore_errors=True)
-    return converted, report
+    read_documents(text), read_documents(held_out)
+    checkpoint = load_checkpoint(*source)
+    healing = Healing(checkpoint.trained_length, max_length or checkpoint.trained_length, *healing)
+    flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length)
+    return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
 
 
 def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Path] | None:
@@ -296,7 +306,7 @@ def chosen_flags(
     Raises:
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
     """
-    config, trained = checkpoint.model.config, checkpoint.trained_length
+    config, trained = checkpoint.config, checkpoint.trained_length
     if max_length < trained:
         raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
     flags = {name: value for name, value in given.items() if value is not None}
