@@ -88,6 +88,7 @@ def test_a_family_s_description_names_what_its_stock_model_has(family: Family):
         attention = family.self_attention_of(layer)
         for projection in (family.query, family.key, family.value):
             assert getattr(attention, projection).weight.shape == (sizes.hidden_size, sizes.hidden_size)
+        assert family.output_projection_of(layer).weight.shape == (sizes.hidden_size, sizes.hidden_size)
     assert set(family.native_scheme.split("+")) <= SCHEMES.keys()
     assert stock.model_type == family.model_type
 

@@ -1,4 +1,4 @@
-"""Calibrate: fit the parameters of a student's positions to the attention scores of the original, without training."""
+"""Calibrate: fit the parameters of a student's positions to the attention of the original, layer by layer."""
 
 from collections.abc import Iterable
 from itertools import accumulate
@@ -17,7 +17,7 @@ from .observation import Batch, LayerByLayer, Observation, observe, undisturbed
 
 logger = logging.get_logger(__name__)
 
-# Pairs of tokens, those of each head counted, that are looked at; with what is computed of them some 30 bytes each.
+# Pairs of tokens, those of each head counted, that are held in memory at once, some six bytes each.
 MOST_PAIRS = 24_000_000
 # How often parameters that layers share are fitted: what they do in one layer changes the states of those above.
 SWEEPS = 3
@@ -56,8 +56,8 @@ class Fit:
         for observation in self.observations:
             with torch.enable_grad():
                 scores = observation.scores()
-            by_head, by_score = observation.divergence(scores.detach())
-            divergence += float(by_head.sum())
+            part, by_score = observation.divergence(scores.detach())
+            divergence += part
             by_parameter = torch.autograd.grad(scores, self.parameters, by_score, materialize_grads=True)
             gradient += self._flat(by_parameter)
         return divergence / self.total, gradient / self.total
@@ -104,19 +104,24 @@ def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 20) -> None:
-    """Fit the position parameters of a student's attention to the scores of the original, in place.
+def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 12) -> None:
+    """Fit the position parameters of a student's attention to where the original looks, in place.
 
-    Weighted least squares, layer after layer on the student's own hidden states, those of layers below being calibrated by then.
-    The weights are the original's attention, and each query has a constant for free. What layers share (the table of `t5` without
-    `position_per_layer`, that of `deberta`, `tupe`) is fitted to all layers together, [`SWEEPS`] times. Nothing happens where the
-    student has kept all that the original was trained with, and where its schemes have no parameters in the scores.
+    Layer after layer, on the student's own hidden states, those of layers below being calibrated by then: the scores' position terms
+    under which the Kullback-Leibler divergence from the original's attention is smallest. To second order that is weighted least squares
+    of the scores, with the original's attention as weights and a constant free for each query; the whole of it keeps better what
+    the original computes, since it also counts where the student looks and the original does not.
+
+    What layers share (the table of `t5` without `position_per_layer`, that of `deberta`, `tupe`) is fitted to all layers
+    together, [`SWEEPS`] times. With `rope`, which has no parameters, the biases of queries and keys are fitted. Nothing happens where
+    the student has kept all that the original was trained with, and where its schemes have no parameters in the scores.
 
     Args:
         student: a variant, base model or with a head.
         teacher: the stock model of the same checkpoint.
-        batches: text on the device of both, `input_ids` and `attention_mask`; the first of them are read, as many as memory allows.
-        steps: of the minimisation.
+        batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
+            some 2,000 tokens, one of vectors more.
+        steps: of the minimisation, each one or two passes over the text in a layer.
     """
     family: Family = student.config.family
     names = scheme_names(student.config.position_scheme)

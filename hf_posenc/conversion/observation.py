@@ -137,7 +137,11 @@ class Observation:
         bias = score_bias(query, key, terms)
         return scores if bias is None else scores + bias
 
-    def divergence(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logarithms(self, scores: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the weights that scores give."""
+        return scores.masked_fill(~self.attended, torch.finfo(scores.dtype).min).log_softmax(-1)
+
+    def divergence(self, scores: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Kullback-Leibler divergence of attention by these scores from the original's, and its gradient by them.
 
         Near the original's scores it is half the weighted squared error of the scores, the weights being the original's and a
@@ -147,12 +151,17 @@ class Observation:
             scores: (batch, heads, query, key).
 
         Returns:
-            (heads,), summed over queries, and (batch, heads, query, key).
+            The sum over queries, and (batch, heads, query, key).
         """
-        found = scores.masked_fill(~self.attended, torch.finfo(scores.dtype).min).log_softmax(-1)
+        found = self._logarithms(scores)
         wanted = self.weights.clamp(min=SMALLEST_WEIGHT).log()
         is_token = self.weights.sum(-1, keepdim=True)  # 1, or 0 for padding
-        return (self.weights * (wanted - found)).sum((0, 2, 3)), found.exp() * is_token - self.weights
+        return float((self.weights * (wanted - found)).sum()), found.exp() * is_token - self.weights
+
+    def difference(self, scores: torch.Tensor) -> torch.Tensor:
+        """Squared difference of attention by these scores from the original's, (heads,): bounded where scores are far off."""
+        is_token = self.weights.sum(-1, keepdim=True)
+        return (self._logarithms(scores).exp() * is_token - self.weights).square().sum((0, 2, 3))
 
 
 def observe(

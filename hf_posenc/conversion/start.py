@@ -164,7 +164,8 @@ def _text_of(input_ids: torch.Tensor) -> Batch:
 def project_positions(student: nn.Module, teacher: nn.Module, family: Family) -> None:
     """`tupe`'s projections such that positions score as in the original's first layer, for a word on average.
 
-    The layer's input is averaged over words for each position. Queries of positions keep the mean query, so that it asks for
+    All layers share them, and the first needs them most: they get its scores divided by the number of layers. The layer's input
+    is averaged over words for each position. Queries of positions keep the mean query, so that it asks for
     positions too; keys of positions are without their mean, which adds a constant to each query's scores.
     """
     encoder = family.encoder_of(student.base_model)
@@ -173,7 +174,7 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family) ->
     run = LayerByLayer(teacher.base_model, family, [_text_of(words)])
     inputs = run.hidden_states[0].mean(0)  # (positions, hidden)
     attention = run.attention(0)
-    query = getattr(attention, family.query)(inputs)
+    query = getattr(attention, family.query)(inputs) / len(run.layers)
     key = getattr(attention, family.key)(inputs)
     key -= key.mean(0)
     positions = encoder.pos_ln(places)
@@ -258,7 +259,7 @@ def order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches:
             distance = positions.per_pair(positions.relative).abs()[:, None].to(query)
             scores = query @ key.transpose(-1, -2) * attention.scaling
             for place, slope in enumerate(slopes):
-                cost[:, place] += seen.divergence(scores - slope * distance)[0].cpu()
+                cost[:, place] += seen.difference(scores - slope * distance).cpu()
         permute_heads(own.layers[layer], family, best_assignment(cost))
         for index in range(len(batches)):
             own.run(layer, index)

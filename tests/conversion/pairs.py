@@ -42,9 +42,19 @@ def beside(family: str, scheme: str) -> str:
     return "+".join(dict.fromkeys([scheme, *scheme_names(positionless(family))])).removesuffix("+none")
 
 
-def text(batches: int = 3, family: str = "bert", length: int = 24) -> list[dict[str, torch.Tensor]]:
+def text(batches: int = 2, family: str = "bert", length: int = 20) -> list[dict[str, torch.Tensor]]:
     """Batches of random words with padding."""
     return [tiny.inputs(8, length, family, seed=seed) for seed in range(batches)]
 
 
 PARAMETERS = [name for name in SCHEMES if name not in ("absolute", "sinusoidal", "none", "rope", "alibi")]
+
+
+@torch.no_grad()
+def token_cosine(student: nn.Module, teacher: nn.Module, batches: list[dict[str, torch.Tensor]]) -> float:
+    """Mean cosine of the vectors of tokens."""
+    cosines = []
+    for batch in batches:
+        found, wanted = (model(**batch).last_hidden_state for model in (student, teacher))
+        cosines.append(torch.cosine_similarity(found, wanted, dim=-1)[batch["attention_mask"].bool()])
+    return float(torch.cat(cosines).mean())

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import tiny
 import torch
-from pairs import FAMILIES, beside, original, positionless, student_of, text
+from pairs import FAMILIES, beside, original, positionless, student_of, text, token_cosine
+from transformers import AutoModel
 
-from hf_posenc.conversion.observation import undisturbed
+from hf_posenc.conversion.observation import LayerByLayer, undisturbed
 from hf_posenc.conversion.start import (
     balanced_basis,
     best_assignment,
@@ -173,3 +174,45 @@ def test_a_table_of_sinusoids_gives_their_amplitude(family, tmp_path):
     student = student_of(teacher, tmp_path, beside(family, "sinusoidal"))
     start(student, teacher)
     torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tupe_starts_nearer_than_without_positions(family, tmp_path):
+    """One layer, in which positions ask for positions as they do in the original."""
+    teacher = original(family, num_hidden_layers=1)
+    plain, student = (student_of(teacher, tmp_path, beside(family, scheme)) for scheme in ("none", "tupe"))
+    for model in (plain, student):
+        start(model, teacher)
+    far, near = (attention_difference(model, teacher, family) for model in (plain, student))
+    assert near < 0.8 * far
+
+
+@torch.no_grad()
+def attention_difference(student, teacher, family: str) -> float:
+    """Squared difference of the attention in the first layer, for texts without padding."""
+    batches = [tiny.inputs(8, 24, family, padding=None)]
+    with undisturbed(student, "eager"), undisturbed(teacher, "eager"):
+        runs = [LayerByLayer(model.base_model, family_of(family), batches) for model in (student, teacher)]
+        found, wanted = (run.run_for_weights(0, 0) for run in runs)
+    return float((found - wanted).square().sum())
+
+
+@pytest.mark.slow
+def test_minilm_s_table_is_kept_by_sinusoids(minilm, python_text):
+    teacher = AutoModel.from_pretrained(minilm).eval()
+    base = best_sinusoidal_base(table_rows(teacher, family_of("bert")), trained_length=128)
+    flags = {"position_scheme": "sinusoidal", "position_combine": "concat", "position_base": base}
+    student = AutoModel.from_pretrained(minilm, **flags).eval()
+    start(student, teacher, trained_length=128)
+    assert token_cosine(student, teacher, python_text[1]) > 0.988
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "least"), [("none", 0.0), ("rope", 0.05), ("alibi", 0.1)])
+def test_minilm_is_nearer_to_itself_after_a_start(scheme, least, minilm, python_text):
+    teacher = AutoModel.from_pretrained(minilm).eval()
+    student = AutoModel.from_pretrained(minilm, position_scheme=scheme).eval()
+    calibration_text, held_out = python_text
+    before = token_cosine(student, teacher, held_out)
+    start(student, teacher, calibration_text, trained_length=128)
+    assert token_cosine(student, teacher, held_out) > before + least
