@@ -62,13 +62,13 @@ def commands() -> dict:
 class TestHelp:
     def test_lists_every_command_with_a_sentence(self, run):
         code, out, _ = run("--help")
-        assert code == 0 and [*commands()] == ["schemes", "inspect", "push", "card"]
+        assert code == 0 and [*commands()] == ["schemes", "inspect", "push", "card", "convert", "compare"]
         for name, command in commands().items():
             assert f"{name}  {' ' * (7 - len(name))}{command.get_short_help_str(200)}" in out
         assert "..." not in out.replace("[ARGS]...", "")
         assert run("") == (code, out, "")
 
-    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card"])
+    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card", "convert", "compare"])
     def test_explains_every_argument_and_option(self, command, run):
         code, out, _ = run(f"{command} --help")
         assert code == 0

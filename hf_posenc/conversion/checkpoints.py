@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +12,68 @@ import torch
 from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import LARGE_INTEGER
+from transformers.utils import CONFIG_NAME
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
 from ..modeling.family import Family
 from ..modeling.schemes import scheme_names
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
-from ..sentence_folders import MODULES
+from ..sentence_folders import MODULES, module_paths
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
 SENTENCE_SETTINGS = "sentence_*_config.json"
 MAX_SEQ_LENGTH = "max_seq_length"
 # Families whose own scheme is their knowledge.
-OF_THEIR_OWN = {"deberta", "deberta-v2", "xlnet", "mpnet-relative"}
+OF_THEIR_OWN = {"deberta", "deberta-v2"}
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint to convert.
+    """A checkpoint to convert; its weights are read when they are asked for.
 
     Attributes:
-        model: with its head, in float32 and eval mode.
+        config: its config, stock or variant.
         tokenizer: the one beside it.
-        folder: where it was read from; None for a model that was handed over.
+        folder: where it is; None for a model that was handed over.
         trained_length: number of tokens up to which it is taken to read well.
-        dtype: what its numbers were saved in.
+        given: the model that was handed over.
     """
 
-    model: PreTrainedModel
+    config: PreTrainedConfig
     tokenizer: Any
     folder: Path | None
     trained_length: int
-    dtype: torch.dtype
+    given: PreTrainedModel | None = None
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        """The model with its head, in float32 and eval mode; of one that was handed over, a copy."""
+        if self.given is not None:
+            return copy.deepcopy(self.given).float().cpu().eval()
+        return model_class(self.config).from_pretrained(self.folder, dtype=torch.float32).eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its numbers were saved in."""
+        return self.given.dtype if self.given is not None else self.config.dtype or torch.float32
+
+    @property
+    def pooling(self) -> str:
+        """How sentence-transformers makes a text's vector: "cls" where it takes the first token's, else "mean"."""
+        if self.folder is None or not (self.folder / MODULES).is_file():
+            return "mean"
+        settings = [self.folder / path / CONFIG_NAME for path in module_paths(self.folder / MODULES)]
+        entries = [json.loads(file.read_text(encoding="utf-8")) for file in settings if file.is_file()]
+        takes_first = any(e.get("pooling_mode_cls_token") or e.get("pooling_mode") == "cls" for e in entries)
+        return "cls" if takes_first else "mean"
 
 
 def load_checkpoint(
     model: str | Path | PreTrainedModel, tokenizer=None, trained_length: int | None = None
 ) -> Checkpoint:
-    """Read what is to be converted.
+    """What is to be converted, checked before its weights are read.
 
     Args:
         model: a folder (of transformers, or of sentence-transformers as a whole), a name on the Hub, or a model.
@@ -61,30 +85,29 @@ def load_checkpoint(
         OSError: something is missing.
         ValueError: the model is of a family or kind that cannot be converted, or the length is beyond its table.
     """
-    folder = None
-    if not isinstance(model, PreTrainedModel):
+    folder, given = None, None
+    if isinstance(model, PreTrainedModel):
+        given, config = model, model.config
+        check_convertible(config)
+        if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
+            raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
+    else:
         folder = Path(model) if Path(model).is_dir() else Path(_downloaded(str(model)))
         config = source_config(folder)
         check_convertible(config)
-        dtype = config.dtype or torch.float32
-        model = model_class(config).from_pretrained(folder, dtype=torch.float32)
-    else:
-        check_convertible(model.config)
-        if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
-            raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
-        dtype, model = model.dtype, copy.deepcopy(model).float().cpu()
+        model_class(config)
     if tokenizer is None:
-        place = folder or model.config.name_or_path
+        place = folder or config.name_or_path
         if not place:
             raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
         tokenizer = AutoTokenizer.from_pretrained(place)
-    limit = inspection.longest_sequence(model.config) or LARGE_INTEGER
+    limit = inspection.longest_sequence(config) or LARGE_INTEGER
     length = trained_length or min(length for length in (_stored_length(folder, tokenizer), limit) if length)
-    if not 16 <= length <= limit:
-        raise ValueError(f"trained_length must be between 16 and {limit}, which its table has, got {length}")
     if length >= LARGE_INTEGER:
         raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
-    return Checkpoint(model.eval(), tokenizer, folder, int(length), dtype)
+    if not 16 <= length <= limit:
+        raise ValueError(f"trained_length must be between 16 and {limit}, which its table has, got {length}")
+    return Checkpoint(config, tokenizer, folder, int(length), given)
 
 
 def _downloaded(name: str) -> str:

@@ -26,7 +26,7 @@ from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_onnx, check_output, check_space, write_converted
+from .writing import check_installed, check_output, check_space, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -49,6 +49,7 @@ class Conversion:
     held_out: Sequence[str | Path] | None
     output: Path | None
     resume: bool
+    onnx: bool
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -110,7 +111,9 @@ class Conversion:
         )
 
     def run(self) -> tuple[PreTrainedModel, Report]:
-        """All stages, each measured."""
+        """All stages, each measured, and what comes of them written."""
+        if self.output is not None:
+            check_space(self.output, self.original, self.healing.train != "none")
         windows, held_out = self.windows()
         student, report = self.student(), self.report()
         state = self.work / "healing.pt" if self.work else None
@@ -119,7 +122,9 @@ class Conversion:
             self.seconds = report.seconds
         elif self.work and is_first_process():
             shutil.rmtree(self.work, ignore_errors=True)
-        yardstick = Yardstick(self.original, held_out, self.healing.trained_length, self.healing.max_length)
+        yardstick = Yardstick(
+            self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
+        )
         if not report.rows:
             self._prepare(student, windows, yardstick, report)
             if self.work and self.healing.train != "none" and is_first_process():
@@ -132,6 +137,10 @@ class Conversion:
         report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
         report.seconds = self.seconds
         report.conclude(yardstick.left_out)
+        if self.output is not None and is_first_process():
+            student.to(self.checkpoint.dtype)
+            write_converted(self.output, student, self.checkpoint, report, self.onnx)
+            shutil.rmtree(self.work, ignore_errors=True)
         return student, report
 
     def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
@@ -253,29 +262,40 @@ def convert(
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
     """
+    healing = (train, max_steps, max_minutes, seed)
+    source = (model, tokenizer, trained_length)
+    conversion = _planned(
+        source, position_scheme, flags, output, text, held_out, max_length, extend, healing, resume, onnx
+    )
+    return conversion.run()
+
+
+def _planned(
+    source, position_scheme, flags, output, text, held_out, max_length, method, healing, resume, onnx
+) -> Conversion:
+    """All that [`convert`] was given, checked before any weight is read."""
     output = Path(output) if output is not None else None
     if output is not None:
         check_output(output)
     elif resume or onnx:
         raise ValueError("resume and onnx need an output folder")
     if onnx:
-        check_onnx()
-    if extend not in METHODS:
-        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {extend!r}")
-    read_documents(text), read_documents(held_out)  # a mistake in a name is found before weights are read
-    checkpoint = load_checkpoint(model, tokenizer, trained_length)
-    if output is not None:
-        check_space(output, checkpoint.model, train != "none")
-    longest = max_length or checkpoint.trained_length
-    healing = Healing(checkpoint.trained_length, longest, train, max_steps, max_minutes, seed)
-    flags = chosen_flags(checkpoint, position_scheme, flags, longest)
-    conversion = Conversion(checkpoint, position_scheme, flags, healing, extend, text, held_out, output, resume)
-    converted, report = conversion.run()
-    if output is not None and is_first_process():
-        converted.to(checkpoint.dtype)
-        write_converted(output, converted, checkpoint, report, onnx)
-        shutil.rmtree(conversion.work, ignore_errors=True)
-    return converted, report
+        check_installed("onnxscript", "export")
+    if healing[0] != "none":
+        check_installed("accelerate", "train")
+    if method not in METHODS:
+        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
+    text, held_out = as_list(text), as_list(held_out)
+    read_documents(text), read_documents(held_out)
+    checkpoint = load_checkpoint(*source)
+    healing = Healing(checkpoint.trained_length, max_length or checkpoint.trained_length, *healing)
+    flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length)
+    return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
+
+
+def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Path] | None:
+    """Sources of text, where one may be given by itself."""
+    return [sources] if isinstance(sources, (str, Path)) else None if sources is None else [*sources]
 
 
 def chosen_flags(
@@ -286,15 +306,14 @@ def chosen_flags(
     Raises:
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
     """
-    config, trained = checkpoint.model.config, checkpoint.trained_length
+    config, trained = checkpoint.config, checkpoint.trained_length
     if max_length < trained:
         raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
     flags = {name: value for name, value in given.items() if value is not None}
     if is_native(config, position_scheme, flags):
-        longest = inspection.longest_sequence(config)
-        if longest is not None and max_length <= longest:
+        if max_length == trained:
             raise ValueError(
-                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {longest} tokens: give a greater "
+                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {trained} tokens: give a greater "
                 "max_length, or another scheme"
             )
         return {}
@@ -328,7 +347,7 @@ def compare(
         OSError: something cannot be read.
         ValueError: the two do not fit, or the text is too short.
     """
-    documents = read_documents(text)
+    documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
     there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
     first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
@@ -349,7 +368,7 @@ def compare(
         trained_length=first.trained_length,
         max_length=max_length or (there.max_length if there else first.trained_length),
     )
-    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length)
+    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length, first.pooling)
     report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
     report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
     report.conclude(yardstick.left_out)

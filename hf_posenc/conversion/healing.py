@@ -347,6 +347,8 @@ def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: d
     try:
         torch.save(whole, temporary)
         os.replace(temporary, checkpoint)
+    except RuntimeError as error:  # which is no OSError, whatever its cause
+        raise OSError(f"{checkpoint} cannot be written: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -22,10 +22,11 @@ Row = dict[str, Any]
 
 
 def lengths_to_measure(trained_length: int, max_length: int) -> list[int]:
-    """The trained length, twice that, and so on, and the longest."""
-    lengths = [trained_length]
-    while lengths[-1] * 2 < max_length:
-        lengths.append(lengths[-1] * 2)
+    """The trained length, four times that, eight times and so on, and the longest."""
+    lengths, length = [trained_length], trained_length * 4
+    while length < max_length:
+        lengths.append(length)
+        length *= 2
     return lengths + [max_length] * (max_length > trained_length)
 
 

@@ -122,10 +122,6 @@ class Windows:
 
     def __init__(self, documents: Sequence[str], tokenizer):
         lines = [line for document in documents for line in document.splitlines() if line.strip()]
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            backend.no_truncation()
-            backend.no_padding()
         ids = tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"] if lines else []
         ids = [line for line in ids if line]
         self.tokens = torch.tensor([*itertools.chain.from_iterable(ids)], dtype=torch.long)

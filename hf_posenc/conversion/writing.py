@@ -155,12 +155,7 @@ class _LastHiddenState(torch.nn.Module):
 
 
 def export_onnx(model: PreTrainedModel, file: Path) -> None:
-    """Write the base model as ONNX: `input_ids` and `attention_mask`, of any batch and length, to `last_hidden_state`.
-
-    Raises:
-        ImportError: onnx or onnxscript is not installed.
-    """
-    check_onnx()
+    """Write the base model as ONNX: `input_ids` and `attention_mask`, of any batch and length, to `last_hidden_state`."""
     longest = longest_sequence(model.config) or LONGEST_EXPORTED
     ids = torch.full((2, 10), model.config.vocab_size - 1)
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
@@ -181,7 +176,7 @@ def export_onnx(model: PreTrainedModel, file: Path) -> None:
         )
 
 
-def check_onnx() -> None:
-    """Raise ImportError where the exporter is not installed."""
-    if importlib.util.find_spec("onnxscript") is None:
-        raise ImportError("the export to ONNX needs onnx and onnxscript: pip install 'hf_posenc[export]'")
+def check_installed(library: str, extra: str) -> None:
+    """Raise ImportError where a library that only some conversions need is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")

@@ -1,6 +1,6 @@
 """A real pretrained model keeps what it knows: MiniLM, measured on text that it was not converted with.
 
-Budgets are small; docs/conversion.md has what whole ones reach.
+Budgets are small: whole ones reach more.
 """
 
 from pathlib import Path

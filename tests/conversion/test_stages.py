@@ -8,7 +8,7 @@ import torch
 from hf_posenc import position_parameters
 from hf_posenc.conversion import Healing, extend, heal, start
 from hf_posenc.conversion.checkpoints import make_student
-from hf_posenc.conversion.measuring import spearman
+from hf_posenc.conversion.measuring import lengths_to_measure, spearman
 from hf_posenc.conversion.targets import original_states, windowed_states
 from hf_posenc.conversion.texts import Windows
 
@@ -129,6 +129,12 @@ class TestHeal:
         assert not healing._gains_no_more(gains)
         assert healing._gains_no_more([*gains, {"cosine": 0.9001}])
         assert not healing._gains_no_more([*gains, {"cosine": 0.91}])
+
+
+def test_lengths_that_are_measured():
+    assert lengths_to_measure(128, 128) == [128]
+    assert lengths_to_measure(128, 300) == [128, 300]
+    assert lengths_to_measure(128, 2048) == [128, 512, 1024, 2048]
 
 
 def test_spearman_is_that_of_scipy():

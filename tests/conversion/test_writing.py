@@ -1,6 +1,7 @@
 """What is written is whole, or is not there; folders of sentence-transformers stay what they are."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from fresh_process import ROOT
 
 from hf_posenc import convert
 from hf_posenc.cli import main
+from hf_posenc.conversion.checkpoints import load_checkpoint
 
 
 @pytest.fixture
@@ -48,6 +50,7 @@ class TestSentenceTransformers:
 
         _, report = convert(sentences, "absolute+t5", text=words, max_length=60, train="none", output=tmp_path / "out")
         assert report.trained_length == 24
+        assert load_checkpoint(sentences).pooling == load_checkpoint(tmp_path / "out").pooling == "cls"
         before, after = (SentenceTransformer(str(folder), device="cpu") for folder in (sentences, tmp_path / "out"))
         assert after.max_seq_length == 60 and before.max_seq_length == 24
         assert [type(module).__name__ for module in after] == ["Transformer", "Pooling", "Normalize"]
@@ -98,7 +101,7 @@ class TestNothingHalfWritten:
         assert resource.getrlimit(resource.RLIMIT_FSIZE)[1] == resource.RLIM_INFINITY
         process = subprocess.run(
             [sys.executable, "-c", code],
-            env={**__import__("os").environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
         )
