@@ -248,10 +248,10 @@ def report(
         Path | None, typer.Option(help="UTF-8 text to observe the models on. Default: Python's language reference.")
     ] = None,
 ) -> None:
-    """Write a page about what positions do in models, with every figure.
+    """Write a page about what positions do in models.
 
-    Each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers as JSON beside
-    it. Needs the extra `analysis`.
+    Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
+    as JSON beside it. Needs the extra `analysis`.
     """
     from . import analysis  # only here: it brings matplotlib along
 

@@ -70,7 +70,9 @@ class TestOrderSensitivity:
         windows = cut(model, text, 16, 2, torch.Generator().manual_seed(3))
         torch.randperm(14, generator=draw), torch.randperm(14, generator=draw)  # those of the shuffled words
         states = model.observe(windows.input_ids).hidden_states[-1]
-        unrelated = np.mean([distance(states[row, 1 + i], states[1 - row, 1 + (i - 1) % 14]) for row in (0, 1) for i in range(14)])
+        unrelated = np.mean(
+            [distance(states[row, 1 + i], states[1 - row, 1 + (i - 1) % 14]) for row in (0, 1) for i in range(14)]
+        )
         assert np.isclose(unrelated, found.unrelated_tokens)
         assert found.distances == [1, 2, 4, 8]
         for index, apart in enumerate(found.distances):
@@ -89,7 +91,10 @@ class TestOrderSensitivity:
         model = subject("absolute")
         found = order_sensitivity(model, documents())
         assert found.example == ("Tom bit a dog", "a dog bit Tom")
-        tom, dog = (model.observe(torch.tensor(model.tokenizer([text])["input_ids"])).hidden_states[-1][0] for text in found.example)
+        tom, dog = (
+            model.observe(torch.tensor(model.tokenizer([text])["input_ids"])).hidden_states[-1][0]
+            for text in found.example
+        )
         tokens = np.mean([distance(tom[i], dog[j]) for i, j in ((1, 4), (2, 3), (3, 1), (4, 2))])
         assert np.isclose(tokens / found.unrelated_tokens, found.example_change.tokens, rtol=1e-4)
         text = distance(tom.mean(0), dog.mean(0)) / found.unrelated_texts
