@@ -44,7 +44,7 @@ from contestants import (
 from torch import nn
 from transformers.utils import logging
 
-from hf_posenc.modeling import derived
+from hf_posenc.modeling import caching
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:
@@ -127,12 +127,12 @@ def resident(entry: str) -> int:
 def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: str, device: str, dtype) -> int:
     """Peak bytes above the level before the call, and after one on a short sequence.
 
-    What evaluation keeps from call to call (derived tables) is forgotten in between, so that it counts.
+    What evaluation caches from call to call (projected tables) is cleared in between, so that it counts.
     """
     model = build(builder, size, mode, device, dtype)
     inputs = make_batch(size, batch, padding, device)
     step(model, {name: tensor[:1, :16] for name, tensor in inputs.items()}, mode)
-    derived.forget()
+    caching.clear_cache()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -5,6 +5,7 @@
 Prints them and puts them into README.md in place of those that are there.
 """
 
+import argparse
 import json
 import math
 import re
@@ -144,6 +145,7 @@ def replace_table(text: str, table: str) -> str:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     text = README.read_text(encoding="utf-8")
     for table in tables():
         print(f"{table}\n")

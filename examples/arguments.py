@@ -1,13 +1,14 @@
 """The command line that the scripts share: `position_*` flags, checkpoint, data, and mistakes told in one line."""
 
+import difflib
 import json
 import sys
 from argparse import Action, ArgumentDefaultsHelpFormatter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import StrictDataclassError
@@ -23,21 +24,80 @@ from transformers import (
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
 from hf_posenc.inspection import flag_rows, longest_sequence
 from hf_posenc.modeling.flags import Dictionary, Number, Subset
-from hf_posenc.modeling.schemes import FLAGS, SCHEMES, scheme_names
+from hf_posenc.modeling.schemes import SCHEMES, kind_of, scheme_names
 
 
 class HelpFormatter(ArgumentDefaultsHelpFormatter):
-    """Help that shows defaults where there are some."""
+    """Help that shows defaults where there are some, and each option by one spelling."""
 
     def _get_help_string(self, action: Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        spellings = [option for option in action.option_strings if "-" not in option.removeprefix("--")]
+        metavar = "" if action.nargs == 0 else " " + self._format_args(action, action.dest.upper())
+        return ", ".join(spellings or action.option_strings) + metavar
+
+
+class ScriptParser(HfArgumentParser):
+    """The command line of a script: position flags first in its help, and mistakes in one line.
+
+    Abbreviated options are refused: with some 150 of them, what is short today is ambiguous or something else tomorrow.
+
+    Args:
+        kinds: dataclasses, whose arguments it takes; their help stands in a group each, under `_argument_group_name`.
+        defaults: by name of an argument.
+    """
+
+    def __init__(self, kinds: Iterable[type], **defaults: Any):
+        self.kinds = [*kinds]
+        in_help = sorted(self.kinds, key=lambda kind: kind is not PositionArguments)
+        super().__init__(
+            in_help, formatter_class=HelpFormatter, allow_abbrev=False, usage="%(prog)s [--argument value ...]"
+        )
+        self._given_defaults = defaults
+        self.set_defaults(**defaults)
+
+    def parse(self) -> tuple[Any, ...]:
+        """One object of each dataclass, in the order that they were given in."""
+        _, unknown = self.parse_known_args()  # first: what is misspelt may be what another argument lacks
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        parsed = self.parse_args_into_dataclasses(look_for_args_file=False)
+        return tuple(next(one for one in parsed if type(one) is kind) for kind in self.kinds)
+
+    def parse_file(self, file: Path) -> tuple[Any, ...]:
+        """The same from a JSON file; raises ValueError for a name that no dataclass has."""
+        entries = self._given_defaults | json.loads(file.read_text(encoding="utf-8"))
+        parsed = self.parse_dict(entries)
+        return tuple(next(one for one in parsed if type(one) is kind) for kind in self.kinds)
+
+    def _unknown(self, argument: str) -> str:
+        name = argument.split("=")[0]
+        nearest = difflib.get_close_matches(name, self._option_string_actions, n=1)
+        if not name.startswith("--"):
+            return f"unexpected {argument!r}; arguments are given as --name value"
+        return f"unknown argument {name}" + (f"; did you mean {nearest[0]}?" if nearest else "; --help lists all")
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        """As in argparse, with one spelling of the argument, and the nearest choice."""
+        if action.choices is not None and value not in action.choices:
+            nearest = difflib.get_close_matches(str(value), map(str, action.choices), n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            self.error(f"--{action.dest} {value}: must be one of {', '.join(map(str, action.choices))}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with one line, as all other mistakes do."""
+        sys.exit(f"error: {message}")
 
 
 def _position_fields() -> list[tuple[str, Any, Any]]:
     """A field for every flag, as its schemes declare it; a dictionary is written as JSON."""
     fields = []
     for name, _, meaning in flag_rows():
-        kind = next(iter(FLAGS[name].values())).kind
+        kind = kind_of(name)
         types = {Dictionary: str, Number: float, Subset: list[str]}
         annotation = types.get(type(kind), kind.annotation)
         fields.append((name, annotation | None, field(default=None, metadata={"help": meaning.replace("%", "%%")})))
@@ -46,6 +106,8 @@ def _position_fields() -> list[tuple[str, Any, Any]]:
 
 @dataclass
 class SchemeArgument:
+    _argument_group_name: ClassVar[str] = "positions"
+
     position_scheme: str = field(
         default="absolute+t5",
         metadata={
@@ -56,7 +118,7 @@ class SchemeArgument:
 
 @dataclass
 class PositionArguments(make_dataclass("Flags", _position_fields(), bases=(SchemeArgument,))):
-    """For `HfArgumentParser`: `--position_scheme` and its companions; what is not given is left to the scheme."""
+    """For `ScriptParser`: `--position_scheme` and its companions; what is not given is left to the scheme."""
 
     def flags(self) -> dict[str, Any]:
         """The flags that were given, as `from_pretrained` takes them.
@@ -77,7 +139,9 @@ class PositionArguments(make_dataclass("Flags", _position_fields(), bases=(Schem
 
 @dataclass
 class ModelArguments:
-    """For `HfArgumentParser`: which checkpoint to start from."""
+    """For `ScriptParser`: which checkpoint to start from."""
+
+    _argument_group_name: ClassVar[str] = "checkpoint"
 
     model_name_or_path: str = field(
         metadata={
@@ -153,7 +217,9 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    """For `HfArgumentParser`: which data to train, evaluate and predict on, and how much of it."""
+    """For `ScriptParser`: which data to train, evaluate and predict on, and how much of it."""
+
+    _argument_group_name: ClassVar[str] = "data"
 
     dataset_name: str | None = field(default=None, metadata={"help": "Dataset: a folder or a name on the Hub."})
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
@@ -249,12 +315,10 @@ def parse_arguments(*kinds: type, **defaults: Any) -> tuple[Any, ...]:
 
     `position_scheme` is None where it was not given.
     """
-    parser = HfArgumentParser(kinds, formatter_class=HelpFormatter)
-    defaults = {"position_scheme": None, **defaults}
+    parser = ScriptParser(kinds, **{"position_scheme": None, **defaults})
     if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-        return parser.parse_dict({**defaults, **json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))})
-    parser.set_defaults(**defaults)
-    return parser.parse_args_into_dataclasses(look_for_args_file=False)
+        return parser.parse_file(Path(sys.argv[1]))
+    return parser.parse()
 
 
 @contextmanager

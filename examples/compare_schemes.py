@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from arguments import HelpFormatter, fit_tokenizer
+from arguments import ScriptParser, fit_tokenizer
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer
 from minilm import packaged_minilm
 from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
 from quickstart import DEFAULTS, load_config
 from records import same_settings, write_json, write_whole
-from training import PositionTrainer, PositionTrainingArguments
+from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -46,7 +46,6 @@ from transformers import (
     AutoTokenizer,
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
-    HfArgumentParser,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -294,7 +293,7 @@ def train_and_evaluate(
     tokenizer = copy.deepcopy(task.trainer["processing_class"])
     fit_tokenizer(tokenizer, task.length, config)
     own = {**task.trainer, "processing_class": tokenizer}
-    trainer = PositionTrainer(model=model, args=training, train_dataset=task.train, **own)
+    trainer = ScriptTrainer(model=model, args=training, train_dataset=task.train, **own)
     seconds = trainer.train().metrics["train_runtime"]
     metrics = {}
     for length, examples in task.evaluate_on.items():
@@ -494,11 +493,11 @@ def costs_of(
 
 
 def main() -> None:
-    parser = HfArgumentParser((CompareArguments, PositionTrainingArguments), formatter_class=HelpFormatter)
     # The quick start's budget.
-    parser.set_defaults(**{**DEFAULTS, "output_dir": "outputs/compare_schemes"})
+    defaults = {**DEFAULTS, "output_dir": "outputs/compare_schemes"}
+    parser = ScriptParser((CompareArguments, PositionTrainingArguments), **defaults)
     try:
-        arguments, training = parser.parse_args_into_dataclasses()
+        arguments, training = parser.parse()
         if find_spec("matplotlib") is None:  # not after hours of training
             raise ImportError('the plots need matplotlib: pip install -c constraints.txt -e ".[analysis]"')
         folder = Path(training.output_dir)

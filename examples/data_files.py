@@ -134,13 +134,18 @@ def check_width(column_names: list[str], width: int, path: Path) -> list[str]:
     return column_names
 
 
-def check_columns(splits: dict[str, Dataset], wanted: Iterable[str]) -> None:
-    """Raise ValueError unless every split has the columns, with a value in every row; warn of empty text."""
+def check_columns(splits: dict[str, Dataset], wanted: Iterable[str], option: str | None = None) -> None:
+    """Raise ValueError unless every split has the columns, with a value in every row; warn of empty text.
+
+    Args:
+        option: the argument that names them.
+    """
     for split, rows in splits.items():
         for column in wanted:
             if column not in rows.column_names:
                 raise ValueError(
                     f"the {split} data have no column {column!r}; their columns are {', '.join(rows.column_names)}"
+                    + (f"; {option} names another" if option else "")
                 )
             values = rows.data.column(column)
             if values.null_count:

@@ -17,16 +17,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from arguments import HelpFormatter, PositionArguments, fit_tokenizer
+from arguments import PositionArguments, ScriptParser, fit_tokenizer
 from minilm import packaged_minilm
 from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
-from training import PositionTrainer, PositionTrainingArguments
+from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
     AutoConfig,
     AutoModelForTokenClassification,
     AutoTokenizer,
     DataCollatorForTokenClassification,
-    HfArgumentParser,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     set_seed,
@@ -133,9 +132,9 @@ def load_config(checkpoint: str, **flags) -> PreTrainedConfig:
     )
 
 
-def make_trainer(model, arguments: PositionTrainingArguments, data: Data) -> PositionTrainer:
+def make_trainer(model, arguments: PositionTrainingArguments, data: Data) -> ScriptTrainer:
     """The standard Trainer, but for the learning rate of positions."""
-    return PositionTrainer(
+    return ScriptTrainer(
         model=model,
         args=arguments,
         train_dataset=data.train,
@@ -210,12 +209,9 @@ def write_results(
 
 
 def main() -> None:
-    parser = HfArgumentParser(
-        (QuickstartArguments, PositionArguments, PositionTrainingArguments), formatter_class=HelpFormatter
-    )
-    parser.set_defaults(**DEFAULTS)
+    parser = ScriptParser((QuickstartArguments, PositionArguments, PositionTrainingArguments), **DEFAULTS)
     try:
-        arguments, positions, training = parser.parse_args_into_dataclasses()
+        arguments, positions, training = parser.parse()
         checkpoint = arguments.model_name_or_path or packaged_minilm()
         configs = [load_config(checkpoint, **positions.flags())]
         others = dict.fromkeys(scheme for scheme in arguments.compare_with if scheme != positions.position_scheme)

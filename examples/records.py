@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,18 @@ def write_whole(file: Path, content: str | bytes) -> None:
     part = file.with_name(f".{file.name}.{os.getpid()}")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(part, file)
+
+
+def check_writable(folder: str | Path) -> None:
+    """Raise OSError, naming `--output_dir`, where no files can be made in a folder, or the folder itself cannot."""
+    there = Path(folder).absolute()
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(f"--output_dir {folder}: nothing can be written to {there} ({error.strerror})") from error
 
 
 def write_json(file: Path, content: Any) -> None:

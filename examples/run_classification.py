@@ -34,9 +34,9 @@ from datasets import DatasetDict, load_dataset
 from labels import Labels, check_labels, find_classes
 from scipy.stats import rankdata
 from training import (
-    PositionTrainer,
     PositionTrainingArguments,
     Run,
+    ScriptTrainer,
     evaluate_and_save,
     load_metric,
     predict_and_save,
@@ -153,8 +153,9 @@ def load_data(arguments: ClassificationArguments, needed: list[str]) -> DatasetD
     if arguments.text_column is None:
         there = {*next(iter(splits.values())).column_names}
         arguments.text_column = [*next((usual for usual in USUAL_COLUMNS if there.issuperset(usual)), ("sentence",))]
-    check_columns(splits, arguments.text_column)
-    check_columns({split: splits[split] for split in splits if not split.startswith("test")}, [arguments.label_column])
+    check_columns(splits, arguments.text_column, "--text_column")
+    labelled = {split: splits[split] for split in splits if not split.startswith("test")}
+    check_columns(labelled, [arguments.label_column], "--label_column")
     return splits
 
 
@@ -252,7 +253,7 @@ def main() -> None:
         labels=labels,
         length=length,
     )
-    trainer = PositionTrainer(
+    trainer = ScriptTrainer(
         model=model,
         args=training,
         train_dataset=data.get("train"),

@@ -32,7 +32,7 @@ from arguments import (
 )
 from data_files import limit_rows
 from datasets import Dataset
-from records import same_settings, write_json
+from records import check_writable, same_settings, write_json
 from run_classification import (
     ClassificationArguments,
     find_labels,
@@ -43,7 +43,7 @@ from run_classification import (
 )
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from training import move_to_own_groups, settings_of, tables_and_biases
+from training import settings_of
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -53,6 +53,8 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
+from hf_posenc.training import move_to_own_groups, tables_and_biases
+
 
 @dataclass
 class LoopArguments:
@@ -60,6 +62,7 @@ class LoopArguments:
 
     output_dir: str = field(metadata={"help": "Folder of the run: its checkpoints, the best model, the metrics."})
     num_train_epochs: int = field(default=3, metadata={"help": "Passes through the training data."})
+    max_train_steps: int | None = field(default=None, metadata={"help": "Steps to train, in place of the epochs."})
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Examples of a process in a step."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Examples of a process in evaluation."})
     gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches that make a step."})
@@ -84,8 +87,10 @@ class LoopArguments:
     )
 
     def __post_init__(self):
-        for name in ("num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"):
-            if getattr(self, name) < 1:
+        check_writable(self.output_dir)
+        whole = ("num_train_epochs", "max_train_steps", "per_device_train_batch_size", "gradient_accumulation_steps")
+        for name in whole:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "position_learning_rate", "weight_decay", "warmup_share"):
             if (getattr(self, name) or 0) < 0:
@@ -187,9 +192,10 @@ class Loop:
             model, optimizer, *loaders
         )
         self.steps_per_epoch = math.ceil(len(self.train_loader) / loop.gradient_accumulation_steps)
-        total = self.steps_per_epoch * loop.num_train_epochs
+        self.steps = loop.max_train_steps or self.steps_per_epoch * loop.num_train_epochs
+        self.epochs = math.ceil(self.steps / self.steps_per_epoch)
         # Not prepared: accelerate would let it step once for every process.
-        self.scheduler = get_linear_schedule_with_warmup(optimizer, round(loop.warmup_share * total), total)
+        self.scheduler = get_linear_schedule_with_warmup(optimizer, round(loop.warmup_share * self.steps), self.steps)
         self.progress = Progress()
         accelerator.register_for_checkpointing(self.progress, self.scheduler)
         self.checkpoints = Checkpoints(accelerator, self.folder)
@@ -198,11 +204,11 @@ class Loop:
         """Train to the end, from where the last checkpoint left off; the metrics of the best epoch."""
         self.checkpoints.load()
         bar = tqdm(
-            total=self.steps_per_epoch * self.loop.num_train_epochs,
+            total=self.steps,
             initial=self.progress.step,
             disable=not self.accelerator.is_local_main_process,
         )
-        for epoch in range(len(self.progress.scores), self.loop.num_train_epochs):
+        for epoch in range(len(self.progress.scores), self.epochs):
             for loss in self.train_epoch(epoch):
                 bar.update()
                 rate = self.scheduler.get_last_lr()[0]
@@ -212,7 +218,10 @@ class Loop:
         return self.progress.scores[self.progress.best_epoch]
 
     def train_epoch(self, epoch: int) -> Iterator[float]:
-        """One pass through the data, or the rest of it; yields the loss of each step, averaged over the processes."""
+        """One pass through the data, or the rest of it; yields the loss of each step, averaged over the processes.
+
+        The last one ends with the last step.
+        """
         self.model.train()
         done = (self.progress.step - epoch * self.steps_per_epoch) * self.loop.gradient_accumulation_steps
         loader = self.accelerator.skip_first_batches(self.train_loader, done)
@@ -238,6 +247,8 @@ class Loop:
                 every = self.loop.checkpointing_steps
                 if every and self.progress.step % every == 0 and self.progress.step % self.steps_per_epoch:
                     self.checkpoints.save()
+                if self.progress.step == self.steps:
+                    return
 
     def seed_batch(self, epoch: int, index: int) -> None:
         """Seed the dropout of a batch, so that it is the same whether or not the run was interrupted before it."""

@@ -49,7 +49,7 @@ from data_files import (
 )
 from datasets import Dataset, IterableDataset, load_dataset
 from torch.nn.functional import cross_entropy
-from training import PositionTrainer, PositionTrainingArguments, Run, evaluate_and_save
+from training import PositionTrainingArguments, Run, ScriptTrainer, evaluate_and_save
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForMaskedLM,
@@ -203,7 +203,7 @@ def load_texts(
         raise ValueError("a masked language model predicts nothing of use by itself: leave out --do_predict")
     if not arguments.streaming:
         stored = load_splits(arguments, needed, read_texts)
-        check_columns(stored, [arguments.text_column])
+        check_columns(stored, [arguments.text_column], "--text_column")
         return dict(stored)
     if training.do_train and training.max_steps <= 0:
         raise ValueError("nobody knows how long a stream is: give --max_steps with --streaming")
@@ -339,7 +339,7 @@ def main() -> None:
 
     masking = Masking(tokenizer, arguments.mlm_probability, training.seed, training.pad_to_multiple_of)
     data = make_inputs(texts, arguments, training, masking, length)
-    trainer = PositionTrainer(
+    trainer = ScriptTrainer(
         model=model,
         args=training,
         train_dataset=data.get("train"),

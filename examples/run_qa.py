@@ -43,9 +43,9 @@ from data_files import (
 )
 from datasets import Dataset, DatasetDict
 from training import (
-    PositionTrainer,
     PositionTrainingArguments,
     Run,
+    ScriptTrainer,
     evaluate_and_save,
     load_metric,
     predict_and_save,
@@ -348,7 +348,7 @@ def main() -> None:
         questions, encode, arguments, training, **options, max_query_length=arguments.max_query_length
     )
     answers = {split: Answers(questions[split], windows[split], arguments) for split in windows if split != "train"}
-    trainer = PositionTrainer(
+    trainer = ScriptTrainer(
         model=model,
         args=training,
         train_dataset=windows.get("train"),

@@ -48,9 +48,9 @@ from data_files import (
 from datasets import Dataset, DatasetDict
 from labels import Classes, find_classes
 from training import (
-    PositionTrainer,
     PositionTrainingArguments,
     Run,
+    ScriptTrainer,
     evaluate_and_save,
     load_metric,
     predict_and_save,
@@ -106,8 +106,9 @@ def load_data(arguments: TokenClassificationArguments, needed: list[str]) -> Dat
     if arguments.label_column is None:
         there = next(iter(splits.values())).column_names
         arguments.label_column = next((name for name in LABEL_COLUMNS if name in there), LABEL_COLUMNS[0])
-    check_columns(splits, [arguments.text_column])
-    check_columns({split: rows for split, rows in splits.items() if split != "test"}, [arguments.label_column])
+    check_columns(splits, [arguments.text_column], "--text_column")
+    labelled = {split: rows for split, rows in splits.items() if split != "test"}
+    check_columns(labelled, [arguments.label_column], "--label_column")
     for split, rows in splits.items():
         if arguments.label_column in rows.column_names:
             check_sentences(rows, arguments.text_column, arguments.label_column, split)
@@ -282,7 +283,7 @@ def main() -> None:
         every = arguments.label_all_tokens and split == "train"
         data |= preprocess({split: rows}, tokenize, arguments, training, **options, label_all_tokens=every)
     warn_of_cut(data, length)
-    trainer = PositionTrainer(
+    trainer = ScriptTrainer(
         model=model,
         args=training,
         train_dataset=data.get("train"),

@@ -9,18 +9,18 @@ import sys
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import evaluate
 import torch
 from arguments import DataArguments, cut_nothing_by_itself
 from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
 from datasets import Dataset
-from records import write_json
+from records import check_writable, write_json
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from hf_posenc import position_parameters
 from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.training import PositionTrainer
 
 
 METRICS = Path(__file__).with_name("metrics")
@@ -33,6 +33,8 @@ class PositionTrainingArguments(TrainingArguments):
     Where there is something to evaluate on, evaluation follows saving and saving follows evaluation, whichever was
     asked for; by default both happen every epoch, or every `save_steps` if `max_steps` says how long to train.
     """
+
+    _argument_group_name: ClassVar[str] = "training"
 
     position_learning_rate: float | None = field(
         default=None,
@@ -72,6 +74,7 @@ class PositionTrainingArguments(TrainingArguments):
         self._best_is_asked_for = self.metric_for_best_model is not None
         self._greater_is_asked_for = self.greater_is_better is not None
         super().__post_init__()
+        check_writable(self.output_dir)
 
     def _save_after_evaluation(self) -> None:
         if self.eval_strategy in (None, "no"):
@@ -100,79 +103,18 @@ class PositionTrainingArguments(TrainingArguments):
             self.greater_is_better = greater_is_better
 
 
-class PositionTrainer(Trainer):
-    """The standard `Trainer`; tables and biases of position schemes learn at `args.position_learning_rate`.
-
-    They start at zero and are few, so that a rate that suits a pretrained model would leave them where they are. They
-    have no weight decay then; the trainer's schedule applies to them as to everything else.
-    """
+class ScriptTrainer(PositionTrainer):
+    """[`PositionTrainer`] that finds the best checkpoint of a folder that was moved, and saves tokenizers without a state."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.add_callback(FindBestAgain())
-
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in `Trainer`, with positions' tables and biases moved to parameter groups of their own.
-
-        It happens here because here the optimizer is new and holds the parameters as they will be trained: those of a
-        sharded model, and in the same order whenever a run is resumed.
-
-        Raises:
-            ValueError: a learning rate is given, but the optimizer does not hold the model's position parameters, as
-                under FSDP with flattened parameters.
-        """
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        rate = getattr(self.args, "position_learning_rate", None)
-        if is_new and rate is not None:
-            move_to_own_groups(optimizer, tables_and_biases(self.model if model is None else model), rate)
-        return optimizer
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """As in `Trainer`; a tokenizer's own file, saved beside the model, cuts and pads nothing by itself."""
         if self.processing_class is not None:
             cut_nothing_by_itself(self.processing_class)
         super().save_model(*args, **kwargs)
-
-
-def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The position parameters of a model but for weight matrices and norms (of transformer_xl and tupe, for example).
-
-    Each number in a table or a bias adds to a score by itself and may move far. A matrix sums over hundreds of features:
-    at a rate that suits the others it would drown the content scores in a step or two, so it learns as the model's own
-    matrices do. (This is the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.)
-    """
-    matrices = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm)
-        for parameter in module.parameters(recurse=False)
-    }
-    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in matrices}
-
-
-def move_to_own_groups(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], learning_rate: float
-) -> None:
-    """Move parameters out of an optimizer's groups into groups of their own, without weight decay.
-
-    Each group that holds some of them is split in two, so that whatever else Trainer grouped by stays apart.
-
-    Raises:
-        ValueError: the optimizer lacks one that is to be trained.
-    """
-    wanted = {id(parameter) for parameter in parameters.values() if parameter.requires_grad}
-    for group in list(optimizer.param_groups):
-        own = [parameter for parameter in group["params"] if id(parameter) in wanted]
-        if own:
-            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in wanted]
-            optimizer.add_param_group({**group, "params": own, "lr": learning_rate, "weight_decay": 0.0})
-            wanted -= {id(parameter) for parameter in own}
-    if wanted:
-        raise ValueError(
-            f"position_learning_rate: the optimizer does not hold {len(wanted)} of the {len(parameters)} position "
-            "parameters; with FSDP 1, set fsdp_config's use_orig_params to true"
-        )
 
 
 class FindBestAgain(TrainerCallback):

@@ -1,10 +1,11 @@
 """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.
 
 Importing the package is all it takes: `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`. `uninstall()` puts
-transformers back as it was, and `install()` opens the doors again.
+transformers back as it was, and `install()` installs the hooks again.
 """
 
 from .adapters import train_positions
+from .descriptions import inspect, schemes
 from .modeling.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
@@ -143,8 +144,10 @@ __all__ = [
     "PosencXLMRobertaForTokenClassification",
     "PosencXLMRobertaModel",
     "freeze_all_but_positions",
+    "inspect",
     "install",
     "position_parameters",
+    "schemes",
     "train_positions",
     "uninstall",
 ]

@@ -1,6 +1,6 @@
 """PEFT and variants: default targets, and position parameters that travel in an adapter's file.
 
-PEFT is optional and takes seconds to import, so nothing here imports it. It is taught what follows when it is there, be
+PEFT is optional and takes seconds to import, so nothing here imports it. Its hooks are installed when it is there, be
 that before or after this package; what a version of PEFT does not have is passed over.
 
 - Its tables of default targets know stock model types; the variants' own are entered beside them.
@@ -127,7 +127,7 @@ def _trusting(get_allowlist: Callable) -> Callable:
     return get_default_import_allowlist
 
 
-TAUGHT: dict[str, Callable[[Callable], Callable]] = {"get_default_import_allowlist": _trusting}
+HOOKED: dict[str, Callable[[Callable], Callable]] = {"get_default_import_allowlist": _trusting}
 
 
 def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
@@ -148,33 +148,33 @@ def _in_names_of(names: Mapping[str, tuple[str, ...]], value: Any) -> Any:
     return [own for name in value for own in names.get(name, (name,))]
 
 
-def _teach_function(function: Callable, name: str, changes: Changes) -> Callable:
-    """A function of PEFT's, taught for as long as the changes are not undone."""
-    taught = TAUGHT[name](function)
+def _hook_function(function: Callable, name: str, changes: Changes) -> Callable:
+    """A function of PEFT's, hooked for as long as the changes are not undone."""
+    hooked = HOOKED[name](function)
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        return (taught if changes.active else function)(*args, **kwargs)
+        return (hooked if changes.active else function)(*args, **kwargs)
 
     return call
 
 
-def _teach(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
-    """Enter the variants into PEFT's tables, and put the taught functions wherever PEFT has imported its own to."""
-    taught = {}
+def _install_hooks(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
+    """Enter the variants into PEFT's tables, and put the hooked functions wherever PEFT has imported its own to."""
+    hooked = {}
     for module, name, value in _names_in_peft():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(value, dict):
             _enter_types(value, configs, changes)
-        elif name in TAUGHT:
-            if value not in taught:
-                taught[value] = _teach_function(value, name, changes)
-            setattr(module, name, taught[value])
+        elif name in HOOKED:
+            if value not in hooked:
+                hooked[value] = _hook_function(value, name, changes)
+            setattr(module, name, hooked[value])
 
     def put_back() -> None:
-        # Modules of PEFT that were imported since have the taught functions from the others.
-        found = {function: value for value, function in taught.items()}
+        # Modules of PEFT that were imported since have the hooked functions from the others.
+        found = {function: value for value, function in hooked.items()}
         for module, name, value in _names_in_peft():
-            if name in TAUGHT and value in found:
+            if name in HOOKED and value in found:
                 setattr(module, name, found[value])
 
     changes.to_undo(put_back)
@@ -187,23 +187,23 @@ def _names_in_peft() -> list[tuple[ModuleType, str, Any]]:
 
 
 class _PeftImport(MetaPathFinder):
-    """Waits for the import of PEFT, leaves it to the other finders, and teaches PEFT when it has run."""
+    """Waits for the import of PEFT, leaves it to the other finders, and hooks PEFT when it has run."""
 
     def __init__(self, configs: tuple[type[PositionConfigMixin], ...], changes: Changes):
         self.configs = configs
         self.changes = changes
-        self.asking = threading.local()
+        self.searching = threading.local()
 
     def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
         # Another package may wait in the same way: its finder asks this one, which it has been asked by.
-        if fullname != "peft" or getattr(self.asking, "now", False):
+        if fullname != "peft" or getattr(self.searching, "now", False):
             return None
-        self.asking.now = True
+        self.searching.now = True
         try:
             found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
             spec = next((spec for spec in found if spec is not None), None)
         finally:
-            self.asking.now = False
+            self.searching.now = False
         # Looking whether PEFT is installed leads here too: only when its code runs is the waiting over.
         if spec is not None and hasattr(spec.loader, "exec_module"):
             waiting = Changes()
@@ -216,13 +216,13 @@ class _PeftImport(MetaPathFinder):
         exec_module(module)
         if module.__name__ == "peft" and self in sys.meta_path:
             sys.meta_path.remove(self)
-            _teach(self.configs, self.changes)
+            _install_hooks(self.configs, self.changes)
 
 
 def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
-    """Teach PEFT now if it has been imported, and when it is imported otherwise; `changes` knows how to undo it."""
+    """Hook PEFT now if it has been imported, and when it is imported otherwise; `changes` knows how to undo it."""
     if sys.modules.get("peft") is not None:
-        _teach(configs, changes)
+        _install_hooks(configs, changes)
     else:
         finder = _PeftImport(configs, changes)
         sys.meta_path.insert(0, finder)

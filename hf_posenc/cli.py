@@ -1,4 +1,4 @@
-"""The command line: a thin door to the functions of this package.
+"""The command line: a thin layer over the functions of this package.
 
 hf-posenc schemes
 hf-posenc inspect me/minilm-t5
@@ -8,18 +8,15 @@ hf-posenc plot phase_shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 """
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import torch
+import transformers
 import typer
-from transformers.utils import find_adapter_config_file, has_file
 
-from . import hub, inspection
-from .modeling.configuration_posenc import PositionConfigMixin
-from .modeling.schemes import ALIASES, SCHEMES
+from . import descriptions, hub
 
 
 # What is wrong with a command line; typer has had this class under several names.
@@ -35,10 +32,21 @@ app = typer.Typer(
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> str:
-    """Rows as columns of text."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+def _version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        from . import __version__
+
+        typer.echo(f"hf_posenc {__version__}, transformers {transformers.__version__}, torch {torch.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+) -> None:
+    """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers."""
 
 
 @app.command()
@@ -47,16 +55,7 @@ def schemes() -> None:
 
     With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
     """
-    rows = [("name", "new in bert-base", "longer than in training", "starts silent", "paper", "formula")]
-    for name, scheme in SCHEMES.items():
-        shapes, _ = inspection.parameter_shapes(inspection.CONFIG_CLASSES["posenc_bert"](position_scheme=name))
-        added = sum(torch.Size(shape).numel() for shape in shapes.values())
-        silent = "yes" if scheme.silent else "no"
-        rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
-    typer.echo(_aligned(rows))
-    aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
-    typer.echo(f"\nJoin names with + to have several: absolute+t5. Another name: {aliases}.\n")
-    typer.echo(_aligned([("flag", "values", "for"), *inspection.flag_rows()]))
+    typer.echo(descriptions.schemes())
 
 
 @app.command()
@@ -69,103 +68,7 @@ def inspect(
     Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
     hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
     """
-    adapter = find_adapter_config_file(model, revision=revision)
-    of_adapter = None
-    if adapter is not None:
-        base = hub.adapter_base(Path(adapter))
-        typer.echo(f"{model} is an adapter of {base}:\n")
-        of_adapter = inspection.tokenizer_length(model, revision)
-        model, revision = base, None
-    entries = inspection.read_config(model, revision)
-    config = inspection.load_config(model, revision)
-    tokenizers = {"tokenizer": inspection.tokenizer_length(model, revision)}
-    if of_adapter is not None:
-        tokenizers["adapter's tokenizer"] = of_adapter
-    tokens = _tokens(inspection.longest_sequence(config), tokenizers)
-    if not isinstance(config, PositionConfigMixin):
-        rows = [
-            ("model", f"{model} ({config.model_type})"),
-            (
-                "position_scheme",
-                f"not given: a stock model, with learned {inspection.native_positions(config)}",
-            ),
-            *tokens,
-        ]
-        typer.echo(_aligned([*rows, ("without hf_posenc", "the same: hf_posenc leaves such a model as it is")]))
-        return
-    shapes, total = inspection.parameter_shapes(config)
-    added = sum(torch.Size(shape).numel() for shape in shapes.values())
-    rows = [
-        ("model", f"{model} ({entries['model_type']}, {inspection.model_class(config).__name__})"),
-        ("position_scheme", config.position_scheme),
-        *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in inspection.schemes_of(config)),
-        ("flags", ", ".join(f"{flag}={value!r}" for flag, value in inspection.flags_of(config).items()) or "defaults"),
-        *tokens,
-        ("parameters", f"{added:,} of {total:,} belong to the scheme"),
-        *(
-            ("", f"{name} {shape}" + f" × {count}" * (count > 1))
-            for name, shape, count in inspection.per_layer(shapes)
-        ),
-        *(
-            ("without hf_posenc" if not i else "", line)
-            for i, line in enumerate(_without(model, revision, entries, config))
-        ),
-    ]
-    typer.echo(_aligned(rows))
-
-
-def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tuple[str, str]]:
-    """Rows of how many tokens a model reads, and how many each of its tokenizers leaves."""
-    reads = "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends"
-    rows = [("tokens", reads)]
-    for name, length in tokenizers.items():
-        said, *hints = _tokenizer(length, longest)
-        rows += [(name, said), *(("", hint) for hint in hints)]
-    return rows
-
-
-def _tokenizer(length: float | None, longest: int | None) -> list[str]:
-    """What a tokenizer that cuts at a length does for a model that reads so many tokens, and what to do about it."""
-    if length is None:
-        return ["none beside it"]
-    cuts = "has no limit" if length == math.inf else f"cuts at {length} tokens (model_max_length)"
-    change = (
-        f"to change it: AutoTokenizer.from_pretrained(..., model_max_length={longest or 'N'}).save_pretrained(...)"
-    )
-    if length == (longest or math.inf):
-        return [f"{cuts}, as the model"]
-    if length < (longest or math.inf):
-        return [
-            f"{cuts}; the model itself reads {longest or 'any number'}",
-            "pipelines drop the rest with truncation=True, and warn without",
-            change,
-        ]
-    return [
-        f"{cuts}; the model's table ends at {longest}",
-        "longer text is an error, with truncation=True too",
-        change,
-    ]
-
-
-def _without(model: str, revision: str | None, entries: dict, config: PositionConfigMixin) -> list[str]:
-    """What transformers makes of a variant by itself."""
-    stock = config.stock_model_type
-    if entries["model_type"] == stock:
-        return [
-            f"transformers 5 loads it as a plain {stock} with {inspection.native_positions(config)} and other outputs; its load report only lists "
-            "what it leaves out, as UNEXPECTED keys"
-        ]
-    lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
-    missing = [
-        file.name for file in inspection.code_files(config) if not has_file(model, file.name, revision=revision)
-    ]
-    if "auto_map" not in entries or missing:
-        return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
-    return [
-        "with trust_remote_code=True the Auto classes run the code beside it: equal outputs",
-        "without, they ask [y/N] whether to, and refuse it where nobody says yes",
-        *lines,
-    ]
+    typer.echo(descriptions.inspect(model, revision))
 
 
 @app.command()

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi, constants, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.tokenization_utils_base import LARGE_INTEGER, TOKENIZER_CONFIG_FILE
-from transformers.utils import cached_file, has_file
+from transformers.utils import CONFIG_NAME, cached_file, has_file
 
 from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.scheme import PositionScheme
-from .modeling.schemes import FLAGS, SCHEMES, scheme_names
+from .modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from .parameters import position_parameters
 from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
 
@@ -40,6 +43,34 @@ PIPELINE_TAGS = {
     "ForQuestionAnswering": "question-answering",
     "Model": "feature-extraction",
 }
+
+
+def check_exists(model: str, revision: str | None = None) -> None:
+    """Raise OSError at once for what is neither a folder nor a model on the Hub.
+
+    transformers would ask the Hub for every file that it may need, and each time again and again where nobody answers.
+    """
+    if Path(model).exists():
+        return
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise OSError(f"{model}: there is no such folder, and it cannot be a name on the Hub") from error
+    if constants.HF_HUB_OFFLINE or try_to_load_from_cache(model, CONFIG_NAME, revision=revision):
+        return
+    try:
+        HfApi().model_info(model, revision=revision, timeout=10)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        at = f" at {revision}" if revision else ""
+        raise OSError(
+            f"{model}: there is no such folder, and no model of this name{at} on the Hub that you may read"
+        ) from error
+    except HfHubHTTPError:
+        return  # whatever is wrong, reading the config says it
+    except Exception as error:  # nobody answers; the HTTP library's own classes change with its versions
+        raise OSError(
+            f"{model}: there is no such folder, and {constants.ENDPOINT} cannot be reached ({error})"
+        ) from error
 
 
 def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
@@ -103,7 +134,7 @@ def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str
                 said.setdefault((users[name].help, users[name].described_default()), []).append(name)
         if said:
             meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
-            rows.append((flag, next(iter(users.values())).kind.values, "; ".join(meanings)))
+            rows.append((flag, kind_of(flag).values, "; ".join(meanings)))
     return rows
 
 

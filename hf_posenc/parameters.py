@@ -3,7 +3,16 @@
 from torch import nn
 
 
-def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+class Parameters(dict[str, nn.Parameter]):
+    """Parameters by their full name; shown as names and shapes, without their values."""
+
+    def __repr__(self) -> str:
+        numbers = sum(parameter.numel() for parameter in self.values())
+        lines = (f"\n  {name} {tuple(parameter.shape)}" for name, parameter in self.items())
+        return f"{numbers:,} position parameters" + "".join(lines)
+
+
+def position_parameters(model: nn.Module) -> Parameters:
     """The parameters that the position schemes added to a model, by their full name.
 
     The stock table of absolute positions is not among them where it belongs to the checkpoint. Useful for learning-rate
@@ -19,13 +28,13 @@ def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         module for module in model.modules() if {"original_module", "modules_to_save"} <= module._modules.keys()
     ]
     originals = {original for wrapper in wrappers for original in wrapper.original_module.modules()}
-    return {
-        f"{prefix}.{name}" if prefix else name: getattr(module, name)
+    return Parameters(
+        (f"{prefix}.{name}" if prefix else name, getattr(module, name))
         for prefix, module in model.named_modules()
         if module not in originals
         # Not by getattr: wrappers, PEFT's for example, pass on what the module inside has.
         for name in vars(module).get("position_initial", {})
-    }
+    )
 
 
 def freeze_all_but_positions(model: nn.Module) -> int:

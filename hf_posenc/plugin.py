@@ -1,4 +1,4 @@
-"""The plugin: teaches transformers' own classes and registries the `position_*` flags.
+"""The plugin: hooks by which transformers' own classes and registries understand the `position_*` flags.
 
 This is the only file that touches transformers. Four small hooks on its two base classes, each of which does nothing
 unless a flag is given:
@@ -259,7 +259,7 @@ def _register_family(changes: Changes, stock: type, variant: type[PositionConfig
 
 
 def install() -> None:
-    """Open all doors. Runs when hf_posenc is imported; where it has run, it does nothing.
+    """Install the hooks. Runs when hf_posenc is imported; where it has run, it does nothing.
 
     Another hf_posenc that is installed already (another version, or this one before it was reloaded) is taken out first.
     """

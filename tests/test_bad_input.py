@@ -59,7 +59,7 @@ def with_entries(folder: Path, flags: dict) -> Path:
     return folder
 
 
-DOORS = {
+ENTRY_POINTS = {
     "from_pretrained": lambda folder, flags: AutoModel.from_pretrained(folder, **flags),
     "from_pretrained of a class": lambda folder, flags: BertModel.from_pretrained(folder, **flags),
     "AutoConfig": lambda folder, flags: AutoConfig.from_pretrained(folder, **flags),
@@ -76,7 +76,7 @@ DOORS = {
     "attribute of a variant's config": lambda folder, flags: AutoModel.from_config(by_hand(variant_config(), flags)),
     "config.json": lambda folder, flags: AutoModel.from_pretrained(with_entries(folder, flags)),
 }
-every_door = pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+every_entry_point = pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
 
 WRONG = {
     "unknown scheme": (
@@ -116,12 +116,12 @@ WRONG = {
 }
 
 
-@every_door
+@every_entry_point
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_flags_are_refused_at_every_door(case, door, stock_folder, no_weight_is_read):
+def test_wrong_flags_are_refused_at_every_entry_point(case, entry_point, stock_folder, no_weight_is_read):
     flags, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        door(stock_folder, flags)
+        entry_point(stock_folder, flags)
 
 
 # Before the first release some flags, and a value, had other names.
@@ -131,17 +131,17 @@ def test_wrong_flags_are_refused_at_every_door(case, door, stock_folder, no_weig
     ({"position_scheme": "sinusoidal", "position_scale": 1.0}, "unknown flag 'position_scale'; did you mean 'position_amplitude'"),
     ({"position_scheme": "t5", "position_init": "reference"}, "position_init must be one of .*did you mean 'paper'"),
 ])  # fmt: skip
-@every_door
-def test_old_spellings_name_the_new_ones(flags, message, door, stock_folder, no_weight_is_read):
+@every_entry_point
+def test_old_spellings_name_the_new_ones(flags, message, entry_point, stock_folder, no_weight_is_read):
     with pytest.raises(ValueError, match=message):
-        door(stock_folder, flags)
+        entry_point(stock_folder, flags)
 
 
-@every_door
-def test_a_misspelt_flag_beside_a_right_one_is_refused(door, stock_folder, no_weight_is_read):
+@every_entry_point
+def test_a_misspelt_flag_beside_a_right_one_is_refused(entry_point, stock_folder, no_weight_is_read):
     flags = {"position_scheme": "t5", "position_offset": 3}
     with pytest.raises(ValueError, match="unknown flag 'position_offset'; did you mean .*The position flags are"):
-        door(stock_folder, flags)
+        entry_point(stock_folder, flags)
 
 
 # A scheme to try each flag with, values out of range, values of a wrong type.
@@ -198,11 +198,11 @@ def test_values_that_a_flag_cannot_have_are_refused_by_name(
     flag, scheme, value, error, stock_folder, no_weight_is_read
 ):
     flags = {flag: value} if scheme is None else {"position_scheme": scheme, flag: value}
-    for name, door in DOORS.items():
+    for name, entry_point in ENTRY_POINTS.items():
         if name == "config.json" and value != value:  # JSON has no NaN
             continue
         with pytest.raises((TypeError, ValueError), match=flag) as caught:
-            door(stock_folder, flags)
+            entry_point(stock_folder, flags)
         assert caught.type is error, name
         assert re.search(r"must|unknown scheme|is not usable|has no use", str(caught.value)), name
 
@@ -227,13 +227,13 @@ def test_flags_that_do_not_fit_each_other_are_refused(scheme, flags, message):
 def test_sizes_that_a_scheme_cannot_work_with_are_refused(scheme, sizes, message, tmp_path, no_weight_is_read):
     stock = stock_config(**sizes)
     BertModel(stock).save_pretrained(tmp_path)
-    for open_door in (
+    for call in (
         lambda: stock_config(**sizes, position_scheme=scheme),
         lambda: AutoModel.from_pretrained(tmp_path, position_scheme=scheme),
         lambda: AutoModel.from_config(by_hand(stock, {"position_scheme": scheme})),
     ):
         with pytest.raises(ValueError, match=message):
-            open_door()
+            call()
 
 
 class TestLongSequences:
@@ -272,7 +272,7 @@ class TestBackends:
     def test_one_that_cannot_carry_a_scheme_is_refused_at_load(self, stock_folder, no_weight_is_read):
         flags = {"position_scheme": "absolute+t5", "attn_implementation": "flash_attention_2"}
         config = AutoConfig.from_pretrained(stock_folder, **flags)
-        for open_door in (
+        for call in (
             lambda: AutoModel.from_pretrained(stock_folder, **flags),
             lambda: BertModel.from_pretrained(stock_folder, **flags),
             lambda: AutoModel.from_config(config),
@@ -281,7 +281,7 @@ class TestBackends:
             lambda: BertForSequenceClassification.from_pretrained(stock_folder, **flags),
         ):
             with pytest.raises(ValueError, match=self.MESSAGE):
-                open_door()
+                call()
 
     @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
     def test_and_when_set_later(self, head):
@@ -322,7 +322,7 @@ class TestOtherFamilies:
         GPT2LMHeadModel(GPT2Config(**self.SMALL)).save_pretrained(tmp_path)
         plain = GPT2Config(**self.SMALL)
         flags = {"position_scheme": "t5"}
-        for open_door in (
+        for call in (
             lambda: AutoModel.from_pretrained(tmp_path, **flags),
             lambda: AutoModelForCausalLM.from_pretrained(tmp_path, **flags),
             lambda: GPT2LMHeadModel.from_pretrained(tmp_path, **flags),
@@ -335,7 +335,7 @@ class TestOtherFamilies:
             lambda: AutoModel.from_pretrained(tmp_path, config=by_hand(GPT2Config(**self.SMALL), flags)),
         ):
             with pytest.raises(ValueError, match=self.FAMILIES):
-                open_door()
+                call()
 
     def test_are_left_alone_without_the_flag(self, tmp_path):
         GPT2LMHeadModel(GPT2Config(**self.SMALL)).save_pretrained(tmp_path)
@@ -351,13 +351,13 @@ class TestSubclassesOfOnesOwn:
         own = type("OwnModel", (stock,), {})
         stock(stock_config(family)).save_pretrained(tmp_path)
         message = f"OwnModel derives from {stock.__name__}, .*derive it from Posenc{stock.__name__}"
-        for open_door in (
+        for call in (
             lambda: own.from_pretrained(tmp_path, position_scheme="t5"),
             lambda: own(stock_config(family, position_scheme="t5")),
             lambda: own(by_hand(stock_config(family), {"position_scheme": "t5"})),
         ):
             with pytest.raises(ValueError, match=message):
-                open_door()
+                call()
         assert type(own(stock_config(family))) is own
 
     def test_of_a_variant_work(self):

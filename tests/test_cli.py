@@ -5,6 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+import transformers
 import typer
 from fresh_process import ROOT
 from hub_server import LoopbackHub
@@ -13,6 +15,7 @@ from peft import LoraConfig, get_peft_model
 from tiny import build, stock_config
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast, GPT2Config, RobertaModel
 
+import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.cli import app, main
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
@@ -87,7 +90,8 @@ class TestErrors:
             ("nonsense", "nonsense"),
             ("push", "folder"),
             ("inspect --bogus x", "bogus"),
-            ("inspect {tmp}/absent", "absent"),
+            ("inspect {tmp}/absent", "absent: there is no such folder, and it cannot be a name on the Hub"),
+            ("inspect nope", "nope: there is no such folder, and http://127.0.0.1:9 cannot be reached"),
             ("inspect {tmp}", "no config.json"),
             ("inspect {tmp}/gpt2", "'gpt2'; the families that have position schemes are bert, roberta"),
             ("inspect {tmp}/misspelt", "did you mean 'position_scheme'"),
@@ -115,6 +119,25 @@ class TestErrors:
         assert code == 2 and out == "" and len(lines) == 1 and lines[0] == err.splitlines()[-1]
         assert said.lower() in lines[0].lower()
         assert "Traceback" not in err
+        if line.startswith("inspect"):  # nothing is asked again and again
+            assert len(err.splitlines()) == 1
+
+
+def test_versions_are_printed(run):
+    code, out, _ = run("--version")
+    assert (
+        code == 0
+        and out
+        == f"hf_posenc {hf_posenc.__version__}, transformers {transformers.__version__}, torch {torch.__version__}\n"
+    )
+
+
+def test_python_says_what_the_command_line_says(run, variant):
+    assert run("schemes")[1] == f"{hf_posenc.schemes()}\n" == f"{hf_posenc.schemes()!r}\n"
+    said = hf_posenc.inspect(variant)
+    assert run(f"inspect {variant}")[1] == f"{said}\n"
+    page = said._repr_html_()
+    assert page.count("<tr>") == len(str(said).splitlines()) and "absolute+t5</td>" in page
 
 
 class TestSchemes:

@@ -1,6 +1,7 @@
 """The check-lists of CONTRIBUTING.md hold for every scheme and family that there is."""
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ from hf_posenc.modeling.schemes import FLAGS, SCHEMES
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FAMILIES = {config.family.model_type: config.family for config in plugin.CONFIGS}
+
+
+def test_every_promise_is_held_by_tests():
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    promises = re.findall(r"^(\d)\. \*\*", design, re.MULTILINE)
+    first_lines = [file.read_text(encoding="utf-8").split("\n")[0] for file in (ROOT / "tests").rglob("test_*.py")]
+    held = {number for line in first_lines for number in re.findall(r"[Pp]romise (\d)", line)}
+    assert promises == [str(number) for number in range(1, len(promises) + 1)] and held == {*promises}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))

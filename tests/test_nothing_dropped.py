@@ -211,7 +211,7 @@ class TestLoadReport:
                     assert torch.equal(loaded, parameter.to(loaded.dtype)), name
 
     @pytest.mark.parametrize("family", FAMILIES)
-    def test_leaves_families_doors_and_heads_alike(self, family, tmp_path, transformers_said):
+    def test_leaves_families_entry_points_and_heads_alike(self, family, tmp_path, transformers_said):
         stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))
         stock(stock_config(family)).save_pretrained(tmp_path)
         for cls in (AutoModelForMaskedLM, stock, variant_class(family, "ForMaskedLM")):
@@ -273,9 +273,12 @@ class TestLoadReport:
         }
 
     @pytest.mark.parametrize(
-        "door", ["model's config", "read elsewhere", "read elsewhere by its class", "by hand", "attribute by hand"]
+        "entry_point",
+        ["model's config", "read elsewhere", "read elsewhere by its class", "by hand", "attribute by hand"],
     )
-    def test_lists_damage_where_the_config_does_not_come_from_the_checkpoint(self, door, tmp_path, transformers_said):
+    def test_lists_damage_where_the_config_does_not_come_from_the_checkpoint(
+        self, entry_point, tmp_path, transformers_said
+    ):
         flags = {"position_scheme": "absolute+t5"}
         BertModel(stock_config()).save_pretrained(tmp_path / "stock")
         config = AutoConfig.from_pretrained(tmp_path / "stock", **flags)
@@ -291,7 +294,7 @@ class TestLoadReport:
             "attribute by hand": stock_config(),
         }
         configs["attribute by hand"].position_scheme = "absolute+t5"
-        AutoModel.from_pretrained(tmp_path / "saved", config=configs[door])
+        AutoModel.from_pretrained(tmp_path / "saved", config=configs[entry_point])
         assert listed(transformers_said) == dict.fromkeys(gone, "MISSING")
 
     def test_lists_a_damaged_table_of_a_checkpoint_of_transformers_4(self, tmp_path, transformers_said):
@@ -407,15 +410,15 @@ class TestFlags:
                 results.append((start, model(**batch).last_hidden_state))
         assert results[0][0].keys() != results[1][0].keys() or (results[0][1] - results[1][1]).abs().max() > 1e-4
 
-    @pytest.mark.parametrize("door", ["keyword", "attribute", "beside a config"])
-    def test_every_door_refuses_one_that_does_not_apply(self, door, stock_folder):
+    @pytest.mark.parametrize("entry_point", ["keyword", "attribute", "beside a config"])
+    def test_every_entry_point_refuses_one_that_does_not_apply(self, entry_point, stock_folder):
         with pytest.raises(
             ValueError, match="position_max_distance=4 has no use with position_scheme='relative_key'.*relative"
         ):
-            if door == "keyword":
+            if entry_point == "keyword":
                 AutoModel.from_pretrained(stock_folder, position_scheme="relative_key", position_max_distance=4)
             config = AutoConfig.from_pretrained(stock_folder)
-            if door == "beside a config":
+            if entry_point == "beside a config":
                 AutoModel.from_pretrained(
                     stock_folder, config=config, position_scheme="relative_key", position_max_distance=4
                 )

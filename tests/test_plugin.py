@@ -369,8 +369,8 @@ assert (table["posenc_bert"], table["posenc_electra"]) == (["own"], ["later"]) a
 @pytest.mark.parametrize(
     "family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
 )
-def test_the_classes_own_doors_are_open_without_any_hook(family, tmp_path):
-    fresh(f"from bare_doors import open_all\nopen_all({str(tmp_path)!r}, {family!r})", tmp_path)
+def test_the_classes_own_entry_points_work_without_any_hook(family, tmp_path):
+    fresh(f"from bare_entry_points import use_all\nuse_all({str(tmp_path)!r}, {family!r})", tmp_path)
 
 
 class TestClassesThatSomebodyReplaced:

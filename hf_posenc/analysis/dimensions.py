@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.sinusoidal import sinusoids
 from . import style
@@ -77,7 +76,7 @@ def moving_dimensions(
     if (start, positions) not in spans:
         spans.append((start, positions))
     tables = [movement("sinusoids", classic, spans, threshold)]
-    if subject.scheme != "sinusoidal":
+    if subject.trained or subject.scheme != "sinusoidal":
         tables.append(movement(subject.name, vectors, spans, threshold))
     return MovingDimensions(subject.name, threshold, tables)
 
@@ -108,7 +107,7 @@ def _span_name(span: tuple[int, int]) -> str:
 
 
 @style.styled
-def plot_moving_dimensions(data: MovingDimensions) -> Figure:
+def plot_moving_dimensions(data: MovingDimensions) -> style.Figure:
     """Per dimension the standard deviation over each span, dimensions sorted by that over the first span."""
     figure, axes = style.panels(1, len(data.tables), height=3.5, sharex=True)
     for axis, table in zip(axes[0], data.tables):

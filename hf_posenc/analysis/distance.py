@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.scheme import RelativeTerm
 from . import style
@@ -56,7 +55,7 @@ def score_by_distance(
     model: "Subject | str",
     texts: Iterable[str] | torch.Tensor | None = None,
     layer: int = 0,
-    max_distance: int = 64,
+    max_distance: int | None = None,
     length: int = 128,
     count: int = 8,
 ) -> ScoreByDistance:
@@ -69,7 +68,7 @@ def score_by_distance(
         model: what [`study`] takes.
         texts, length, count: as for [`Subject.batches`].
         layer: its number, from 0.
-        max_distance: largest distance.
+        max_distance: largest distance, by default 64, or less where the texts are shorter.
 
     Raises:
         ValueError: a layer or a distance that there is not; words are needed, and there is no tokenizer or no training.
@@ -81,6 +80,7 @@ def score_by_distance(
     without_words = texts is None and subject.tokenizer is None
     batches = [subject.any_ids(length)] if without_words else subject.batches(texts, length, count)
     longest = max(ids.shape[1] for ids in batches)
+    max_distance = min(64, longest - 1) if max_distance is None else max_distance
     if not 1 <= max_distance < longest:
         raise ValueError(
             f"max_distance must be from 1 to {longest - 1}, the longest text less one, got {max_distance}"
@@ -121,7 +121,7 @@ def _by_distance(parts: list[torch.Tensor], max_distance: int) -> tuple[np.ndarr
 
 
 @style.styled
-def plot_score_by_distance(data: ScoreByDistance) -> Figure:
+def plot_score_by_distance(data: ScoreByDistance) -> style.Figure:
     """Biases with a line for each head; what depends on words with a panel for each head, and quartiles over text."""
     heights = [3.3 if curves.is_bias else 1.5 * -(-len(curves.mean) // COLUMNS) + 0.5 for curves in data.curves]
     whole = style.sheet(sum(heights))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.scheme import RelativeTerm
 from ..modeling.sinusoidal import inverse_frequencies, sinusoids
@@ -115,7 +114,7 @@ def _rope_angles(rope, length: int) -> torch.Tensor:
 
 
 @style.styled
-def plot_encoding_maps(data: EncodingMaps) -> Figure:
+def plot_encoding_maps(data: EncodingMaps) -> style.Figure:
     """A map for each of the encodings."""
     figure, axes = style.panels(len(data.maps), 1)
     for axis, drawn in zip(axes[:, 0], data.maps):
@@ -195,7 +194,7 @@ def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
 
 
 @style.styled
-def plot_clock_hands(data: ClockHands, count: int = 8, positions: int = 64) -> Figure:
+def plot_clock_hands(data: ClockHands, count: int = 8, positions: int = 64) -> style.Figure:
     """`count` of the pairs, from fast to slow, at the first positions."""
     figure, axes = style.panels(2, (count + 1) // 2, height=2.4, subplot_kw={"aspect": "equal"})
     chosen = np.linspace(0, len(data.wavelengths) - 1, count).round().astype(int)
@@ -228,7 +227,7 @@ def describe_clock_hands(data: ClockHands) -> str:
     turned, pairs, length = data.turned, len(data.wavelengths), data.angles.shape[1]
     whole, hardly = int((turned >= 1).sum()), int((turned < 0.1).sum())
     return (
-        f"Of the {pairs} pairs of {data.scheme}, {whole} turn at least once within {length} positions and {hardly} less than a "
+        f"Of the {pairs} sines and cosines of {data.model} ({data.scheme}), {whole} turn at least once within {length} positions and {hardly} less than a "
         f"tenth of a turn; one turn takes from {_number(data.wavelengths.min())} to {_number(data.wavelengths.max())} positions."
     )
 
@@ -274,7 +273,7 @@ def position_similarity(model: "Subject | str", length: int | None = None) -> Po
 
 
 @style.styled
-def plot_position_similarity(data: PositionSimilarity) -> Figure:
+def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
     """The similarity of all pairs, and against distance with its quartiles."""
     figure, [[left, right]] = style.panels(1, 2, height=3.6, gridspec_kw={"width_ratios": [1, 1.15]})
     style.heatmap(left, data.cosines, aspect="equal", vmin=-1, vmax=1)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.sinusoidal import sinusoids
 from . import style
@@ -303,7 +302,7 @@ def _plot_properties(axis, series: dict[str, Properties], markers: str = "osD^v"
 
 
 @style.styled
-def plot_table_properties(data: TableProperties) -> Figure:
+def plot_table_properties(data: TableProperties) -> style.Figure:
     """The properties of a model's vectors beside those of sinusoids."""
     figure, [[axis]] = style.panels(height=2.9)
     series = {f"{data.model}, {name}": found for name, found in data.by_proximity.items()}
@@ -326,7 +325,7 @@ def describe_table_properties(data: TableProperties) -> str:
 
 
 @style.styled
-def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> Figure:
+def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> style.Figure:
     """The mean of the heads at the first positions, and the properties of each head."""
     figure, [[left, right]] = style.panels(1, 2, height=3.7, gridspec_kw={"width_ratios": [1, 1.2]})
     mean = data.weights.mean(0)[:shown, :shown]
@@ -370,7 +369,7 @@ def describe_attention_properties(data: AttentionProperties) -> str:
 
 
 @style.styled
-def plot_position_term(data: PositionTerm) -> Figure:
+def plot_position_term(data: PositionTerm) -> style.Figure:
     """The term of each head as a map, with its Toeplitz share."""
     columns = 4
     rows = -(-len(data.scores) // columns)

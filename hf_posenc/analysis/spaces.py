@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.scheme import without_bias
 from . import style
@@ -170,7 +169,7 @@ def _random_angles(width: int, sizes: tuple[int, int], generator: torch.Generato
 
 
 @style.styled
-def plot_shared_space(data: SharedSpace) -> Figure:
+def plot_shared_space(data: SharedSpace) -> style.Figure:
     """Above, how much of the variance of one lies in the subspace of the other; below, the principal angles."""
     figure, axes = style.panels(2, len(data.spaces), height=2.8, sharey="row")
     titles = {"embeddings": "embeddings", "queries": "after W_q, layer 1", "keys": "after W_k, layer 1"}

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..modeling.scheme import without_bias
 from . import style
@@ -205,7 +204,7 @@ def _has_position_of_key(name: str) -> bool:
 
 
 @style.styled
-def plot_score_terms(data: ScoreTerms) -> Figure:
+def plot_score_terms(data: ScoreTerms) -> style.Figure:
     """Shares of the variance over keys: heads by terms in the first layer, layers by terms in the others."""
     first, others = data.layers[0], data.layers[1:]
     heights = [0.28 * len(first.shares) + 1.2] + ([0.28 * len(others) + 1.2] if others else [])

@@ -30,8 +30,11 @@ ENCODER, EMBEDDINGS = "encoder", "embeddings"
 FEWEST_SCORES = 1 << 15
 
 
-class InHand:
-    """A module among a layer's arguments. accelerate would move it to the layer's device, as it does what has a `to`."""
+class ModuleReference:
+    """A reference to a module, as an argument of a layer, that accelerate does not move.
+
+    accelerate moves what has a `to` to the layer's device, and a module would go along.
+    """
 
     def __init__(self, module: nn.Module | None):
         self.module = module
@@ -97,7 +100,7 @@ def _relative_parts(
         parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
     if term.query_table is not None:
         # (batch, heads, query, rows)
-        by_row = term.asking(query) @ term.query_table.to(query.device).transpose(-1, -2)
+        by_row = term.biased_query(query) @ term.query_table.to(query.device).transpose(-1, -2)
         parts.append(by_row.gather(-1, rows[:, None].expand(shape)))
     if term.key_table is not None:
         by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)
@@ -223,7 +226,7 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
         if isinstance(term, RelativeTerm):
             rows = term.rows.to(query.device)
             if term.query_table is not None:
-                by_row = term.asking(query) @ term.query_table.to(query.device).transpose(-1, -2)
+                by_row = term.biased_query(query) @ term.query_table.to(query.device).transpose(-1, -2)
                 lookups.append(("query", by_row, rows))
             if term.key_table is not None:
                 by_row = key @ term.key_table.to(query.device).transpose(-1, -2)

@@ -811,10 +811,10 @@ def blockwise_attention(
     Returns:
         (batch, query, heads, head_dim).
     """
-    asking = [term for term in terms if isinstance(term, RelativeTerm) and term.query_table is not None]
-    if len(asking) == 1:
+    with_query_table = [term for term in terms if isinstance(term, RelativeTerm) and term.query_table is not None]
+    if len(with_query_table) == 1:
         # Added to the queries, their bias costs nothing per pair.
-        query = asking[0].asking(query)
+        query = with_query_table[0].biased_query(query)
     else:
         terms = [term.without_query_bias() if isinstance(term, RelativeTerm) else term for term in terms]
     plan = Plan([], [], mask, is_causal, scaling, dropout)

@@ -24,7 +24,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import logging
 
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
-from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
+from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
 
 
 logger = logging.get_logger(__name__)
@@ -123,11 +123,11 @@ def check_flag(name: str, value: Any) -> None:
     if name == "position_scheme":
         scheme_names(value)
     else:
-        next(iter(FLAGS[name].values())).kind.check(name, value)
+        kind_of(name).check(name, value)
 
 
 def _annotation(name: str) -> Any:
-    return str if name == "position_scheme" else next(iter(FLAGS[name].values())).kind.annotation
+    return str if name == "position_scheme" else kind_of(name).annotation
 
 
 # The flags as fields of a config.

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from .derived import derived
+from .caching import cached
 from .flags import Boolean, Flag, Subset, buckets, form, init, max_distance
 from .relative_positions import deberta_bucket
 from .scheme import (
@@ -151,7 +151,7 @@ class Deberta(AttentionScheme):
             modules.append(attention.key_projection if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
             modules.append(attention.query_projection if self.share_projections else attention.pos_query_proj)
-        key, query = derived(attention, modules, (), (), lambda: self._projections(attention, encoder, rows.device))
+        key, query = cached(attention, modules, (), (), lambda: self._projections(attention, encoder, rows.device))
         term = RelativeTerm(rows=rows)
         if "c2p" in self.attention_types:
             term.query_table = key * attention.scaling

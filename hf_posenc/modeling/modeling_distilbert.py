@@ -20,7 +20,7 @@ from transformers.models.distilbert.modeling_distilbert import (
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs
 
-from .attention import InHand, PositionSelfAttention
+from .attention import ModuleReference, PositionSelfAttention
 from .configuration_posenc import PosencDistilBertConfig
 from .embeddings import PositionEmbeddings
 from .family import DISTILBERT
@@ -72,7 +72,7 @@ class PosencDistilBertTransformer(PositionEncoder, Transformer):
         attention_mask: torch.Tensor | None = None,
         given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
-        base_model: InHand | None = None,
+        base_model: ModuleReference | None = None,
         **kwargs,
     ) -> BaseModelOutput:
         repeated = self.prepare(hidden_states, None, given_position_ids, table_position_ids, base_model, kwargs)

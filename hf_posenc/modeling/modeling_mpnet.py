@@ -22,7 +22,7 @@ from transformers.models.mpnet.modeling_mpnet import (
     create_position_ids_from_input_ids,
 )
 
-from .attention import InHand, PositionSelfAttention, eager_position_attention
+from .attention import ModuleReference, PositionSelfAttention, eager_position_attention
 from .configuration_posenc import PosencMPNetConfig
 from .embeddings import PositionEmbeddings
 from .family import MPNET
@@ -98,7 +98,7 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         return_dict: bool = False,
         position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
-        base_model: InHand | None = None,
+        base_model: ModuleReference | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...] | BaseModelOutput:
         repeated = self.prepare(hidden_states, None, position_ids, table_position_ids, base_model, kwargs)

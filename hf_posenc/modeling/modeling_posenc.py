@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, logging
 
-from .attention import EMBEDDINGS, ENCODER, InHand
+from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import flags_in_use
 from .family import Family
@@ -106,7 +106,7 @@ class PositionEncoder:
         use_cache: bool | None = None,
         position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
-        base_model: InHand | None = None,
+        base_model: ModuleReference | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         repeated = self.prepare(hidden_states, past_key_values, position_ids, table_position_ids, base_model, kwargs)
@@ -131,7 +131,7 @@ class PositionEncoder:
         cache: Cache | None,
         position_ids: torch.Tensor | None,
         table_position_ids: torch.Tensor | None,
-        base_model: InHand | None,
+        base_model: ModuleReference | None,
         kwargs: dict,
     ) -> tuple[torch.Tensor, ...]:
         """Put what the self-attentions want among the layers' `kwargs`.
@@ -160,7 +160,7 @@ class PositionEncoder:
         if embeddings is not None:
             given = position_ids if table_position_ids is None else table_position_ids
             embeddings.check_length(hidden_states.shape[1], positions.offset, given)
-        state = {ENCODER: InHand(self), EMBEDDINGS: InHand(embeddings)}
+        state = {ENCODER: ModuleReference(self), EMBEDDINGS: ModuleReference(embeddings)}
         for scheme in self.position_schemes:
             own = table_positions if scheme.reads_table else positions
             state[scheme.name] = own, scheme.prepare(own, hidden_states.dtype)
@@ -251,7 +251,7 @@ class PositionModel:
         scheme = embeddings.position_scheme
         repeats_table = encoder.every_layer and scheme is not None and scheme.name == "absolute"
         if encoder.reads_table or encoder.every_layer:
-            given["base_model"] = InHand(self)
+            given["base_model"] = ModuleReference(self)
             if position_ids is None and (encoder.reads_table or repeats_table):
                 past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
                 given["table_position_ids"] = embeddings.family_position_ids(input_ids, past_length)
@@ -401,7 +401,7 @@ class PosencPreTrainedModel:
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
         flags = {flag: kwargs.pop(flag) for flag in FLAGS if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
-        # A head has built its stock base model by now (or, where the plugin has opened that door, the variant).
+        # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_parts)
         self.post_init()
 

@@ -237,7 +237,7 @@ class RelativeTerm:
     value_table: torch.Tensor | None = None
     query_bias: torch.Tensor | None = None
 
-    def asking(self, query: torch.Tensor) -> torch.Tensor:
+    def biased_query(self, query: torch.Tensor) -> torch.Tensor:
         """What is multiplied with the query table, given (batch, heads, query, head_dim)."""
         return query if self.query_bias is None else query + self.query_bias.to(query.device)[:, None]
 

@@ -5,7 +5,7 @@ import difflib
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
 from .deberta import Deberta
-from .flags import Flag
+from .flags import Flag, Kind
 from .kerple import Kerple
 from .relative import Relative, RelativeKey, RelativeKeyQuery
 from .rotary import Rope
@@ -39,11 +39,16 @@ FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
 for _name, _scheme in SCHEMES.items():
     for _flag in _scheme.flags:
         FLAGS.setdefault(_flag.name, {})[_name] = _flag
-ALIASES: dict[str, str] = {"disentangled": "deberta"}
+ALIASES: dict[str, str] = {"disentangled": "deberta", "rotary": "rope", "shaw": "relative"}
 # Pairs that exclude each other, and why.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("relative_key", "relative_key_query"): "their tables have the same checkpoint key, `distance_embedding`",
 }
+
+
+def kind_of(flag: str) -> Kind:
+    """What a flag may be, in which all schemes that have it agree."""
+    return next(iter(FLAGS[flag].values())).kind
 
 
 def scheme_names(position_scheme: str) -> list[str]:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from .derived import derived, keeps_on
+from .caching import cached, caches_on
 from .flags import base, init
 from .scheme import (
     AttentionContext,
@@ -56,7 +56,7 @@ class TransformerXL(AttentionScheme):
         distances, rows = positions.by_row()
         distances = -distances  # the formula counts query - key
         # Where projections are kept, they are all that is needed.
-        return rows, distances, None if keeps_on(distances.device) else self._sinusoids(distances, dtype)
+        return rows, distances, None if caches_on(distances.device) else self._sinusoids(distances, dtype)
 
     def _sinusoids(self, distances: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """(distances, hidden_size)."""
@@ -75,7 +75,7 @@ class TransformerXL(AttentionScheme):
                 return linear(self._sinusoids(distances, query_bias.dtype).mul_(attention.scaling))
             return linear(sinusoids) * attention.scaling
 
-        projected = derived(attention, (linear,), (distances,), (attention.scaling,), project)
+        projected = cached(attention, (linear,), (distances,), (attention.scaling,), project)
         # (rows, hidden_size) -> (heads, rows, head_dim)
         table = projected.view(-1, *query_bias.shape).transpose(0, 1)
         return [RelativeTerm(rows=rows, query_table=table, query_bias=query_bias)]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from .derived import derived
+from .caching import cached
 from .flags import form, init
 from .scheme import (
     AttentionContext,
@@ -75,7 +75,7 @@ class Tupe(AttentionScheme):
         modules = table, *projections, encoder.cls_to_others, encoder.others_to_cls
         constants = attention.scaling, attention.head_dim
         # Kept with a projection, so that it is done once for all layers.
-        query, key = derived(
+        query, key = cached(
             encoder.pos_q_linear,
             modules,
             context.prepared,

@@ -190,13 +190,13 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
             seen[scheme].append([feature["input_ids"] for feature in features])
             return super().torch_call(features)
 
-    class Watched(quickstart.PositionTrainer):
+    class Watched(quickstart.ScriptTrainer):
         def train(self, *args, **kwargs):
             heads.append(self.model.classifier.weight.detach().clone())
             return super().train(*args, **kwargs)
 
     monkeypatch.setattr(quickstart, "DataCollatorForTokenClassification", Recorder)
-    monkeypatch.setattr(quickstart, "PositionTrainer", Watched)
+    monkeypatch.setattr(quickstart, "ScriptTrainer", Watched)
     training = PositionTrainingArguments(
         output_dir=str(tmp_path), max_steps=12, per_device_train_batch_size=8, save_strategy="no", disable_tqdm=True
     )
@@ -213,14 +213,14 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
 
 
 def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_path, monkeypatch):
-    class Forgetful(quickstart.PositionTrainer):
+    class Forgetful(quickstart.ScriptTrainer):
         def save_model(self, *args, **kwargs):
             super().save_model(*args, **kwargs)
             model = AutoModelForTokenClassification.from_pretrained(self.args.output_dir)
             model.classifier.bias.data += torch.tensor([0.0, 100.0, 0.0])
             model.save_pretrained(self.args.output_dir)
 
-    monkeypatch.setattr(quickstart, "PositionTrainer", Forgetful)
+    monkeypatch.setattr(quickstart, "ScriptTrainer", Forgetful)
     training = PositionTrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
     data = quickstart.load_data(
         quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24), str(checkpoint)

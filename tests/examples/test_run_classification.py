@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ import datasets
 import numpy as np
 import pytest
 import run_classification
+import run_classification_no_trainer
 from arguments import ModelArguments, PositionArguments
 from run_classification import GLUE, ClassificationArguments, measure_classes, measure_numbers
 from scipy.stats import pearsonr, spearmanr
@@ -420,11 +422,51 @@ def test_nothing_to_do_is_a_mistake_too(checkpoint, files, mistake):
 
 
 @pytest.mark.parametrize("arguments", [["--metric", "bleu"], ["--task_name", "squad"], ["--position_combine", "mix"]])
-def test_choices_are_checked_by_the_command_line(arguments, checkpoint, run_main, capsys):
+def test_choices_are_checked_by_the_command_line(arguments, checkpoint, run_main):
     with pytest.raises(SystemExit) as stopped:
         run_main(run_classification, "--model_name_or_path", checkpoint, *arguments)
-    assert stopped.value.code == 2
-    assert f"error: argument {arguments[0]}" in capsys.readouterr().err
+    assert stopped.value.code.startswith(f"error: {' '.join(arguments)}: must be one of ")
+
+
+@pytest.mark.parametrize("script", [run_classification, run_classification_no_trainer])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--task_name mrcp", "--task_name mrcp: must be one of .*; did you mean mrpc\\?"),
+        ("--position_schme t5", "unknown argument --position_schme; did you mean --position_scheme\\?"),
+        ("--learning_rat 1", "unknown argument --learning_rat; did you mean --learning_rate\\?"),
+        ("--zzzzzzzz 1", "unknown argument --zzzzzzzz; --help lists all"),
+        ("cola", "unexpected 'cola'; arguments are given as --name value"),
+        ("--output_dir /proc/nowhere", "--output_dir /proc/nowhere: nothing can be written to /proc .*"),
+    ],
+)
+def test_a_mistaken_command_line_is_told_in_one_line(
+    script, arguments, message, checkpoint, tmp_path, run_main, capsys
+):
+    wrong = arguments.split()
+    if "--output_dir" not in wrong:
+        wrong += ["--output_dir", tmp_path]
+    with pytest.raises(SystemExit) as stopped:
+        run_main(script, "--model_name_or_path", checkpoint, *wrong)
+    assert re.fullmatch(f"error: {message}", stopped.value.code) and not capsys.readouterr().err
+
+
+def test_help_begins_with_positions_and_shows_each_argument_by_one_spelling(run_main, capsys):
+    with pytest.raises(SystemExit):
+        run_main(run_classification, "--help")
+    said = capsys.readouterr().out
+    groups = [line for line in said.splitlines() if re.fullmatch(r"\w+:", line)]
+    assert groups[:2] == ["options:", "positions:"] and {*groups[2:]} == {"data:", "checkpoint:", "training:"}
+    assert "(default: None)" not in said and "--position-scheme" not in said
+    assert len(said[: said.index("options:")].splitlines()) < 3
+
+
+@pytest.mark.parametrize("option", ["--text_column", "--label_column"])
+def test_a_missing_column_names_the_argument(option, checkpoint, files, tmp_path, mistake):
+    arguments = [*of_files(files, checkpoint), option, "nowhere", "--do_train", "--output_dir", tmp_path]
+    assert "no column 'nowhere'" in (said := mistake(run_classification, *arguments)) and said.endswith(
+        f"{option} names another"
+    )
 
 
 def test_the_guard_against_reading_weights_works(checkpoint, files, tmp_path, mistake):

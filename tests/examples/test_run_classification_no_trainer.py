@@ -98,6 +98,13 @@ def test_a_killed_run_goes_on_to_the_same_numbers(folder, tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_steps_may_be_given_in_place_of_epochs(folder, tmp_path, run_main):
+    options = ["--max_train_steps", "15", "--per_device_train_batch_size", "8"]
+    run_main(run_classification_no_trainer, *arguments(folder, tmp_path, *options)[1:])
+    found = history(tmp_path)
+    assert found["step"] == len(found["losses"]) == 15 and len(found["scores"]) == 2  # an epoch has 12
+
+
 def kill_at_the_checkpoint(number: int, command: list[str], cache: Path, checkpoint: Path) -> None:
     """Start a command and kill it when a checkpoint was put in its place for the so-manyth time."""
     process = subprocess.Popen(command, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -246,14 +246,14 @@ def test_a_run_that_goes_on_sees_the_same_masks(files, checkpoint, tmp_path, run
 @pytest.mark.parametrize("ending", ["txt", "jsonl"])
 def test_streams_are_trained_on_for_as_long_as_is_asked(ending, files, checkpoint, tmp_path, run_main, monkeypatch):
     seen = []
-    trainer = run_mlm.PositionTrainer
+    trainer = run_mlm.ScriptTrainer
 
     class Watched(trainer):
         def __init__(self, **kwargs):
             seen.append((kwargs["train_dataset"], kwargs["eval_dataset"]))
             super().__init__(**kwargs)
 
-    monkeypatch.setattr(run_mlm, "PositionTrainer", Watched)
+    monkeypatch.setattr(run_mlm, "ScriptTrainer", Watched)
     arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "deberta", "--streaming", "--max_steps", "7"]
     arguments += ["--max_seq_length", "20", "--per_device_train_batch_size", "4", "--max_eval_samples", "12"]
     run_main(run_mlm, *of_files(files, ending), *arguments, *STAGES, "--output_dir", tmp_path)
@@ -330,8 +330,6 @@ def test_mistakes_end_in_one_line_before_weights_are_read(
     assert message in mistake(run_mlm, *defaults, *given)
 
 
-def test_a_wrong_family_is_refused_by_the_command_line(run_main, capsys):
-    with pytest.raises(SystemExit) as stopped:
+def test_a_wrong_family_is_refused_by_the_command_line(run_main):
+    with pytest.raises(SystemExit, match="^error: --model_type gpt2: must be one of bert, .*, mpnet$"):
         run_main(run_mlm, "--model_type", "gpt2", "--output_dir", os.devnull)
-    assert stopped.value.code == 2
-    assert "error: argument --model_type" in capsys.readouterr().err

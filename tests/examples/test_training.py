@@ -17,7 +17,7 @@ from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tiny import build, variant_config
 from torch import nn
-from training import PositionTrainer, PositionTrainingArguments, Run
+from training import PositionTrainingArguments, Run, ScriptTrainer
 from transformers import Trainer
 
 from hf_posenc import (
@@ -39,9 +39,9 @@ def arguments(folder: Path, **settings) -> PositionTrainingArguments:
     return PositionTrainingArguments(output_dir=str(folder), **{**quiet, **settings})
 
 
-def trainer_of(model: nn.Module, settings: PositionTrainingArguments) -> PositionTrainer:
+def trainer_of(model: nn.Module, settings: PositionTrainingArguments) -> ScriptTrainer:
     data = rows()
-    return PositionTrainer(model=model, args=settings, train_dataset=data, eval_dataset=data)
+    return ScriptTrainer(model=model, args=settings, train_dataset=data, eval_dataset=data)
 
 
 def classifier(scheme: str, **flags) -> nn.Module:

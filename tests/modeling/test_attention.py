@@ -1,4 +1,4 @@
-"""Promise: all attention backends agree, for every scheme, whatever the mask, the positions and the dtype."""
+"""Promise 7: all attention backends agree, for every scheme, whatever the mask, the positions and the dtype."""
 
 import copy
 

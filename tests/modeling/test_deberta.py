@@ -12,7 +12,7 @@ from transformers import BertModel, DebertaConfig, DebertaModel, DebertaV2Config
 from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.attention import EMBEDDINGS, ENCODER, InHand
+from hf_posenc.modeling.attention import EMBEDDINGS, ENCODER, ModuleReference
 from hf_posenc.modeling.relative_positions import deberta_bucket
 from hf_posenc.modeling.scheme import Positions
 from hf_posenc.modeling.schemes import build_schemes
@@ -156,7 +156,7 @@ def first_attention(model: nn.Module, position_ids: torch.Tensor | None, hidden:
     if contiguous:
         position_ids = torch.arange(hidden.shape[1])[None]
     positions = Positions(position_ids, position_ids, offset=0, contiguous=contiguous, first=0)
-    state = {ENCODER: InHand(model.encoder), EMBEDDINGS: InHand(None)}
+    state = {ENCODER: ModuleReference(model.encoder), EMBEDDINGS: ModuleReference(None)}
     state |= {s.name: (positions, s.prepare(positions, hidden.dtype)) for s in schemes}
     model.set_attn_implementation("eager")
     with torch.no_grad():

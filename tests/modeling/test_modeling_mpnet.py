@@ -153,9 +153,9 @@ def test_from_scratch_the_bias_starts_as_stocks():
 ])  # fmt: skip
 def test_other_buckets_beside_the_trained_bias_are_refused_before_weights_load(folder, flags, named, monkeypatch):
     for scheme in ("absolute+t5", "t5+tupe"):
-        for door in (AutoModel, MPNetModel, AutoConfig):
+        for entry_point in (AutoModel, MPNetModel, AutoConfig):
             with pytest.raises(ValueError, match=named):
-                door.from_pretrained(folder, position_scheme=scheme, **flags)
+                entry_point.from_pretrained(folder, position_scheme=scheme, **flags)
     # The values that it has are no others.
     model = AutoModel.from_pretrained(
         folder, position_scheme="absolute+t5", position_buckets=32, position_max_distance=128, position_per_layer=False

@@ -1,4 +1,4 @@
-"""Promise 2: every door gives the same variant."""
+"""Promise 2: every entry point gives the same variant."""
 
 import json
 
@@ -78,7 +78,7 @@ def auto_classes(family: str, stock: type) -> list[type]:
     return [AUTO_CLASSES[auto] for auto, name in FAMILIES[family].auto_classes.items() if name == variant]
 
 
-def doors_of_checkpoints(family: str, stock: type, folder: str, saved: str, flags: dict):
+def entry_points_of_checkpoints(family: str, stock: type, folder: str, saved: str, flags: dict):
     """(name, model) of every way from a checkpoint to the variant.
 
     `folder` has the stock model, `saved` a variant with the same weights whose scheme has no parameters.
@@ -101,7 +101,7 @@ def doors_of_checkpoints(family: str, stock: type, folder: str, saved: str, flag
     yield "the variant itself", variant.from_pretrained(folder, **flags)
 
 
-def doors_of_configs(family: str, stock: type, folder: str, flags: dict):
+def entry_points_of_configs(family: str, stock: type, folder: str, flags: dict):
     """(name, model) of every way from a config to the variant: models with new weights."""
     for auto in auto_classes(family, stock):
         yield f"{auto.__name__}, AutoConfig", auto.from_config(AutoConfig.from_pretrained(folder, **flags))
@@ -115,7 +115,7 @@ def doors_of_configs(family: str, stock: type, folder: str, flags: dict):
 
 
 @pytest.mark.parametrize("family, stock", HEADS)
-def test_every_door_gives_the_same_variant(family, stock, tmp_path):
+def test_every_entry_point_gives_the_same_variant(family, stock, tmp_path):
     folder, saved = str(tmp_path / "stock"), str(tmp_path / "rope")
     flags = OTHER_FLAGS.get(family, FLAGS)
     torch.manual_seed(0)
@@ -123,8 +123,8 @@ def test_every_door_gives_the_same_variant(family, stock, tmp_path):
     original.save_pretrained(folder)
     stock.from_pretrained(folder, position_scheme="absolute+rope").save_pretrained(saved)
 
-    opened = list(doors_of_checkpoints(family, stock, folder, saved, flags))
-    for name, model in doors_of_configs(family, stock, folder, flags):
+    opened = list(entry_points_of_checkpoints(family, stock, folder, saved, flags))
+    for name, model in entry_points_of_configs(family, stock, folder, flags):
         left_out, unknown = model.load_state_dict(original.state_dict(), strict=False)
         assert not unknown and {*left_out} <= position_parameters(model).keys(), name
         opened.append((name, model))
@@ -166,7 +166,9 @@ NATIVE = {"mpnet": "absolute+t5"}
     ("position_combine", "gate", "embeddings.position_gate.weight"),
     ("position_every_layer", True, "{encoder}.layer.1.position_scale.weight"),
 ])  # fmt: skip
-def test_any_flag_opens_the_doors_and_position_scheme_defaults_to_what_was_trained(family, flag, value, key, tmp_path):
+def test_any_flag_selects_the_variant_and_position_scheme_defaults_to_what_was_trained(
+    family, flag, value, key, tmp_path
+):
     stock = next(cls for cls in heads(family) if plugin.VARIANT_MODELS[cls] is variant_class(family))
     original = stock(stock_config(family))
     original.save_pretrained(tmp_path)

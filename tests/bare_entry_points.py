@@ -1,4 +1,4 @@
-"""The classes' own doors with every hook of the plugin removed; to be run in a process of its own."""
+"""The classes' own entry points with every hook of the plugin removed; to be run in a process of its own."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def open_all(folder: str, family: str) -> None:
+def use_all(folder: str, family: str) -> None:
     """Load, build, save and load again every class of a family, from keywords and from configs.
 
     Args:
@@ -98,5 +98,5 @@ def open_all(folder: str, family: str) -> None:
             with pytest.raises(ValueError, match="position_"):
                 variant.from_pretrained(place, **wrong)
     with pytest.raises(ValueError, match="custom code"):
-        AutoModel.from_pretrained(saved)  # Auto classes are the plugin's doors
+        AutoModel.from_pretrained(saved)  # Auto classes are the plugin's entry points
     assert not [line for line in said.lines if "instantiate a model of type" in line]

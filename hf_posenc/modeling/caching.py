@@ -28,12 +28,12 @@ PLAIN = (
 Result = TypeVar("Result")
 
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
-_kept: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
+_cache: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
     weakref.WeakKeyDictionary()
 )
 
 
-def derived(
+def cached(
     owner: nn.Module,
     modules: Iterable[nn.Module],
     inputs: Iterable[torch.Tensor],
@@ -44,10 +44,10 @@ def derived(
 
     "Changed" is told by the values, which are compared with a copy: version counters miss writes through `.data`. That
     costs one reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without
-    gradients, autocast, hooks or a compiler. The copies and the result are kept until the owner is trained.
+    gradients, autocast, hooks or a compiler. The copies and the result stay in the cache until the owner is trained.
 
     Args:
-        owner: the module that the result belongs to; one result is kept for each.
+        owner: the module that the result belongs to; one result is cached for each.
         modules: what `compute` calls.
         inputs: the tensors that it reads beside their parameters.
         constants: numbers that it reads.
@@ -55,23 +55,23 @@ def derived(
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
-    if not all(_is_plain(module) for module in modules) or not _may_keep(sources):
+    if not all(_is_plain(module) for module in modules) or not _may_cache(sources):
         if torch.is_grad_enabled() and not is_traced():
-            _kept.pop(owner, None)
+            _cache.pop(owner, None)
         return compute()
-    last = _kept.get(owner)
+    last = _cache.get(owner)
     if last is not None and _same(sources, last[0]) and constants == last[1]:
         return last[2]
     # Copied first: who changes a parameter meanwhile, in another thread, finds the copies different.
     copies = [source.detach().clone() for source in sources]
     result = compute()
-    _kept[owner] = copies, constants, result
+    _cache[owner] = copies, constants, result
     return result
 
 
-def forget() -> None:
-    """Let go of all that is kept, of every model."""
-    _kept.clear()
+def clear_cache() -> None:
+    """Drop what is cached, of every model."""
+    _cache.clear()
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -82,14 +82,14 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module) in PLAIN and not hooks and not replaced and not module.training
 
 
-def keeps_on(device: torch.device) -> bool:
-    """Whether results on a device are kept at this moment, where the modules allow it."""
+def caches_on(device: torch.device) -> bool:
+    """Whether results on a device are cached at this moment, where the modules allow it."""
     return device.type == "cpu" and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
 
 
-def _may_keep(sources: list[torch.Tensor]) -> bool:
+def _may_cache(sources: list[torch.Tensor]) -> bool:
     return all(
-        keeps_on(source.device)
+        caches_on(source.device)
         and type(source) in (torch.Tensor, nn.Parameter)
         and forward_ad.unpack_dual(source).tangent is None
         for source in sources

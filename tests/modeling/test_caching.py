@@ -1,7 +1,6 @@
 """What is computed once from parameters is computed again whenever they have changed, however that came about."""
 
 import copy
-import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling import derived
+from hf_posenc.modeling import caching
 from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
 
 
@@ -26,12 +25,12 @@ SCHEMES = {
 }
 
 
-def test_every_scheme_that_keeps_something_is_a_case():
+def test_every_scheme_that_caches_something_is_a_case():
     keeping = set()
     for name in tiny.schemes_with_terms():
         model = tiny.build(name)
         output(model)
-        if any(module in derived._kept for module in model.modules()):
+        if any(module in caching._cache for module in model.modules()):
             keeping.add(name)
     assert keeping == {case.split(",")[0] for case in SCHEMES}
 
@@ -68,19 +67,27 @@ CHANGES = {
 }
 
 
+def projections_of(model, monkeypatch) -> int:
+    """How many products with weights an evaluation computes."""
+    counted = []
+    linear = nn.functional.linear
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.functional, "linear", lambda *arguments: counted.append(1) or linear(*arguments))
+        output(model)
+    return len(counted)
+
+
 def test_it_is_computed_once(model, monkeypatch):
-    calls = []
-    for layer in [*model.modules()]:
-        if type(layer) in (derived.PositionLinear, torch.nn.Linear):
-            layer.forward = layer.forward  # as offloading hooks do: then nothing is kept
-    before = output(model)
-    for layer in [*model.modules()]:
-        layer.__dict__.pop("forward", None)
-    kept = output(model)
-    torch.testing.assert_close(kept, before, rtol=0, atol=0)
-    assert [module for module in model.modules() if module in derived._kept]
-    monkeypatch.setattr(derived, "_same", lambda *_: calls.append(1) or True)
-    assert torch.equal(output(model), kept) and calls
+    content_alone = projections_of(tiny.build("none"), monkeypatch)
+    assert projections_of(model, monkeypatch) > content_alone
+    assert projections_of(model, monkeypatch) == content_alone
+    caching.clear_cache()
+    assert projections_of(model, monkeypatch) > content_alone
+
+
+def test_what_is_cached_is_what_was_computed(model):
+    assert torch.equal(output(model), output(model))
+    assert torch.equal(output(model), fresh(model))
 
 
 @pytest.mark.parametrize("how", CHANGES)
@@ -110,12 +117,12 @@ def test_training_between_two_evaluations_is_seen(model):
     assert (after - before).abs().max() > 1e-4
 
 
-def test_training_forgets_it(model):
+def test_training_clears_it(model):
     with torch.no_grad():
         model(**tiny.inputs())
-    assert any(module in derived._kept for module in model.modules())
+    assert any(module in caching._cache for module in model.modules())
     model.train()(**tiny.inputs())
-    assert not any(module in derived._kept for module in model.modules())
+    assert not any(module in caching._cache for module in model.modules())
 
 
 def test_gradients_flow_in_eval_mode_too(model):
@@ -133,12 +140,10 @@ def test_a_copy_has_its_own(model):
 
 
 def test_nothing_of_it_is_saved(model):
-    fresh_size = len(pickle.dumps(copy.deepcopy(model)))
+    fresh_size, keys = len(pickle.dumps(copy.deepcopy(model))), model.state_dict().keys()
     output(model)
     assert len(pickle.dumps(model)) == fresh_size
-    state = io.BytesIO()
-    torch.save(model.state_dict(), state)
-    assert not any("derived" in key or "kept" in key for key in model.state_dict())
+    assert model.state_dict().keys() == keys
 
 
 def test_another_dtype_is_seen(model):
@@ -187,7 +192,7 @@ def test_tensors_in_the_place_of_parameters_are_seen(model):
     """As hypernetworks and replicas of nn.DataParallel have them."""
     before = output(model)
     for module in model.modules():
-        if type(module) in derived.PLAIN and "weight" in module._parameters:
+        if type(module) in caching.PLAIN and "weight" in module._parameters:
             weight = module.weight.detach()
             del module.weight
             module.weight = weight
@@ -215,7 +220,7 @@ def test_another_scaling_is_seen(model):
 
 def test_tangents_are_carried(model):
     model.set_attn_implementation("eager")
-    output(model)  # a result is kept
+    output(model)  # a result is cached
     parameters = {name: model.get_parameter(name).detach() for name in position_parameters(model)}
     tangents = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     with torch.no_grad(), forward_ad.dual_level():
@@ -238,7 +243,7 @@ def test_tangents_are_carried(model):
 
 def test_global_hooks_are_called_every_time(model):
     output(model)
-    modules = [module for module in model.modules() if isinstance(module, derived.PLAIN)]
+    modules = [module for module in model.modules() if isinstance(module, caching.PLAIN)]
     called = []
     before = nn.modules.module.register_module_forward_pre_hook(lambda module, arguments: called.append(module))
     after = nn.modules.module.register_module_forward_hook(lambda module, arguments, result: called.append(module))
@@ -252,7 +257,7 @@ def test_global_hooks_are_called_every_time(model):
         before.remove()
         after.remove()
     parts = [*model.encoder.children(), *model.encoder.layer[0].attention.self.children()]
-    reading = [module for module in parts if isinstance(module, derived.PLAIN) and not isinstance(module, nn.Dropout)]
+    reading = [module for module in parts if isinstance(module, caching.PLAIN) and not isinstance(module, nn.Dropout)]
     assert all(module in called for module in reading)
 
 

@@ -1,0 +1,190 @@
+"""What people are told of schemes and of models: on the command line, in Python and in notebooks."""
+
+import html
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers.utils import find_adapter_config_file, has_file
+
+from . import hub
+from .inspection import (
+    CONFIG_CLASSES,
+    check_exists,
+    code_files,
+    flag_rows,
+    flags_of,
+    load_config,
+    longest_sequence,
+    model_class,
+    native_positions,
+    parameter_shapes,
+    per_layer,
+    read_config,
+    schemes_of,
+    tokenizer_length,
+)
+from .modeling.configuration_posenc import PositionConfigMixin
+from .modeling.schemes import ALIASES, SCHEMES
+
+
+Rows = list[tuple[str, ...]]
+
+
+@dataclass(repr=False)
+class Description:
+    """Tables and sentences; prints as text, and as HTML in a notebook.
+
+    Attributes:
+        parts: in their order, a sentence or the rows of a table.
+    """
+
+    parts: list[str | Rows]
+
+    def __str__(self) -> str:
+        return "\n\n".join(part if isinstance(part, str) else _aligned(part) for part in self.parts)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<p>{html.escape(part)}</p>" if isinstance(part, str) else _html_table(part) for part in self.parts
+        )
+
+
+def _aligned(rows: Rows) -> str:
+    """Rows as columns of text."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def _html_table(rows: Rows) -> str:
+    lines = ("".join(f'<td style="text-align: left">{html.escape(cell)}</td>' for cell in row) for row in rows)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
+
+
+def schemes() -> Description:
+    """The position schemes and their flags.
+
+    With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
+    """
+    rows = [("name", "new in bert-base", "longer than in training", "starts silent", "paper", "formula")]
+    for name, scheme in SCHEMES.items():
+        shapes, _ = parameter_shapes(CONFIG_CLASSES["posenc_bert"](position_scheme=name))
+        added = sum(torch.Size(shape).numel() for shape in shapes.values())
+        silent = "yes" if scheme.silent else "no"
+        rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
+    aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
+    names = f"Join names with + to have several: absolute+t5. Other names: {aliases}."
+    return Description([rows, names, [("flag", "values", "for"), *flag_rows()]])
+
+
+def inspect(model: str, revision: str | None = None) -> Description:
+    """What the positions of a saved model are.
+
+    Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
+    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
+
+    Args:
+        model: a folder, or a name on the Hub: a model or an adapter.
+        revision: branch, tag or commit on the Hub.
+
+    Raises:
+        OSError: there is no such model, or it cannot be had.
+        ValueError: the model is of a family without position schemes, or its flags are wrong.
+    """
+    model = str(model)
+    check_exists(model, revision)
+    adapter = find_adapter_config_file(model, revision=revision)
+    parts, of_adapter = [], None
+    if adapter is not None:
+        base = hub.adapter_base(Path(adapter))
+        parts.append(f"{model} is an adapter of {base}:")
+        of_adapter = tokenizer_length(model, revision)
+        model, revision = base, None
+    config = load_config(model, revision)
+    tokenizers = {"tokenizer": tokenizer_length(model, revision)}
+    if of_adapter is not None:
+        tokenizers["adapter's tokenizer"] = of_adapter
+    tokens = _tokens(longest_sequence(config), tokenizers)
+    rows = _rows_of_variant if isinstance(config, PositionConfigMixin) else _rows_of_stock
+    return Description([*parts, rows(model, revision, config, tokens)])
+
+
+def _rows_of_stock(model: str, revision: str | None, config, tokens: Rows) -> Rows:
+    return [
+        ("model", f"{model} ({config.model_type})"),
+        ("position_scheme", f"not given: a stock model, with learned {native_positions(config)}"),
+        *tokens,
+        ("without hf_posenc", "the same: hf_posenc leaves such a model as it is"),
+    ]
+
+
+def _rows_of_variant(model: str, revision: str | None, config: PositionConfigMixin, tokens: Rows) -> Rows:
+    entries = read_config(model, revision)
+    shapes, total = parameter_shapes(config)
+    added = sum(torch.Size(shape).numel() for shape in shapes.values())
+    without = _without(model, revision, entries, config)
+    return [
+        ("model", f"{model} ({entries['model_type']}, {model_class(config).__name__})"),
+        ("position_scheme", config.position_scheme),
+        *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in schemes_of(config)),
+        ("flags", ", ".join(f"{flag}={value!r}" for flag, value in flags_of(config).items()) or "defaults"),
+        *tokens,
+        ("parameters", f"{added:,} of {total:,} belong to the scheme"),
+        *(("", f"{name} {shape}" + f" × {count}" * (count > 1)) for name, shape, count in per_layer(shapes)),
+        *(("" if index else "without hf_posenc", line) for index, line in enumerate(without)),
+    ]
+
+
+def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tuple[str, str]]:
+    """Rows of how many tokens a model reads, and how many each of its tokenizers leaves."""
+    reads = "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends"
+    rows = [("tokens", reads)]
+    for name, length in tokenizers.items():
+        said, *hints = _tokenizer(length, longest)
+        rows += [(name, said), *(("", hint) for hint in hints)]
+    return rows
+
+
+def _tokenizer(length: float | None, longest: int | None) -> list[str]:
+    """What a tokenizer that cuts at a length does for a model that reads so many tokens, and what to do about it."""
+    if length is None:
+        return ["none beside it"]
+    cuts = "has no limit" if length == math.inf else f"cuts at {length} tokens (model_max_length)"
+    change = (
+        f"to change it: AutoTokenizer.from_pretrained(..., model_max_length={longest or 'N'}).save_pretrained(...)"
+    )
+    if length == (longest or math.inf):
+        return [f"{cuts}, as the model"]
+    if length < (longest or math.inf):
+        return [
+            f"{cuts}; the model itself reads {longest or 'any number'}",
+            "pipelines drop the rest with truncation=True, and warn without",
+            change,
+        ]
+    return [
+        f"{cuts}; the model's table ends at {longest}",
+        "longer text is an error, with truncation=True too",
+        change,
+    ]
+
+
+def _without(model: str, revision: str | None, entries: dict, config: PositionConfigMixin) -> list[str]:
+    """What transformers makes of a variant by itself."""
+    stock = config.stock_model_type
+    if entries["model_type"] == stock:
+        return [
+            f"transformers 5 loads it as a plain {stock} with {native_positions(config)} and other outputs; its load report only lists "
+            "what it leaves out, as UNEXPECTED keys"
+        ]
+    lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
+    missing = [file.name for file in code_files(config) if not has_file(model, file.name, revision=revision)]
+    if "auto_map" not in entries or missing:
+        return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
+    return [
+        "with trust_remote_code=True the Auto classes run the code beside it: equal outputs",
+        "without, they ask [y/N] whether to, and refuse it where nobody says yes",
+        *lines,
+    ]

@@ -1,0 +1,57 @@
+"""Shares of moving dimensions, planted."""
+
+import math
+
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from hf_posenc import analysis
+from hf_posenc.analysis.dimensions import movement
+
+
+def test_planted_dimensions_are_found():
+    vectors = torch.full((64, 20), 5.0, dtype=torch.float64)
+    vectors[:, :6] = torch.randn(64, 6, dtype=torch.float64)
+    vectors[32:, 10:13] = torch.randn(32, 3, dtype=torch.float64)
+    found = movement("planted", vectors, [(0, 32), (0, 64), (32, 64)])
+    np.testing.assert_allclose(found.moving, [6 / 20, 9 / 20, 9 / 20])
+    assert found.change.shape == (3, 20) and (found.change[0, 6:] == 0).all()
+    np.testing.assert_allclose(found.change[1], vectors.numpy().std(0), atol=1e-12)
+    assert found.holding[0] <= 6 / 20 and found.directions[0] <= 6 / 20
+
+
+def test_few_directions_may_move_all_dimensions():
+    basis = torch.linalg.qr(torch.randn(20, 2, dtype=torch.float64))[0]
+    vectors = torch.randn(64, 2, dtype=torch.float64) @ basis.T
+    found = movement("turned", vectors, [(0, 64)])
+    assert found.moving[0] > 0.8 and found.directions[0] == 2 / 20
+
+
+def test_a_sinusoid_moves_where_its_angle_does():
+    data = analysis.moving_dimensions("sinusoidal", lengths=(64, 128))
+    [table] = data.tables
+    assert table.spans == [(0, 64), (0, 128), (128, 512)]
+    # The fastest pairs go round and round (standard deviation √½), the slowest go straight.
+    np.testing.assert_allclose(table.change[1, 2:100], math.sqrt(0.5), atol=0.05)
+    slope = 10000 ** (-2 * 255 / 512)
+    assert table.change[1, 510] == pytest.approx(slope * np.arange(128).std(), rel=1e-2)
+    assert table.moving[0] < table.moving[1] < 1
+    assert analysis.describe_moving_dimensions(data).startswith(
+        "That only about half of the dimensions move holds for sinusoids"
+    )
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_learned_table_stands_beside_sinusoids_of_its_size(family):
+    data = analysis.moving_dimensions(tiny.build("absolute", family), lengths=(16, 1000))
+    width = 24 if family == "electra" else 32
+    assert [table.change.shape[1] for table in data.tables] == [width, width]
+    assert data.tables[1].spans == [(0, 16), (16, 64 - (0 if family in ("bert", "electra", "distilbert") else 2))]
+    assert data.tables[1].moving.min() == 1  # random numbers everywhere
+
+
+def test_without_vectors_there_is_nothing_that_moves():
+    with pytest.raises(ValueError, match="has no table of absolute positions: position_scheme='t5'"):
+        analysis.moving_dimensions(tiny.build("t5"))

@@ -1,0 +1,113 @@
+"""Every figure, for every scheme and family: a record, a picture and a sentence, or one line that says why not."""
+
+import importlib
+import io
+import json
+import sys
+
+import pytest
+import tiny
+from matplotlib import rcParams
+
+from hf_posenc import analysis
+from hf_posenc.modeling.schemes import SCHEMES
+
+
+def measured(figure: analysis.Figure, model):
+    texts = tiny.inputs(family=analysis.study(model).family.model_type, padding=None, length=40)["input_ids"]
+    return figure.measure(model, **{"texts": texts} if figure.name in ("terms", "distance") else {})
+
+
+def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
+    """Whether the figure applies to the model, after everything that it gives was looked at."""
+    try:
+        data = measured(figure, model)
+    except ValueError as error:
+        assert "\n" not in str(error) and "position_scheme=" in str(error)
+        return False
+    assert isinstance(data, analysis.Record) and data.model == type(model).__name__
+    json.dumps(data.to_dict(), allow_nan=False)
+    sentence = figure.describe(data)
+    assert sentence.endswith(".") and "\n" not in sentence and "nan" not in sentence and data.model in sentence
+    if not draw:
+        return True
+    before = dict(rcParams)
+    drawn = figure.plot(data)
+    assert dict(rcParams) == before
+    picture = io.BytesIO()
+    drawn.savefig(picture, format="png", dpi=40)
+    assert len(picture.getvalue()) > 2000
+    return True
+
+
+@pytest.mark.parametrize("name", analysis.FIGURES)
+@pytest.mark.parametrize("scheme", [*SCHEMES, "absolute+t5", "tupe+t5"])
+def test_every_figure_of_every_scheme(name, scheme):
+    model = tiny.build(scheme)
+    # Drawing takes most of the time; these have every form of data that there is.
+    applies = check(analysis.FIGURES[name], model, draw=scheme in ("sinusoidal", "deberta", "rope", "tupe+t5"))
+    has_vectors = any(part in ("absolute", "sinusoidal", "tupe") for part in scheme.split("+"))
+    adds_vectors = "absolute" in scheme or "sinusoidal" in scheme
+    expected = {
+        "encoding": scheme != "none",
+        "clock-hands": scheme in ("sinusoidal", "rope", "transformer_xl"),
+        "similarity": has_vectors,
+        "distance": True,
+        "dimensions": has_vectors,
+        "spaces": adds_vectors,
+        "terms": True,
+        "table-properties": has_vectors,
+        "attention-properties": True,
+        "position-term": adds_vectors
+        or any(part in scheme for part in ("t5", "tupe", "alibi", "kerple", "transformer_xl")),
+    }
+    assert {*expected} == {*analysis.FIGURES}
+    assert applies == expected[name]
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_every_figure_of_every_family(family):
+    [head] = [cls for cls in tiny.heads(family) if cls.__name__.endswith("ForTokenClassification")]
+    model = head(tiny.stock_config(family))
+    applied = [name for name, figure in analysis.FIGURES.items() if check(figure, model, draw=family == "mpnet")]
+    assert applied == [name for name in analysis.FIGURES if name != "clock-hands"]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, figure in analysis.FIGURES.items() if figure.needs == analysis.SCHEME]
+)
+def test_figures_of_a_scheme_by_its_name(name):
+    scheme = "alibi" if name in ("distance", "encoding") else "sinusoidal"
+    figure = analysis.figure_named(name)
+    data = figure.measure(scheme)
+    figure.plot(data)
+    assert scheme.removesuffix("al") in figure.describe(data)
+
+
+def test_an_unknown_figure_is_told_in_a_line():
+    with pytest.raises(
+        ValueError, match="there is no figure 'similarty'; there are encoding, clock-hands, similarity"
+    ) as told:
+        analysis.figure_named("similarty")
+    assert "\n" not in str(told.value)
+
+
+def test_numbers_that_json_cannot_hold_become_none():
+    found = analysis.Properties(1.0, float("nan"), 3, float("inf"), 0.5, 1.0, None).to_dict()
+    assert found["local_monotonicity"] is None and found["translation_invariance"] is None and found["reach"] == 3
+
+
+def test_every_public_name_is_there():
+    for figure in analysis.FIGURES.values():
+        for function in (figure.measure, figure.plot, figure.describe):
+            assert getattr(analysis, function.__name__) is function
+    for name in analysis.__all__:
+        assert hasattr(analysis, name)
+
+
+def test_without_matplotlib_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(
+        ImportError, match=r"^hf_posenc.analysis needs matplotlib: pip install .* -e \".\[analysis\]\"$"
+    ):
+        importlib.reload(analysis.style)
