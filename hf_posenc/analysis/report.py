@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from .access import Subject, study
 from .files import drawn, write_whole
 from .order import SHUFFLED
 from .probes import MODEL, Probes
-from .records import SCHEME, TEXT, Figure, Record
+from .records import SCHEME, Figure, Record
 from .spaces import SharedSpace
 
 
@@ -263,7 +264,8 @@ def report(
     with tqdm(steps, disable=not progress, unit="figure") as bar:
         for subject, figure in bar:
             bar.set_description(f"{subject.name}: {figure.name}")
-            rows[figure.name].append(finding(figure, subject, **(options if figure.needs == TEXT else {})))
+            reads = "texts" in signature(figure.measure).parameters
+            rows[figure.name].append(finding(figure, subject, **(options if reads else {})))
     text = f"{len(options['texts'])} given texts" if options else "Python's own language reference"
     return Report(subjects, {name: tuple(row) for name, row in rows.items()}, text)
 
