@@ -1,7 +1,7 @@
 """Take pictures for what-positions-do.md out of pages that `hf-posenc report` wrote, and make them small.
 
-    hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
-    python docs/pictures.py minilm.html spaces terms probes order phase-shift
+hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
+python docs/pictures.py minilm.html spaces terms probes order phase-shift
 """
 
 import base64

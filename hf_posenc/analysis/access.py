@@ -1,7 +1,7 @@
 """A model under study: its parts by one set of names in all families, and what happens inside it on a text.
 
-A stock model is looked at as the variant that computes the same (promise 2 of docs/design.md), so that every model has its
-words, positions, projections and score terms in the same places. It is a copy: the model that was handed in stays as it is.
+A stock model is looked at as the variant that computes the same, so that every model has its words, positions, projections and
+score terms in the same places. It is a copy: the model that was handed in stays as it is.
 """
 
 import copy

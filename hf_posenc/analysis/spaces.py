@@ -24,7 +24,7 @@ class Overlap(Record):
 
     Attributes:
         share: of the variance.
-        width: dimensions of the space.
+        width: dimensions of the space, as far as both can reach it.
         word_dimensions, position_dimensions: of the two subspaces.
         angles: principal angles between them in degrees, ascending; as many as the smaller one has dimensions.
         random_angles: the same of random subspaces of these sizes, mean over draws.
@@ -96,26 +96,38 @@ def shared_space(
     if not all(0 < share <= 1 for share in shares):
         raise ValueError(f"shares must be above 0 and at most 1, got {shares}")
     generator = torch.Generator().manual_seed(seed)
-    words, positions = subject.word_vectors, subject.added_positions()
+    positions, attention = subject.added_positions(), subject.attentions[0]
     check_varied(subject.name, positions)
-    attention = subject.attentions[0]
-    places = {
-        "embeddings": lambda vectors: vectors,
-        "queries": lambda vectors: without_bias(attention.query_projection, subject.into_attention(vectors)),
-        "keys": lambda vectors: without_bias(attention.key_projection, subject.into_attention(vectors)),
-    }
+    words, positions = covariance(subject.word_vectors), covariance(positions)
     with torch.no_grad():
-        spaces = [
-            Space(name, overlaps(place(words), place(positions), shares, draws, generator))
-            for name, place in places.items()
-        ]
+        # Rows are what becomes of each dimension; float32, as the weights are.
+        seen = subject.into_attention(torch.eye(len(words)))
+        maps = {
+            "embeddings": torch.eye(len(words)),
+            "queries": without_bias(attention.query_projection, seen),
+            "keys": without_bias(attention.key_projection, seen),
+        }
+    spaces = []
+    for name, rows in maps.items():
+        rows = rows.double()
+        # In axes of what can be reached, which in ELECTRA is a part of the space.
+        rows = rows @ torch.linalg.qr(rows.T)[0]
+        mapped = (rows.T @ words @ rows, rows.T @ positions @ rows)
+        spaces.append(Space(name, overlaps(*mapped, shares, draws, generator)))
     return SharedSpace(subject.name, spaces)
+
+
+def covariance(vectors: torch.Tensor) -> torch.Tensor:
+    """Of vectors (number, width), about their mean, (width, width) in float64; a part at a time, for large vocabularies."""
+    mean = vectors.mean(0, dtype=torch.float64)
+    centred = (some.double() - mean for some in vectors.split(8192))
+    return sum(some.T @ some for some in centred) / len(vectors)
 
 
 def overlaps(
     words: torch.Tensor, positions: torch.Tensor, shares: tuple[float, ...], draws: int, generator: torch.Generator
 ) -> list[Overlap]:
-    """The same for any two sets of vectors, (words, width) and (positions, width)."""
+    """The overlaps of two sets of vectors by their covariances, each (width, width)."""
     word_variances, word_axes = _principal_axes(words)
     position_variances, position_axes = _principal_axes(positions)
     found = []
@@ -126,21 +138,20 @@ def overlaps(
         found.append(
             Overlap(
                 share,
-                words.shape[1],
+                len(words),
                 *sizes,
                 _angles(of_words, of_positions),
-                np.mean([_random_angles(words.shape[1], sizes, generator) for _ in range(draws)], axis=0),
-                _variance_within(word_variances, word_axes, of_positions),
-                _variance_within(position_variances, position_axes, of_words),
+                np.mean([_random_angles(len(words), sizes, generator) for _ in range(draws)], axis=0),
+                _variance_within(words, of_positions),
+                _variance_within(positions, of_words),
             )
         )
     return found
 
 
-def _principal_axes(vectors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _principal_axes(covariances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Variances (width,), descending, and axes (width, width), columns."""
-    centred = vectors.double() - vectors.double().mean(0)
-    variances, axes = torch.linalg.eigh(centred.T @ centred / len(centred))
+    variances, axes = torch.linalg.eigh(covariances)
     return variances.flip(0).clamp(min=0), axes.flip(1)
 
 
@@ -150,10 +161,9 @@ def _dimensions(variances: torch.Tensor, share: float) -> int:
     return int((cumulated < share - 1e-12).sum()) + 1
 
 
-def _variance_within(variances: torch.Tensor, axes: torch.Tensor, subspace: torch.Tensor) -> float:
-    """Share of the variance of vectors with these principal axes that lies in a subspace with an orthonormal basis."""
-    inside = (axes.T @ subspace).square().sum(1)
-    return float((variances * inside).sum() / variances.sum())
+def _variance_within(covariances: torch.Tensor, subspace: torch.Tensor) -> float:
+    """Share of the variance that lies in a subspace with an orthonormal basis, (width, dimensions)."""
+    return float((subspace.T @ covariances @ subspace).trace() / covariances.trace())
 
 
 def _angles(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
@@ -208,17 +218,17 @@ def _plot_angles(axis, space: Space) -> None:
 
 
 def describe_shared_space(data: SharedSpace) -> str:
-    """At 90 % (or the share nearest to it), whether they overlap less than by chance."""
+    """At 90 % (or the share nearest to it), whether they overlap less than random subspaces would."""
     said = []
     for space in data.spaces:
         overlap = min(space.overlaps, key=lambda found: abs(found.share - 0.9))
+        ratio = overlap.positions_in_words / overlap.positions_by_chance
+        verdict = "less than" if ratio < 0.8 else "more than" if ratio > 1.25 else "about as much as"
         said.append(
-            f"in the {space.name}, {overlap.position_dimensions} of {overlap.width} dimensions that hold {overlap.share:.0%} of the "
-            f"positions' variance hold {overlap.words_in_positions:.1%} of the words' (by chance {overlap.words_by_chance:.1%}), at "
-            f"angles from {overlap.angles[0]:.0f}° to {overlap.angles[-1]:.0f}° (random {overlap.random_angles[0]:.0f}° to "
-            f"{overlap.random_angles[-1]:.0f}°)"
+            f"{verdict} random ones in the {space.name} ({overlap.positions_in_words:.0%} of the positions' variance lies in the words' "
+            f"{overlap.word_dimensions} dimensions, by chance {overlap.positions_by_chance:.0%}; {overlap.words_in_positions:.1%} of the "
+            f"words' in the positions' {overlap.position_dimensions}, by chance {overlap.words_by_chance:.1%}; smallest angle "
+            f"{overlap.angles[0]:.0f}°, random {overlap.random_angles[0]:.0f}°)"
         )
-    first = min(data.spaces[0].overlaps, key=lambda found: abs(found.share - 0.9))
-    ratio = first.words_in_positions / first.words_by_chance
-    verdict = "less than" if ratio < 0.8 else "more than" if ratio > 1.25 else "about as much as"
-    return f"Words and positions of {data.model} overlap {verdict} random subspaces would: {'; '.join(said)}."
+    share = overlap.share
+    return f"The subspaces with {share:.0%} of the variance of words and of positions of {data.model} overlap {', '.join(said)}."

@@ -6,7 +6,7 @@ import tiny
 import torch
 
 from hf_posenc import analysis
-from hf_posenc.analysis.spaces import overlaps
+from hf_posenc.analysis.spaces import covariance, overlaps
 
 
 WIDTH = 24
@@ -19,12 +19,14 @@ def vectors_in(axes: torch.Tensor, count: int = 400) -> torch.Tensor:
     return random @ axes.T + 3
 
 
+def overlap(words: torch.Tensor, positions: torch.Tensor, share: float, draws: int = 3):
+    generator = torch.Generator().manual_seed(0)
+    return overlaps(covariance(words), covariance(positions), (share,), draws, generator)[0]
+
+
 def planted(words: slice, positions: slice, share: float = 0.999):
     basis = torch.linalg.qr(torch.randn(WIDTH, WIDTH, dtype=torch.float64))[0]
-    [found] = overlaps(
-        vectors_in(basis[:, words]), vectors_in(basis[:, positions]), (share,), 3, torch.Generator().manual_seed(0)
-    )
-    return found
+    return overlap(vectors_in(basis[:, words]), vectors_in(basis[:, positions]), share)
 
 
 def test_orthogonal_subspaces():
@@ -56,28 +58,47 @@ def test_the_dimensions_are_as_few_as_hold_the_share():
 
 def test_random_subspaces_are_what_random_vectors_have():
     words, positions = torch.randn(5000, WIDTH), torch.randn(5000, WIDTH)
-    [found] = overlaps(words, positions, (0.5,), 50, torch.Generator().manual_seed(0))
+    found = overlap(words, positions, 0.5, draws=50)
     assert found.words_in_positions == pytest.approx(found.words_by_chance, abs=0.05)
     # The mean of the squared cosines of two random subspaces is the larger one's share of the space.
     squared = np.mean(np.cos(np.deg2rad(found.random_angles)) ** 2)
     assert squared == pytest.approx(max(found.word_dimensions, found.position_dimensions) / WIDTH, abs=0.05)
 
 
+def test_covariances_of_large_vocabularies_are_summed_up_in_parts():
+    vectors = torch.randn(20_000, 5) + 2
+    np.testing.assert_allclose(covariance(vectors), np.cov(vectors.numpy(), rowvar=False, bias=True), atol=1e-5)
+
+
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_the_projections_see_what_the_first_layer_sees(family):
+def test_queries_and_keys_are_those_of_the_first_layer(family):
     model = tiny.build("absolute", family)
+    with torch.no_grad():  # less variance in some dimensions than in others, and a norm that weighs them
+        model.embeddings.word_embeddings.weight.mul_(
+            torch.linspace(0.2, 2, model.embeddings.word_embeddings.embedding_dim)
+        )
+        model.embeddings.LayerNorm.weight.uniform_(0.5, 1.5)
     subject = analysis.study(model)
-    data = analysis.shared_space(model)
+    data = analysis.shared_space(model, shares=(0.6,))
     assert [space.name for space in data.spaces] == ["embeddings", "queries", "keys"]
-    # Differences of the first layer's queries are what the map makes of differences of words, over their own deviations.
-    with torch.no_grad():
-        ids = torch.tensor([[7, 8]])
-        words = subject.word_vectors[ids[0]]
-        embedded = subject.embeddings.LayerNorm(words)
-        expected = embedded if subject.projection is None else subject.projection(embedded)
-        deviation = words.std(-1, correction=0)[:, None]
-        mapped = subject.into_attention(words) / deviation
-    torch.testing.assert_close(mapped[0] - mapped[1], expected[0] - expected[1], atol=1e-4, rtol=1e-4)
+
+    def seen(vectors: torch.Tensor, projection: torch.nn.Module) -> torch.Tensor:
+        """By the modules themselves: the norm divides by each vector's deviation, which is multiplied back."""
+        normed = subject.embeddings.LayerNorm(vectors) - subject.embeddings.LayerNorm.bias
+        normed = normed * (vectors.var(-1, correction=0, keepdim=True) + subject.embeddings.LayerNorm.eps).sqrt()
+        if subject.projection is not None:
+            normed = normed @ subject.projection.weight.T
+        return normed @ projection.weight.T
+
+    attention = subject.attentions[0]
+    for space, projection in zip(data.spaces[1:], (attention.query_projection, attention.key_projection)):
+        with torch.no_grad():
+            mapped = [seen(vectors, projection) for vectors in (subject.word_vectors, subject.position_vectors())]
+        expected, [found] = overlap(*mapped, share=0.6), space.overlaps
+        np.testing.assert_allclose(found.angles, expected.angles, atol=0.1)
+        assert found.words_in_positions == pytest.approx(expected.words_in_positions, abs=1e-4)
+        assert found.positions_in_words == pytest.approx(expected.positions_in_words, abs=1e-4)
+        assert found.width == (24 if family == "electra" else 32)
 
 
 def test_without_added_positions_there_is_no_shared_space():
