@@ -241,7 +241,7 @@ def compare(
     ] = None,
     report: Annotated[Path | None, typer.Option("--report", help="JSON file to write the figures to.")] = None,
 ) -> None:
-    """Measure how far a converted model agrees with its original, on any text."""
+    """Measure how far a conversion agrees with its original."""
     from .conversion import compare  # only here: it is not needed for the others
 
     found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
@@ -283,10 +283,10 @@ def report(
         Path | None, typer.Option(help="UTF-8 text to observe the models on. Default: Python's language reference.")
     ] = None,
 ) -> None:
-    """Write a page about what positions do in models, with every figure.
+    """Write a page about what positions do in models.
 
-    Each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers as JSON beside
-    it. Needs the extra `analysis`.
+    Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
+    as JSON beside it. Needs the extra `analysis`.
     """
     from . import analysis  # only here: it brings matplotlib along
 

@@ -62,18 +62,27 @@ def commands() -> dict:
 class TestHelp:
     def test_lists_every_command_with_a_sentence(self, run):
         code, out, _ = run("--help")
-        assert code == 0 and [*commands()] == ["schemes", "inspect", "push", "card", "convert", "compare"]
+        assert code == 0 and [*commands()] == [
+            "schemes",
+            "inspect",
+            "push",
+            "card",
+            "convert",
+            "compare",
+            "plot",
+            "report",
+        ]
         for name, command in commands().items():
             assert f"{name}  {' ' * (7 - len(name))}{command.get_short_help_str(200)}" in out
         assert "..." not in out.replace("[ARGS]...", "")
         assert run("") == (code, out, "")
 
-    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card", "convert", "compare"])
+    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card", "convert", "compare", "plot", "report"])
     def test_explains_every_argument_and_option(self, command, run):
         code, out, _ = run(f"{command} --help")
         assert code == 0
         parameters = [p for p in commands()[command].params if p.name != "help"]
-        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 8}[command]
+        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 8, "plot": 3, "report": 4}[command]
         for parameter in parameters:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())

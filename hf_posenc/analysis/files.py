@@ -41,6 +41,9 @@ def write_whole(contents: dict[Path, bytes]) -> None:
     Raises:
         OSError: one cannot be written.
     """
+    for path in contents:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
     written: dict[Path, Path] = {}
     try:
         for path, content in contents.items():

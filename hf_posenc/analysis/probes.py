@@ -147,8 +147,8 @@ def probes(
     model: Subject | str,
     texts: Iterable[str] | None = None,
     length: int = 128,
-    windows: int = 96,
-    tokens: int = 40,
+    windows: int = 128,
+    tokens: int = 32,
     seed: int = 0,
 ) -> Probes:
     """Linear probes of position and distance, layer by layer.

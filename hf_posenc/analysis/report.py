@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,32 @@ from transformers import PreTrainedModel
 from .access import Subject, study
 from .files import drawn, write_whole
 from .order import SHUFFLED
-from .probes import MODEL
-from .records import SCHEME, TEXT, Figure, Record
+from .probes import MODEL, Probes
+from .records import SCHEME, Figure, Record
+from .spaces import SharedSpace
 
 
 # One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
 GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    (
-        "probes",
-        "Position told by a linear probe before the first layer (R²)",
-        lambda data: f"{data.r2['position'][MODEL][0]:.2f}",
-    ),
-    ("probes", "… and after the last", lambda data: f"{data.r2['position'][MODEL][-1]:.2f}"),
-    (
-        "order",
-        "Text vector, when its words are shuffled, changes by",
-        lambda data: f"{data.reordered[SHUFFLED].text:.0%}",
-    ),
-    ("phase-shift", "… when it begins one position later", lambda data: f"{data.all[0].text:.1%}"),
-    ("phase-shift", "… and [CLS] stays", lambda data: f"{data.but_first[0].text:.1%}"),
+    ("spaces", "Words' variance in the dimensions of the positions (by chance)", lambda data: _in_positions(data)),
+    ("terms", "Heads of layer 1 that positions lead", lambda data: f"{len(data.position_heads)}"),
+    ("probes", "Position, told by a linear probe before layer 1 (R²)", lambda data: _told(data, 0)),
+    ("probes", "… and after the last layer", lambda data: _told(data, -1)),
+    ("order", "Text vector changes, its words shuffled, by", lambda data: f"{data.reordered[SHUFFLED].text:.0%}"),
+    ("phase-shift", "… all its positions moved by 1", lambda data: f"{data.all[0].text:.1%}"),
+    ("phase-shift", "… all but [CLS] moved by 1", lambda data: f"{data.but_first[0].text:.1%}"),
 )
+# Digits that matter of a number in the JSON file.
+DIGITS = 5
+
+
+def _in_positions(data: SharedSpace) -> str:
+    overlap = data.spaces[0].overlaps[-1]
+    return f"{overlap.words_in_positions:.1%} ({overlap.words_by_chance:.1%})"
+
+
+def _told(data: Probes, layer: int) -> str:
+    return f"{data.r2['position'][MODEL][layer]:.2f}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,8 @@ class Report:
         return environment.get_template("report_template.html").render(
             models=[_facts(subject) for subject in self.subjects],
             glance=self.glance(),
-            rows=self.findings,
+            rows={name: row for name, row in self.findings.items() if any(finding.record for finding in row)},
+            left_out={name: row for name, row in self.findings.items() if not any(finding.record for finding in row)},
             text=self.text,
             versions=_versions(),
         )
@@ -149,7 +157,7 @@ class Report:
             ValueError: the name does not end in .html.
         """
         page, numbers = check_page(path)
-        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(_rounded(self.to_dict()), ensure_ascii=False, allow_nan=False)
         write_whole({page: self.to_html().encode(), numbers: text.encode()})
         return page, numbers
 
@@ -164,6 +172,14 @@ def check_page(path: str | Path) -> tuple[Path, Path]:
     if path.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{path}: the report is a page, give it a name that ends in .html")
     return path, path.with_suffix(".json")
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(entry) for entry in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
@@ -248,7 +264,8 @@ def report(
     with tqdm(steps, disable=not progress, unit="figure") as bar:
         for subject, figure in bar:
             bar.set_description(f"{subject.name}: {figure.name}")
-            rows[figure.name].append(finding(figure, subject, **(options if figure.needs == TEXT else {})))
+            reads = "texts" in signature(figure.measure).parameters
+            rows[figure.name].append(finding(figure, subject, **(options if reads else {})))
     text = f"{len(options['texts'])} given texts" if options else "Python's own language reference"
     return Report(subjects, {name: tuple(row) for name, row in rows.items()}, text)
 

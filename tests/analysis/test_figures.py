@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+import reading
 import tiny
 from matplotlib import rcParams
 
@@ -13,7 +14,13 @@ from hf_posenc import analysis
 from hf_posenc.modeling.schemes import SCHEMES
 
 
+# Figures that read documents with a tokenizer, and how little of them will do here.
+READING = {"probes": {"length": 24, "windows": 30}, "order": {"length": 24}, "phase-shift": {"length": 24}}
+
+
 def measured(figure: analysis.Figure, model):
+    if figure.name in READING:
+        return figure.measure(analysis.study(model, reading.tokenizer()), reading.documents(), **READING[figure.name])
     texts = tiny.inputs(family=analysis.study(model).family.model_type, padding=None, length=40)["input_ids"]
     return figure.measure(model, **{"texts": texts} if figure.name in ("terms", "distance") else {})
 
@@ -56,6 +63,7 @@ def test_every_figure_of_every_scheme(name, scheme):
         "dimensions": has_vectors,
         "spaces": adds_vectors,
         "terms": True,
+        **dict.fromkeys(READING, True),
         "table-properties": has_vectors,
         "attention-properties": True,
         "position-term": adds_vectors

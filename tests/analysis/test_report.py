@@ -1,0 +1,209 @@
+"""The report and single figures: what they say is what was measured, and files are written whole or not at all."""
+
+import html
+import json
+import re
+
+import pytest
+from fresh_process import run_fresh
+from reading import documents, subject, tokenizer
+from tiny import build, stock_config
+from transformers import BertModel
+
+from hf_posenc.analysis import FIGURES, SCHEME, figure_named, read_texts, report, study
+from hf_posenc.analysis.files import drawn, plot_to_file, write_whole
+from hf_posenc.cli import main
+
+
+QUICK = ("encoding", "clock-hands", "phase-shift")
+
+
+@pytest.fixture(scope="module")
+def made():
+    """A report on two models, one with a name that HTML must not take for its own."""
+    models = subject("absolute"), study(subject("sinusoidal+t5"), name="<b>both</b> & more")
+    return report(*models, texts=documents(), figures=QUICK, progress=False)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved model with its tokenizer."""
+    build("absolute").save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line; returns exit code, output and error output."""
+
+    def run(*arguments) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as exit:
+            main([*map(str, arguments)])
+        printed = capsys.readouterr()
+        return exit.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+class TestReport:
+    def test_has_a_finding_of_every_figure_for_every_model(self, made):
+        assert list(made.findings) == list(QUICK)
+        for row in made.findings.values():
+            assert [finding.model for finding in row] == ["absolute", "<b>both</b> & more"]
+        assert made.findings["clock-hands"][0].record is None
+        assert "no sines and cosines" in made.findings["clock-hands"][0].sentence
+
+    def test_the_page_says_what_was_found_and_nothing_is_fetched(self, made):
+        page = made.to_html()
+        assert "<b>both" not in page and "&lt;b&gt;both&lt;/b&gt; &amp; more" in page
+        for row in made.findings.values():
+            for finding in row:
+                assert html.escape(finding.sentence, quote=False).replace("'", "&#39;").replace('"', "&#34;") in page
+        images = re.findall(r'<img src="data:image/png;base64,[^"]+" alt="([^"]+)">', page)
+        assert len(images) == 5 and all(len(alternative) > 40 for alternative in images)
+        addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
+        assert (
+            all(address.startswith(("data:", "#")) for address in addresses)
+            and "http:" not in page
+            and "https:" not in page
+        )
+
+    def test_a_glance_has_numbers_of_the_findings(self, made):
+        rows = dict(made.glance())
+        assert rows["Position scheme"] == ["absolute", "sinusoidal+t5"] and rows["Reads at most"] == [
+            "64 tokens",
+            "no limit",
+        ]
+        changes = [finding.record.all[0].text for finding in made.findings["phase-shift"]]
+        assert rows["… all its positions moved by 1"] == [f"{change:.1%}" for change in changes]
+
+    def test_the_numbers_lie_beside_the_page(self, made, tmp_path):
+        page, numbers = made.save(tmp_path / "new" / "report.html")
+        assert page.read_text(encoding="utf-8") == made.to_html() and numbers.name == "report.json"
+        data = json.loads(numbers.read_text(encoding="utf-8"))
+        assert [model["position_scheme"] for model in data["models"]] == ["absolute", "sinusoidal+t5"]
+        [finding, _] = made.findings["phase-shift"]
+        entry = data["figures"]["phase-shift"]["models"]["absolute"]
+        assert entry["sentence"] == finding.sentence
+        assert entry["data"]["all"][0]["text"] == pytest.approx(finding.record.all[0].text, rel=1e-4)
+
+    def test_a_notebook_shows_the_page_in_a_frame(self, made):
+        frame = made._repr_html_()
+        assert html.unescape(re.search(r'srcdoc="([^"]*)"', frame).group(1)) == made.to_html()
+
+    def test_models_of_one_name_are_told_apart(self):
+        both = report(subject("none"), subject("none"), figures=["encoding"], progress=False)
+        assert [one.name for one in both.subjects] == ["none", "none (2)"]
+
+    def test_has_all_figures_by_default_and_says_what_a_scheme_without_a_checkpoint_lacks(self):
+        made = report("alibi", progress=False)
+        assert list(made.findings) == list(FIGURES)
+        for name, [finding] in made.findings.items():
+            assert finding.record is None or FIGURES[name].needs == SCHEME
+        assert made.findings["distance"][0].record is not None
+
+
+class TestErrors:
+    def test_say_what_is_wrong_before_a_model_is_loaded(self):
+        for arguments, said in (
+            ({"figures": ["probe"]}, "there is no figure 'probe'; there are encoding, "),
+            ({"texts": []}, "no text was given"),
+            ({"texts": ["a", " \n"]}, "text 2 of 2 is empty"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                report("no/such/model", **arguments)
+        with pytest.raises(ValueError, match="at least one model"):
+            report()
+        with pytest.raises(TypeError, match="a text must be a string, got 3"):
+            report("no/such/model", texts=[3])
+
+    def test_a_page_has_a_name_of_one(self, made, tmp_path):
+        with pytest.raises(ValueError, match="ends in .html"):
+            made.save(tmp_path / "report.pdf")
+
+    def test_a_text_file_that_holds_nothing(self, tmp_path):
+        (tmp_path / "empty.txt").write_text("\n\n  \n")
+        with pytest.raises(ValueError, match="empty.txt is empty"):
+            read_texts(tmp_path / "empty.txt")
+        (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+        with pytest.raises(ValueError, match="latin.txt is not a UTF-8 text"):
+            read_texts(tmp_path / "latin.txt")
+
+    def test_a_text_file_is_read_in_documents(self, tmp_path):
+        paragraphs = [f"{number} " + "word " * 300 for number in range(8)]
+        (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+        texts = read_texts(tmp_path / "text.txt", size=3000)
+        assert len(texts) == 4 and "".join(texts).split() == " ".join(paragraphs).split()
+
+
+class TestFiles:
+    def test_nothing_is_left_behind_where_one_file_cannot_be_written(self, made, tmp_path):
+        (tmp_path / "report.json").mkdir()
+        with pytest.raises(OSError, match="is a folder"):
+            made.save(tmp_path / "report.html")
+        assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+    def test_what_was_there_stays_where_writing_fails(self, tmp_path, monkeypatch):
+        (tmp_path / "a.svg").write_bytes(b"old")
+        monkeypatch.setattr("os.fdopen", lambda *_: (_ for _ in ()).throw(OSError("the disk is full")))
+        with pytest.raises(OSError, match="full"):
+            write_whole({tmp_path / "a.svg": b"new"})
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+    def test_the_same_record_gives_the_same_file(self):
+        figure = figure_named("encoding")
+        record = figure.measure("sinusoidal")
+        for format, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+            first, second = drawn(figure, record, format), drawn(figure, record, format)
+            assert first == second and first.startswith(start)
+
+    def test_a_figure_goes_where_it_is_asked_to(self, tmp_path):
+        sentence = plot_to_file("encoding", "alibi", tmp_path / "alibi.SVG")
+        assert "alibi" in sentence and b"</svg>" in (tmp_path / "alibi.SVG").read_bytes()
+
+
+class TestCommands:
+    def test_a_report_is_written(self, run, folder, tmp_path):
+        (tmp_path / "text.txt").write_text("\n\n".join(documents(length=900)))
+        options = ("--out", tmp_path / "page.html", "--figure", "encoding", "--figure", "order")
+        code, out, _ = run("report", f"mine={folder}", folder, *options, "--text", tmp_path / "text.txt")
+        assert (code, out.split()) == (0, [str(tmp_path / "page.html"), str(tmp_path / "page.json")])
+        data = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
+        assert [model["name"] for model in data["models"]] == ["mine", "model"]
+        assert list(data["figures"]) == ["encoding", "order"] and data["figures"]["order"]["models"]["mine"]["data"]
+
+    def test_a_figure_is_drawn_and_its_sentence_said(self, run, folder, tmp_path):
+        code, out, _ = run("plot", "dimensions", folder, "--out", tmp_path / "shift.png")
+        assert code == 0 and out.startswith(f"{tmp_path / 'shift.png'}: ") and len(out.splitlines()) == 1
+        assert (tmp_path / "shift.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        "arguments, said",
+        [
+            (("plot", "nonsense", "alibi", "--out", "x.png"), "there is no figure 'nonsense'; there are encoding,"),
+            (("plot", "encoding", "alibi", "--out", "x.pdf"), "x.pdf: a figure is written as .png or .svg"),
+            (("plot", "encoding", "{absent}", "--out", "x.png"), "absent"),
+            (("plot", "dimensions", "{none}", "--out", "x.png"), "position_scheme='none'"),
+            (("plot", "probes", "alibi", "--out", "x.png"), "alibi"),
+            (("report", "alibi", "--out", "x.pdf"), "ends in .html"),
+            (("report", "alibi", "--out", "x.html", "--figure", "nonsense"), "there is no figure 'nonsense'"),
+            (("report", "alibi", "--out", "x.html", "--text", "{empty}"), "is empty"),
+        ],
+    )
+    def test_what_is_wrong_is_said_in_one_line(self, arguments, said, run, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        build("none").save_pretrained(tmp_path / "none")
+        (tmp_path / "empty.txt").write_text(" ")
+        places = {"none": tmp_path / "none", "absent": tmp_path / "absent", "empty": tmp_path / "empty.txt"}
+        code, out, err = run(*(argument.format(**places) for argument in arguments))
+        assert code == 2 and out == "" and said in err.splitlines()[-1] and "Traceback" not in err
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith((".x", "x."))]
+
+    def test_a_stock_model_is_read_too(self, run, tmp_path):
+        BertModel(stock_config()).save_pretrained(tmp_path / "stock")
+        assert run("plot", "encoding", tmp_path / "stock", "--out", tmp_path / "stock.png")[0] == 0
+
+    def test_other_commands_do_without_matplotlib(self, tmp_path):
+        code = "import sys, hf_posenc.cli; print([name for name in sys.modules if name.startswith('matplotlib')])"
+        assert run_fresh(code, tmp_path, plugin=True).strip() == "[]"
