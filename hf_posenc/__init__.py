@@ -4,9 +4,10 @@ Importing the package is all it takes: `AutoModel.from_pretrained(..., position_
 transformers back as it was, and `install()` installs the hooks again.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .adapters import train_positions
-from .conversion.converting import convert
-from .descriptions import inspect, schemes
 from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
     PosencBertConfig,
@@ -87,6 +88,11 @@ from .stock_attention import set_attn_implementation
 from .unpadding import unpad
 
 
+if TYPE_CHECKING:
+    from .conversion import convert
+    from .descriptions import inspect, schemes
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -159,5 +165,17 @@ __all__ = [
     "uninstall",
     "unpad",
 ]
+
+# What needs more libraries than a model does is imported when it is asked for.
+_LAZY = {"convert": "conversion", "inspect": "descriptions", "schemes": "descriptions"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("analysis", "conversion"):
+        return import_module(f".{name}", __name__)
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
 
 install()

@@ -82,7 +82,8 @@ class TestHelp:
         code, out, _ = run(f"{command} --help")
         assert code == 0
         parameters = [p for p in commands()[command].params if p.name != "help"]
-        assert len(parameters) >= {"schemes": 0, "inspect": 2, "push": 6, "card": 8, "plot": 3, "report": 4}[command]
+        least = {"schemes": 0, "inspect": 2, "push": 6, "card": 8, "convert": 20, "compare": 4, "plot": 3, "report": 4}
+        assert len(parameters) >= least[command]
         for parameter in parameters:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())
