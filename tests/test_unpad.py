@@ -37,6 +37,7 @@ from transformers import (
 )
 
 import hf_posenc
+from hf_posenc import unpadding
 from hf_posenc.modeling import attention, packing
 from hf_posenc.modeling.schemes import SCHEMES
 
@@ -649,6 +650,7 @@ class TestStock:
         hf_posenc.unpad(model)
         with pytest.raises(IndexError):
             model(**(batch | {"input_ids": batch["input_ids"] + 1000}))
+        assert unpadding._current.get() is None
         full = inputs(padding=None)
         without = copy.deepcopy(model)
         hf_posenc.unpad(without, False)
