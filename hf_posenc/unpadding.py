@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils import output_capturing
 
+from .modeling.blockwise import allowed
 from .modeling.family import Family
 from .modeling.losses import label_names
 from .modeling.modeling_posenc import PosencPreTrainedModel
@@ -36,10 +38,12 @@ class Call:
         packed, padded: what the self-attention that runs was given, in both forms; `packed` becomes what its output
             projection is given, where it has one.
         around: the call that this one is a part of.
+        is_direct: it was the model's `forward` that was called, past the hooks of the model.
     """
 
-    packing: Packing
+    packing: Packing | None
     around: "Call | None"
+    is_direct: bool = False
     packed: torch.Tensor | None = None
     padded: torch.Tensor | None = None
 
@@ -112,7 +116,10 @@ def unpad(model: nn.Module, on: bool = True) -> int:
 def _hook_model(model: PreTrainedModel, family: Family) -> None:
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
-    layers = family.layers_of(family.encoder_of(model))
+    encoder = family.encoder_of(model)
+    encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
+    encoder.register_forward_hook(_end_direct, always_call=True)
+    layers = family.layers_of(encoder)
     layers[0].register_forward_pre_hook(_pack_input, with_kwargs=True)
     layers[-1].register_forward_hook(_unpack_output)
     for layer in layers:
@@ -156,9 +163,41 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if _may_pack(model, family, arguments):
         encoder = family.encoder_of(model)
         packing = packing_of(model.config, encoder, None, arguments.get("attention_mask"), arguments)
-    # None hides the call around this one, whose packing is not for these layers.
-    around = _current.get()
-    _current.set(Call(packing, around) if packing is not None or around is not None else None)
+    _current.set(Call(packing, _current.get()))
+
+
+class DirectCall:
+    """Hook of an encoder whose model's `forward` was called directly, as sentence-transformers does.
+
+    It knows the mask of pairs that the model has made, and not what the model was called with.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+
+    def __call__(self, encoder: nn.Module, args: tuple, kwargs: dict) -> None:
+        if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
+            return
+        arguments, packing = _arguments(encoder, args, kwargs), None
+        arguments["attention_mask"] = mask = _mask_of_keys(arguments)
+        # What records outputs is a dictionary of them.
+        if not output_capturing._active_collector.get() and _may_pack(self.model, _family_of(self.model), arguments):
+            packing = packing_of(self.model.config, encoder, None, mask, arguments)
+        _current.set(None if packing is None else Call(packing, None, is_direct=True))
+
+
+def _end_direct(encoder: nn.Module, args: tuple, output) -> None:
+    if (call := _call()) is not None and call.is_direct:
+        _current.set(None)
+
+
+def _mask_of_keys(arguments: dict) -> torch.Tensor | None:
+    """The mask (batch, length) that a mask of pairs was made of; None if it says more, or for other sequences."""
+    mask, states = arguments.get("attention_mask"), arguments.get("hidden_states")
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
+        return None
+    mask = allowed(mask)
+    return mask[:, 0, 0] if torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
 
 
 def _may_pack(model: PreTrainedModel, family: Family, arguments: dict) -> bool:
@@ -175,7 +214,7 @@ def _may_pack(model: PreTrainedModel, family: Family, arguments: dict) -> bool:
 
 
 def _end(model: PreTrainedModel, args: tuple, output) -> None:
-    if (call := _call()) is not None:
+    if (call := _call()) is not None and not call.is_direct:
         _current.set(call.around)
 
 

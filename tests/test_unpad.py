@@ -37,6 +37,7 @@ from transformers import (
 )
 
 import hf_posenc
+from hf_posenc import unpadding
 from hf_posenc.modeling import attention, packing
 from hf_posenc.modeling.schemes import SCHEMES
 
@@ -607,12 +608,49 @@ class TestStock:
         kept = batch["attention_mask"].bool() if found.dim() == 3 else slice(None)
         torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
 
+    @stock_families
+    def test_forward_may_be_called_directly(self, family, packed):
+        """sentence-transformers does."""
+        model, batch = stock(family), padded("right", family)
+        expected = model.forward(**batch)[0]
+        hf_posenc.unpad(model)
+        found = model.forward(**batch)[0]
+        assert len(packed) == (family not in DEBERTA)  # whose encoder keeps all hidden states
+        kept = batch["attention_mask"].bool()
+        torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
+        count = len(packed)
+        recorded = model.forward(**batch, output_hidden_states=True)
+        assert len(packed) == count
+        torch.testing.assert_close(recorded.hidden_states[-1], expected, **TOLERANCE)
+        pairs = batch["attention_mask"].bool()[:, None] & torch.ones(12, 12, dtype=torch.bool).tril()
+        if family not in DEBERTA:
+            model.forward(**(batch | {"attention_mask": pairs[:, None]}))
+            assert len(packed) == count
+
+    def test_sentence_transformers(self, minilm, packed):
+        from sentence_transformers import CrossEncoder, SentenceTransformer
+
+        texts = ["a word", "and a sentence that is longer than the first", "one of some length", "another one " * 8]
+        encoder = SentenceTransformer(minilm, device="cpu")
+        reranker = CrossEncoder(minilm, device="cpu", num_labels=1)
+        for model, call in (
+            (encoder, encoder.encode),
+            (reranker, lambda texts: reranker.predict([*zip(texts, texts)])),
+        ):
+            expected = torch.as_tensor(call(texts))
+            assert hf_posenc.unpad(model) == 1
+            packed.clear()
+            torch.testing.assert_close(torch.as_tensor(call(texts)), expected, **TOLERANCE)
+            assert packed
+            hf_posenc.unpad(model, False)
+
     def test_errors_leave_the_next_call_as_it_is(self, packed):
         model, batch = stock("bert"), padded("right")
         expected = model(**batch)[0]
         hf_posenc.unpad(model)
         with pytest.raises(IndexError):
             model(**(batch | {"input_ids": batch["input_ids"] + 1000}))
+        assert unpadding._current.get() is None
         full = inputs(padding=None)
         without = copy.deepcopy(model)
         hf_posenc.unpad(without, False)

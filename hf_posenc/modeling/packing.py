@@ -22,7 +22,7 @@ from .scheme import PairTerm, RelativeTerm, is_traced
 
 # Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
 # benchmarks/padding.py --thresholds).
-SMALLEST_SHARE, FEWEST_PLACES = 0.08, 16
+SMALLEST_SHARE, FEWEST_PLACES = 0.08, 32
 # Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
 # than the longest of the group before they must be.
 FEWEST_SAVED, SHORTER = 1 << 16, 0.8
