@@ -11,6 +11,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.autograd import forward_ad
 
+import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.modeling import caching
 from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
@@ -274,3 +275,27 @@ def test_a_global_hook_may_change_what_a_projection_gives(model):
         handle.remove()
     assert (hooked - plain).abs().max() > 1e-2
     assert torch.equal(output(model), plain)
+
+
+def test_the_cache_can_be_switched_off(model):
+    expected = output(model)
+    keeps = [module for module in model.modules() if module in caching._cache]
+    assert keeps
+    with hf_posenc.cache_projections(False):
+        assert not any(module in caching._cache for module in keeps)
+        # Of a table's rows, only those that distances reach are multiplied then: sums may round otherwise.
+        torch.testing.assert_close(output(model), expected, rtol=0, atol=1e-5)
+        assert not any(module in caching._cache for module in keeps)
+    output(model)
+    assert all(module in caching._cache for module in keeps)
+
+
+def test_deberta_projects_the_rows_that_distances_reach():
+    for types in (["c2p", "p2c"], ["c2p", "p2c", "p2p"]):
+        model, seen = tiny.build("deberta", position_attention_types=types), []
+        expected = output(model)
+        embeddings = model.encoder.rel_embeddings
+        embeddings.register_forward_hook(lambda module, given, out, seen=seen: seen.append(out.shape[0]))
+        found = model(**tiny.inputs()).last_hidden_state
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert set(seen) == {23}  # 12 tokens are up to 11 apart

@@ -575,7 +575,7 @@ def test_small_tables_survive_the_biases_of_shared_projections_in_half_precision
     def projections(model) -> torch.Tensor:
         attention = model.encoder.layer[0].attention.self
         [scheme] = attention.position_schemes
-        return torch.cat(scheme._projections(attention, model.encoder, torch.device("cpu"))).double()
+        return torch.cat(scheme._projections(attention, model.encoder, torch.device("cpu"), scheme.span)).double()
 
     with torch.no_grad():
         expected = projections(exact)
