@@ -86,7 +86,7 @@ def hook_class_method(changes: Changes, owner: type, name: str, method: Callable
     """Put `method` in the place of a class method; it gets what it found there, bound to the class, before its arguments."""
     find = finder(owner, name)
 
-    @functools.wraps(getattr(owner, name))
+    @functools.wraps(getattr(getattr(owner, name), "__func__", getattr(owner, name)))
     def hook(cls, *args, **kwargs):
         found = find(cls)
         return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
