@@ -77,6 +77,16 @@ def score(part: Part, given: Inputs, sequence: int, head: int, query: int, key: 
     return vector @ at(part.tensors[0], head, row)
 
 
+def as_term(part: Part) -> PairTerm | ProductTerm | RelativeTerm:
+    """The term that a part is computed for."""
+    if part.kind is PairBias:
+        return PairTerm(*part.tensors)
+    if part.kind is PositionProduct:
+        return ProductTerm(*part.tensors)
+    names = {DistanceBias: "bias", QueryTable: "query_table", KeyTable: "key_table"}
+    return RelativeTerm(part.rows, **{names[part.kind]: part.tensors[0]})
+
+
 def span(part: slice) -> range:
     return range(part.start, part.stop)
 
@@ -117,7 +127,7 @@ def make_term(kind: type, setting: Setting, parts: list[Part]):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("kind", [PairBias, PositionProduct])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, PairwiseTerm)])
 def test_terms_of_pairs(kind, keep):
     setting, parts = make_setting(), make_parts(kind)
     term, loops = make_term(kind, setting, parts), in_loops(parts, setting.inputs, BLOCK)
@@ -257,13 +267,7 @@ def test_parts_of_a_kind_are_one_term():
 def test_whole_matrices_of_biases_are_those_of_the_loops_too(kind):
     """What other backends add to the scores, forward and backward."""
     given, parts = inputs(), make_parts(kind)
-    if kind is PairBias:
-        terms = [PairTerm(part.tensors[0]) for part in parts]
-    elif kind is PositionProduct:
-        terms = [ProductTerm(*part.tensors) for part in parts]
-    else:
-        name = {DistanceBias: "bias", QueryTable: "query_table", KeyTable: "key_table"}[kind]
-        terms = [RelativeTerm(part.rows, **{name: part.tensors[0]}) for part in parts]
+    terms = [as_term(part) for part in parts]
     every = [Block(s, slice(0, HEADS), slice(0, QUERIES), slice(0, KEYS)) for s in range(BATCH)]
     loops = torch.stack([in_loops(parts, given, block) for block in every])
     bias = score_bias(given.query, given.key, terms).expand(loops.shape)
