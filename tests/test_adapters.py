@@ -315,7 +315,9 @@ def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_pat
     scheme = attention.position_schemes[0]
 
     def tables():
-        context = AttentionContext(attention, encoder, None, None, None, None, None, prepared=torch.arange(9))
+        context = AttentionContext(
+            attention, encoder, None, None, None, None, None, prepared=(torch.arange(9), scheme.span)
+        )
         [term] = scheme.terms(context)
         return term.query_table, term.key_table
 
