@@ -21,6 +21,11 @@ RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("hf_posenc", "torch", "transformers", "accelerate", "numpy")
 
 
+def _without_folders(argument: str) -> str:
+    """An argument; of an absolute path its last name."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
+
+
 def circumstances() -> dict[str, Any]:
     """The machine, the versions and the command of this run, without anything that names the machine."""
     machine = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPU cores"
@@ -31,7 +36,9 @@ def circumstances() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "command": shlex.join(
+            ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]
+        ),
     }
 
 

@@ -3,29 +3,23 @@
 Budgets are small: whole ones reach more.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_process import ROOT
 from transformers import AutoModel
 
 from hf_posenc import convert
 
 
-minilm = pytest.importorskip("minilm")
-TEXT = Path("/work/shared/data/wikitext2")
+# The folder of data sets beside the checkout, unless another is named.
+TEXT = Path(os.environ.get("HF_POSENC_TEST_DATA", ROOT.parent / "shared" / "data"), "wikitext2")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (TEXT / "test.txt").is_file(), reason=f"WikiText-2 is not in {TEXT}"),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint():
-    try:
-        return minilm.packaged_minilm()
-    except ImportError as error:
-        pytest.skip(str(error))
 
 
 def converted(checkpoint, scheme, **arguments):
@@ -33,16 +27,16 @@ def converted(checkpoint, scheme, **arguments):
     return convert(checkpoint, scheme, **text, **arguments)
 
 
-def test_t5_is_calibrated_and_healed(checkpoint):
-    _, report = converted(checkpoint, "t5", max_steps=60)
+def test_t5_is_calibrated_and_healed(minilm):
+    _, report = converted(minilm, "t5", max_steps=60)
     started, calibrated, healed = (row["token_cosine"] for row in report.rows)
     assert started < 0.82 and calibrated > 0.88 and healed > 0.96
     assert report.final()[0]["sentence_cosine"] > 0.96 and report.final()[0]["spearman"] > 0.95
 
 
-def test_beyond_leaves_128_tokens_exactly_and_reads_2048(checkpoint):
-    model, report = converted(checkpoint, "absolute+t5", max_length=2048, train="beyond", max_steps=10)
-    original = AutoModel.from_pretrained(checkpoint).eval()
+def test_beyond_leaves_128_tokens_exactly_and_reads_2048(minilm):
+    model, report = converted(minilm, "absolute+t5", max_length=2048, train="beyond", max_steps=10)
+    original = AutoModel.from_pretrained(minilm).eval()
     ids = torch.randint(1000, 20000, (2, 128), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         difference = model(ids).last_hidden_state - original(ids).last_hidden_state
