@@ -1,5 +1,6 @@
 """Tensors that depend on parameters alone: computed once while a model is evaluated, and not in every forward pass."""
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from .distance_products import declare_constant, is_constant
 from .packing import is_hooked
 from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, PositionParameter, is_traced
 
@@ -24,15 +26,16 @@ PLAIN = (
     PositionParameter,
 )
 
-# A tensor, or several.
+# Numbers in a matrix from which on reading it takes longer than calling a function.
+LARGE = 1 << 16
+
+# A tensor, or several (None among them for what is not needed).
 Result = TypeVar("Result")
 
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
 _cache: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
     weakref.WeakKeyDictionary()
 )
-# Tensors that are results themselves, by their id: what others are computed from them is told by which tensor it is.
-_results: "weakref.WeakValueDictionary[int, torch.Tensor]" = weakref.WeakValueDictionary()
 _is_enabled = True
 
 
@@ -67,9 +70,9 @@ def cached(
 ) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
-    "Changed" is told by the values, which are compared with a copy: version counters miss writes through `.data`. That
-    costs one reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without
-    gradients, autocast, hooks or a compiler. The copies and the result stay in the cache until the owner is trained.
+    "Changed" is told by the values, since version counters miss writes through `.data`: see [`_values_of`]. That costs one
+    reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without gradients,
+    autocast, hooks or a compiler. The result stays in the cache until the owner is trained.
 
     Args:
         owner: the module that the result belongs to; one result is cached for each.
@@ -81,19 +84,19 @@ def cached(
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
-    if not all(_is_plain(module) for module in modules) or not _may_cache(sources):
+    if not all(is_plain(module) for module in modules) or not _may_cache(sources):
         if torch.is_grad_enabled() and not is_traced():
             _cache.pop(owner, None)
         return (otherwise or compute)()
-    last = _cache.get(owner)
-    if last is not None and _same(sources, last[0]) and constants == last[1]:
+    last, values = _cache.get(owner), [_values_of(source) for source in sources]
+    if last is not None and constants == last[1] and _same(values, last[0]):
         return last[2]
-    # Copied first: who changes a parameter meanwhile, in another thread, finds the copies different.
-    copies = [source if _is_result(source) else source.detach().clone() for source in sources]
     result = compute()
-    _cache[owner] = copies, constants, result
-    if type(result) is torch.Tensor:
-        _results[id(result)] = result
+    # Who changes a parameter meanwhile, in another thread, finds other values than these.
+    _cache[owner] = values, constants, result
+    for tensor in (result,) if isinstance(result, torch.Tensor) else result:
+        if tensor is not None:
+            declare_constant(tensor)
     return result
 
 
@@ -102,7 +105,8 @@ def clear_cache() -> None:
     _cache.clear()
 
 
-def _is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module, in eval mode, is nothing but a function of its parameters, which nobody listens to."""
     # A tensor in the place of a parameter is not among the parameters.
     replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
     return type(module) in PLAIN and not is_hooked(module) and not replaced and not module.training
@@ -126,22 +130,27 @@ def _may_cache(sources: list[torch.Tensor]) -> bool:
     )
 
 
-def _is_result(tensor: torch.Tensor) -> bool:
-    return _results.get(id(tensor)) is tensor
+def _values_of(source: torch.Tensor) -> torch.Tensor:
+    """A tensor that is equal to one of before if the source has the values that it had then.
+
+    Of a large matrix this is its product with a vector of random numbers: it is read once and not compared with a copy, which
+    takes a third of the time and a thousandth of the memory. What the product does not show, any other product with the
+    matrix shows no more: changes by less than its rounding errors.
+    """
+    if is_constant(source):
+        return source
+    is_large = source.dim() == 2 and source.numel() >= LARGE and source.dtype in (torch.float32, torch.float64)
+    return source.detach() @ _random_vector(source.shape[1], source.dtype) if is_large else source.detach().clone()
 
 
-def _same(sources: list[torch.Tensor], copies: list[torch.Tensor]) -> bool:
-    return len(sources) == len(copies) and all(
-        source is copy
-        or (source.dtype == copy.dtype and source.shape == copy.shape and torch.equal(_bits(source), _bits(copy)))
-        for source, copy in zip(sources, copies)
+@functools.lru_cache(maxsize=16)
+def _random_vector(size: int, dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+def _same(values: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(values) == len(others) and all(
+        value is other or (value.dtype == other.dtype and value.shape == other.shape and torch.equal(value, other))
+        for value, other in zip(values, others)
     )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as 64-bit numbers where it lies so: they are compared in two thirds of the time."""
-    per_number = max(8 // tensor.element_size(), 1)
-    fits = tensor.numel() % per_number == 0 and tensor.storage_offset() % per_number == 0
-    if not tensor.is_contiguous() or not fits or tensor.element_size() > 8:
-        return tensor
-    return tensor.detach().view(-1).view(torch.int64)

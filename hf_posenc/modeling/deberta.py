@@ -160,26 +160,26 @@ class Deberta(AttentionScheme):
             modules.append(attention.key_projection if self.share_projections else attention.pos_key_proj)
         if self.needs_query:
             modules.append(attention.query_projection if self.share_projections else attention.pos_query_proj)
-        project = partial(self._projections, attention, encoder, rows.device)
+        project = partial(self._tables, attention, encoder, rows.device)
         # What is kept serves all lengths; what is not, only needs the rows that these distances reach.
-        whole = cached(attention, modules, (), (), lambda: project(self.span), otherwise=lambda: None)
-        key, query = project(reach) if whole is None else whole
-        term = RelativeTerm(rows=rows - (self.span - reach) if whole is None else rows)
-        if "c2p" in self.attention_types:
-            term.query_table = key * attention.scaling
-        if "p2c" in self.attention_types:
-            term.key_table = query * attention.scaling
-        if "p2p" in self.attention_types:
-            term.bias = (query * key.flip(1)).sum(-1) * attention.scaling
-        return [term]
+        constants = (attention.scaling,)
+        whole = cached(attention, modules, (), constants, lambda: project(self.span), otherwise=lambda: None)
+        query_table, key_table, bias = project(reach) if whole is None else whole
+        rows = rows - (self.span - reach) if whole is None else rows
+        return [RelativeTerm(rows, query_table=query_table, key_table=key_table, bias=bias)]
 
-    def _projections(
+    def _tables(
         self, attention: nn.Module, encoder: nn.Module, device: torch.device, reach: int
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """K and Q, each (heads, rows, head_dim), or None where it is not needed."""
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        """Of c2p and p2c, (heads, rows, head_dim), and of p2p, (heads, rows); None for what is not asked for."""
         table = self._rows_of_table(attention, encoder, device, reach)
         key = self._project(attention, attention.key_projection, "pos_key_proj", table) if self.needs_key else None
         query = (
             self._project(attention, attention.query_projection, "pos_query_proj", table) if self.needs_query else None
         )
-        return key, query
+        scaling, types = attention.scaling, self.attention_types
+        return (
+            key * scaling if "c2p" in types else None,
+            query * scaling if "p2c" in types else None,
+            (query * key.flip(1)).sum(-1) * scaling if "p2p" in types else None,
+        )

@@ -6,8 +6,25 @@ import functools
 import math
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .blocks import LINE, aligned
+
+
+# Of so many distances at most, the layout of a constant table is kept with it: where more are, products take the time.
+KEPT_DISTANCES = 1024
+# Tables that nobody writes to as long as they live; with each the last layout of it, if any: rows per distance, and columns.
+_constants: "WeakTensorKeyDictionary" = WeakTensorKeyDictionary()
+
+
+def declare_constant(tensor: torch.Tensor) -> None:
+    """Say that nobody writes to a tensor as long as it lives: what is computed from it may be kept with it."""
+    _constants[tensor] = None
+
+
+def is_constant(tensor: torch.Tensor) -> bool:
+    """Whether [`declare_constant`] was told so."""
+    return tensor in _constants
 
 
 class RelativeShift:
@@ -94,6 +111,12 @@ def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
     return functools.reduce(torch.add, parts)
 
 
+def _transposed(rows: torch.Tensor) -> torch.Tensor:
+    """(heads, distances, head_dim) -> (heads, head_dim, distances), each row of it at the start of a line."""
+    columns = rows.new_empty(rows.shape[0], rows.shape[2], aligned(rows.shape[1]))[..., : rows.shape[1]]
+    return columns.copy_(rows.transpose(1, 2))
+
+
 def clipped_ends(rows: torch.Tensor) -> tuple[int, int]:
     """How many distances at either end of (distances,) look up the same row."""
     other_than_first, other_than_last = (rows != rows[0]).nonzero(), (rows != rows[-1]).nonzero()
@@ -133,10 +156,22 @@ class Table:
         heads = self._own(heads)
         if self._columns is None or self._columns[0] != heads:
             self._columns = None
-            rows = self._lay_out(heads)
-            columns = rows.new_empty(rows.shape[0], rows.shape[2], aligned(rows.shape[1]))[..., : rows.shape[1]]
-            self._columns = heads, columns.copy_(rows.transpose(1, 2))
+            self._columns = heads, self._columns_of(heads)
         return self._columns[1]
+
+    def _columns_of(self, heads: slice) -> torch.Tensor:
+        table, rows = self.terms[0]
+        if len(self.terms) > 1 or len(rows) > KEPT_DISTANCES or not is_constant(table):
+            return _transposed(self._lay_out(heads))
+        # Those of a longer sequence serve a shorter one, whose distances lie in the middle of its own.
+        kept = _constants[table]
+        if kept is not None:
+            before, is_odd = divmod(len(kept[0]) - len(rows), 2)
+            if before >= 0 and not is_odd and torch.equal(kept[0][before : before + len(rows)], rows):
+                return kept[1][heads, :, before : before + len(rows) + LINE - 1]
+        columns = _transposed(looked_up(self.terms))
+        _constants[table] = rows, columns
+        return columns[heads]
 
     def _own(self, heads: slice) -> slice:
         return slice(0, 1) if self.is_shared else heads

@@ -73,10 +73,11 @@ class TransformerXL(AttentionScheme):
 
         def project() -> torch.Tensor:
             if sinusoids is None:  # made for this projection alone, so that they can be scaled in place
-                return linear(self._sinusoids(distances, query_bias.dtype).mul_(attention.scaling))
-            return linear(sinusoids) * attention.scaling
+                projected = linear(self._sinusoids(distances, query_bias.dtype).mul_(attention.scaling))
+            else:
+                projected = linear(sinusoids) * attention.scaling
+            # (rows, hidden_size) -> (heads, rows, head_dim)
+            return projected.view(-1, *query_bias.shape).transpose(0, 1)
 
-        projected = cached(attention, (linear,), (distances,), (attention.scaling,), project)
-        # (rows, hidden_size) -> (heads, rows, head_dim)
-        table = projected.view(-1, *query_bias.shape).transpose(0, 1)
+        table = cached(attention, (linear,), (distances,), (attention.scaling,), project)
         return [RelativeTerm(rows=rows, query_table=table, query_bias=query_bias)]

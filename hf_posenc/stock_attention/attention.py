@@ -105,8 +105,10 @@ def _of_padding(value: torch.Tensor, words: torch.Tensor, dropout: float) -> tor
         (batch, length or 1, heads, head_dim).
     """
     batch, heads, length, _ = value.shape
-    if not dropout:  # a product of matrices rounds less than a sum over rows
-        return (value.new_full((batch, heads, 1, length), 1 / length) @ value).transpose(1, 2)
+    if (
+        not dropout
+    ):  # float64: what a sum in float32 rounds differs from processor to processor, and with it how stock rounds
+        return value.mean(2, keepdim=True, dtype=torch.float64).to(value.dtype).transpose(1, 2)
     numbers = (~words).cumsum(-1)  # of the queries that are padding, from 1
     most = length if is_traced() else int(numbers[:, -1].max())
     weights = nn.functional.dropout(value.new_full((batch, heads, max(most, 1), length), 1 / length), dropout)

@@ -17,7 +17,7 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from ..changes import Changes, hook_method
-from ..modeling.caching import cached
+from ..modeling.caching import cached, is_plain
 from ..modeling.relative_positions import relative_distances, spread
 from ..modeling.scheme import RelativeTerm, is_traced
 from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
@@ -25,6 +25,8 @@ from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
 
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
 ENCODERS = (v1.DebertaEncoder, v2.DebertaV2Encoder)
+# So many rows are projected in less time than is needed to see that the projections of before still hold.
+FEW_ROWS = 64
 SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
 
 
@@ -34,7 +36,7 @@ class Distances(NamedTuple):
     Attributes:
         implementation: the backend, as the config had it.
         relative: int64 (2 · length - 1,), stock's buckets of query - key, in the order of [`relative_distances`].
-        rows: of the same shape, their rows of the table, counted from `start`.
+        rows: of the same shape, their rows of the table.
         start, stop: the part of the table that they are in.
     """
 
@@ -65,7 +67,7 @@ def _reached(length: int, span: int, buckets: int, max_distance: int) -> tuple[t
     with torch.inference_mode(False):  # they may be used in training later
         relative, rows = rows_of_table(length, span, buckets, max_distance, torch.device("cpu"))
         start, stop = int(rows.min()), int(rows.max()) + 1
-        return relative, rows - start, start, stop
+        return relative, rows, start, stop
 
 
 def _config(encoder: nn.Module):
@@ -186,14 +188,39 @@ def _project_v1(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
 def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
     """As [`_project_v1`], of v2 and v3."""
     heads, types = attention.num_attention_heads, attention.pos_att_type
+    scaling = 1 / math.sqrt(attention.attention_head_size * (1 + ("c2p" in types) + ("p2c" in types)))
     inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
+    if _projects_jointly(attention, distances, table):
+        states = hidden_states.flatten(0, 1)
+        joint = torch.cat([states, table[distances.start : distances.stop]])
+        query, query_rows = inputs[0](joint).split([len(states), len(joint) - len(states)])
+        key, key_rows = inputs[1](joint).split([len(states), len(joint) - len(states)])
+        query, key = (projected.unflatten(0, hidden_states.shape[:2]) for projected in (query, key))
+        shaped = query, key, inputs[2](hidden_states)
+        tables = {
+            "query_table": split_heads(key_rows, heads) * scaling if "c2p" in types else None,
+            "key_table": split_heads(query_rows, heads) * scaling if "p2c" in types else None,
+        }
+        terms = [RelativeTerm(distances.rows - distances.start, **tables)]
+        return *(split_heads(projected, heads) for projected in shaped), scaling, terms
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
-    scaling = 1 / math.sqrt(query.shape[-1] * (1 + ("c2p" in types) + ("p2c" in types)))
     own = "" if attention.share_att_key else "pos_"
     key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
     query_projection = getattr(attention, f"{own}query_proj") if "p2c" in types else None
     terms = _terms(attention, distances, table, key_projection, query_projection, scaling)
     return query, key, value, scaling, terms
+
+
+def _projects_jointly(attention: nn.Module, distances: Distances, table: torch.Tensor | None) -> bool:
+    """Whether hidden states and the rows of the table are one product with each matrix: short inputs take the time that
+    reading these takes."""
+    return (
+        attention.share_att_key
+        and table is not None
+        and distances.rows is not None
+        and distances.stop - distances.start <= FEW_ROWS
+        and all(is_plain(module) for module in (attention.query_proj, attention.key_proj, attention.pos_dropout))
+    )
 
 
 def _terms(
@@ -214,11 +241,14 @@ def _terms(
         return [split_heads(module(rows), attention.num_attention_heads) * scaling for module in projections]
 
     # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
-    reached, modules = slice(distances.start, distances.stop), [attention.pos_dropout, *projections]
-    tables = cached(attention, modules, (table,), (scaling,), lambda: project(table), otherwise=lambda: None)
-    tables = project(table[reached]) if tables is None else [whole[:, reached] for whole in tables]
+    tables, rows, modules = None, distances.rows, [attention.pos_dropout, *projections]
+    if distances.stop - distances.start > FEW_ROWS:
+        tables = cached(attention, modules, (table,), (scaling,), lambda: project(table), otherwise=lambda: None)
+    if tables is None:
+        tables, rows = project(table[distances.start : distances.stop]), rows - distances.start
+    tables = list(tables)
     key_table = tables.pop() if query_projection is not None else None
-    return [RelativeTerm(distances.rows, query_table=tables.pop() if tables else None, key_table=key_table)]
+    return [RelativeTerm(rows, query_table=tables.pop() if tables else None, key_table=key_table)]
 
 
 def install(changes: Changes) -> None:

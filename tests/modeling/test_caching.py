@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.modeling import caching
+from hf_posenc.modeling.distance_products import Table, declare_constant
 from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
 
 
@@ -98,6 +99,77 @@ def test_a_change_of_parameters_is_seen(model, how):
     after = output(model)
     assert torch.equal(after, fresh(model))
     assert (after - before).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weight: weight[300, 77].add_(1e-3),
+        lambda weight: weight.copy_(weight.flip(0)),
+        lambda weight: weight.copy_(weight.flip(1)),
+        lambda weight: weight.neg_(),
+        lambda weight: weight[:, 5].copy_(weight[:, 6]),
+        lambda weight: weight.mul_(1 + 2e-2),
+        lambda weight: weight[0].copy_(weight[0].roll(1)),
+    ],
+    ids=["one entry", "rows", "columns", "sign", "a column", "scale", "a row rolled"],
+)
+def test_a_change_of_a_large_matrix_is_seen(change, dtype):
+    """Those of tiny models are compared entry by entry; these are told by a product."""
+    linear = nn.Linear(256, 512).to(dtype).eval()
+    assert linear.weight.numel() > caching.LARGE
+    rows = torch.randn(3, 256, dtype=dtype)
+    with torch.no_grad():
+        first = caching.cached(linear, [linear], [rows], (), lambda: linear(rows))
+        assert caching.cached(linear, [linear], [rows], (), lambda: linear(rows)) is first
+        change(linear.weight.data)
+        again = caching.cached(linear, [linear], [rows], (), lambda: linear(rows))
+        assert torch.equal(again, linear(rows)) and not torch.equal(again, first)
+
+
+def test_a_matrix_of_numbers_that_are_none_is_computed_again():
+    linear = nn.Linear(256, 512).eval()
+    linear.weight.data[3, 3] = float("nan")
+    rows, calls = torch.randn(3, 256), []
+    with torch.no_grad():
+        for _ in range(2):
+            caching.cached(linear, [linear], [rows], (), lambda: calls.append(1) or linear(rows))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("scheme", ["deberta", "transformer_xl"])
+def test_layouts_serve_every_length(scheme, monkeypatch):
+    """What is laid out for a sequence serves shorter ones; each length in any order gives what it gives alone."""
+    monkeypatch.setattr("hf_posenc.modeling.attention.FEWEST_SCORES", 0)
+    model = tiny.build(scheme)
+    batches = {length: tiny.inputs(length=length) for length in (9, 16, 24, 33, 40)}
+
+    def run(length: int) -> torch.Tensor:
+        with torch.no_grad():
+            return model(**batches[length]).last_hidden_state
+
+    alone = {}
+    for length in batches:
+        caching.clear_cache()
+        alone[length] = run(length)
+    for length in (33, 9, 24, 40, 16, 33, 9):
+        torch.testing.assert_close(run(length), alone[length], rtol=0, atol=2e-6)
+
+
+def test_layouts_are_kept_with_constant_tables_alone():
+    table, rows = torch.randn(2, 31, 4), torch.arange(31)
+    whole, part = (Table([(table, chosen)], 2, 0) for chosen in (rows, rows[4:-4]))
+    fresh = Table([(table.clone(), rows[4:-4])], 2, 0).columns(slice(0, 2)).clone()
+    assert whole.columns(slice(0, 2)).data_ptr() != Table([(table, rows)], 2, 0).columns(slice(0, 2)).data_ptr()
+    declare_constant(table)
+    long = Table([(table, rows)], 2, 0).columns(slice(0, 2))
+    short = part.columns(slice(0, 2))
+    assert short.untyped_storage().data_ptr() == long.untyped_storage().data_ptr()
+    assert torch.equal(short[..., :23], fresh[..., :23])
+    # Rows that do not lie in the middle are laid out for themselves.
+    other = Table([(table, rows[:23])], 2, 0).columns(slice(1, 2))
+    assert torch.equal(other[..., :23], table[1:, :23].mT)
 
 
 def test_load_state_dict_is_seen(model):
