@@ -64,6 +64,8 @@ def build(family: str, size: Size, backend: str) -> nn.Module:
 
 # Compiling takes minutes, so the table has it where it says most; shapes that are asked for are all compiled.
 COMPILED_SHAPES, COMPILED_MODES = ("1x128", "8x512"), ("forward", "training")
+# What peers do with longer sequences takes minutes a turn.
+LONGEST_OF_PEERS = 512
 
 
 class Hidden(nn.Module):
@@ -111,36 +113,46 @@ def optimised(model: nn.Module, mode: str, device: str, length: int) -> nn.Modul
     return disentangled_flash.enable_deberta_training(model, backend=backend)
 
 
-def uncached(model: nn.Module) -> nn.Module:
-    """The model with hooks that do nothing: what calls modules with hooks is computed anew each time."""
-    for module in model.modules():
-        module.register_forward_hook(lambda *call: None)
-    return model
+def uncached(call: Callable[[], None]) -> None:
+    with hf_posenc.cache_projections(False):
+        call()
 
 
-def calls(family: str, size: Size, inputs: dict, mode: str, arguments: argparse.Namespace) -> dict[str, Callable]:
-    """What to measure, by name; eager first."""
+def calls(
+    family: str, size: Size, inputs: dict, mode: str, arguments: argparse.Namespace
+) -> list[dict[str, Callable]]:
+    """What to measure, by name, eager first: in groups whose members do not disturb each other.
+
+    Threads of ONNX Runtime spin for a while after their work is done, and switching the cache off empties it.
+    """
     device, dtype = arguments.device, getattr(torch, arguments.dtype)
     made = partial(whole_models.build, size=size, mode=mode, device=device, dtype=dtype)
     eager = partial(build, family, backend="eager")
     backend = "sdpa" if device == "cpu" or MODES[mode] and mode != "forward" else "flex_attention"
     own = made(partial(build, family, backend=backend))
     models = {EAGER: made(eager), AGAIN: made(eager), OWN: own, BERT: made(build_bert)}
+    step = partial(whole_models.step, batch=inputs, mode=mode)
+    groups = [{name: partial(step, model) for name, model in models.items()}]
+    eager_step = groups[0][EAGER]
     shape = f"{inputs['input_ids'].shape[0]}x{size.length}"
+    if size.length > LONGEST_OF_PEERS and not arguments.shapes:
+        return groups
+    if mode == "forward" and family == "DeBERTa-v3":
+        groups.append({EAGER: eager_step, UNCACHED: partial(uncached, groups[0][OWN])})
     if COMPILED in arguments.peers and (arguments.shapes or (shape in COMPILED_SHAPES and mode in COMPILED_MODES)):
-        models[COMPILED] = torch.compile(made(eager))
+        groups.append({EAGER: eager_step, COMPILED: partial(step, torch.compile(made(eager)))})
     if family == "DeBERTa-v3" and DISENTANGLED in arguments.peers and find_spec("disentangled_flash"):
-        models[DISENTANGLED] = optimised(made(eager), mode, device, size.length)
+        groups.append(
+            {EAGER: eager_step, DISENTANGLED: partial(step, optimised(made(eager), mode, device, size.length))}
+        )
     if family == "DeBERTa-v3" and FLASH in arguments.peers and device == "cuda" and find_spec("flashdeberta"):
         from flashdeberta import FlashDebertaV2Model
 
-        models[FLASH] = made(lambda size: FlashDebertaV2Model(build(family, size, "eager").config))
-    if mode == "forward" and family == "DeBERTa-v3":
-        models[UNCACHED] = uncached(made(partial(build, family, backend=backend)))
-    found = {name: partial(whole_models.step, model, inputs, mode) for name, model in models.items()}
+        flash = made(lambda size: FlashDebertaV2Model(build(family, size, "eager").config))
+        groups.append({EAGER: eager_step, FLASH: partial(step, flash)})
     if mode == "forward" and device == "cpu" and ONNX in arguments.peers and find_spec("onnxruntime"):
-        found[ONNX] = partial(by_onnx, family, inputs, arguments)
-    return found
+        groups.append({EAGER: eager_step, ONNX: partial(by_onnx, family, inputs, arguments)})
+    return groups
 
 
 def take_turns(calls: dict[str, Callable[[], None]], rounds: int, device: str) -> dict[str, float]:
@@ -172,13 +184,15 @@ def measure(family: str, shape: str, mode: str, arguments: argparse.Namespace) -
     batch, length = map(int, shape.split("x"))
     size = Size(layers=arguments.layers, length=length, dropout=MODES[mode])
     inputs = make_batch(size, batch, 0.125 if batch > 1 else 0.0, arguments.device)
-    every = calls(family, size, inputs, mode, arguments)
-    own = {EAGER, AGAIN, OWN, UNCACHED, BERT}
-    every = {name: call for name, call in every.items() if name in own or works(call, name)}
     rounds = max(3, min(arguments.rounds, arguments.tokens // (batch * length)))
-    times = take_turns(every, rounds, arguments.device)
-    speed = {name: round(times[EAGER] / taken, 3) for name, taken in times.items() if name != EAGER}
-    return {"family": family, "shape": shape, "mode": mode, "eager_seconds": round(times[EAGER], 4), "speed": speed}
+    found, own = {}, {EAGER, AGAIN, OWN, UNCACHED, BERT}
+    for group in calls(family, size, inputs, mode, arguments):
+        if all(name in own or works(call, name) for name, call in group.items()):
+            times = take_turns(group, rounds, arguments.device)
+            found.setdefault("eager_seconds", round(times[EAGER], 4))
+            speed = found.setdefault("speed", {})
+            speed.update({name: round(times[EAGER] / taken, 3) for name, taken in times.items() if name != EAGER})
+    return {"family": family, "shape": shape, "mode": mode, **found}
 
 
 def measure_memory(family: str, shape: str, arguments: argparse.Namespace) -> dict:
@@ -236,6 +250,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--name", help="of the files in results/")
+    parser.add_argument("--resume", action="store_true", help="go on where a run with the same settings stopped")
     parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -253,11 +268,18 @@ def main() -> None:
         return
     name = arguments.name or ("stock_attention" if arguments.device == "cpu" else "stock_attention_cuda")
     chosen = {key: getattr(arguments, key) for key in ("layers", "rounds", "tokens", "device", "dtype")}
-    results: list[dict] = []
-    memory: list[dict] = []
+    file = report.RESULTS / f"{name}.json"
+    before = json.loads(file.read_text()) if arguments.resume and file.exists() else {}
+    if before and before["settings"] != chosen:
+        raise SystemExit(f"{name}.json has other settings than these, {chosen}: run without --resume")
+    results: list[dict] = before.get("results", [])
+    memory: list[dict] = before.get("memory", [])
+    done = {(result["family"], result["mode"], result["shape"]) for result in results}
     for family in arguments.families:
         for mode in arguments.modes:
             for shape in arguments.shapes or SHAPES[mode]:
+                if (family, mode, shape) in done:
+                    continue
                 results.append(measure(family, shape, mode, arguments))
                 torch.compiler.reset()
                 print(json.dumps(results[-1]), flush=True)
@@ -265,7 +287,10 @@ def main() -> None:
                     name, {"settings": chosen, "results": results, "memory": memory}, table(results, memory) + "\n"
                 )
     longest = max(arguments.shapes or ["1x4096"], key=lambda shape: int(shape.split("x")[1]))
+    measured = {entry["family"] for entry in memory}
     for family in arguments.families if "forward" in arguments.modes else ():
+        if family in measured:
+            continue
         memory.append(measure_memory(family, longest, arguments))
     report.write(name, {"settings": chosen, "results": results, "memory": memory}, table(results, memory) + "\n")
     print(table(results, memory))
