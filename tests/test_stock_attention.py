@@ -15,7 +15,7 @@ import hf_posenc
 from hf_posenc import stock_attention
 from hf_posenc.modeling import attention as position_attention
 from hf_posenc.stock_attention import attention as own_attention
-from hf_posenc.stock_attention import deberta
+from hf_posenc.stock_attention import deberta, mpnet
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def blocks(monkeypatch):
     attend = own_attention.blockwise_attention
     monkeypatch.setattr(own_attention, "blockwise_attention", counted)
     monkeypatch.setattr(position_attention, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)
     return calls
 
 

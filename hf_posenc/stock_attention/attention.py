@@ -7,7 +7,7 @@ from torch import nn
 
 from ..modeling.attention import additive_mask, flex_position_attention, score_bias, suits_blocks
 from ..modeling.blockwise import Term, blockwise_attention
-from ..modeling.scheme import is_traced
+from ..modeling.scheme import PairTerm, is_traced
 
 
 # Backends that are computed here; "eager" is stock's own.
@@ -55,6 +55,7 @@ def attend(
 
     Args:
         implementation: "sdpa" or "flex_attention".
+        terms: in blocks, unless all that they add is laid out for every pair already.
         module: the self-attention.
         query, key, value: (batch, heads, length, head_dim).
         mask: None, a [`TokenMask`], a boolean mask (batch or 1, heads or 1, length or 1, length), True where a query
@@ -76,7 +77,7 @@ def attend(
     if implementation == "flex_attention":
         settings = {"term_query": query, "terms": terms}
         output, _ = flex_position_attention(module, query, key, value, mask, scaling, dropout, **settings)
-    elif terms and suits_blocks(query, key, terms, mask):
+    elif any(not isinstance(term, PairTerm) for term in terms) and suits_blocks(query, key, terms, mask):
         output = blockwise_attention(query, query, key, value, terms, mask, scaling, dropout)
     else:
         output = _attend_whole(query, key, value, terms, mask, scaling, dropout)

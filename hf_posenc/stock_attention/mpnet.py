@@ -16,11 +16,13 @@ from ..changes import Changes, hook_method
 from ..modeling.attention import dense_mask
 from ..modeling.modeling_posenc import PositionEncoder
 from ..modeling.relative_positions import relative_distances, spread
-from ..modeling.scheme import RelativeTerm, is_traced
+from ..modeling.scheme import PairTerm, RelativeTerm, is_traced
 from .attention import IMPLEMENTATIONS, attend, split_heads
 
 
 MODELS = (MPNetPreTrainedModel,)
+# Tokens from which on blocks are faster than PyTorch's kernel with the bias of every pair.
+BLOCKS_FROM = 256
 
 
 class Bias(NamedTuple):
@@ -30,11 +32,17 @@ class Bias(NamedTuple):
         implementation: the backend, as the config had it.
         rows: int64 (2 · length - 1,), the bucket of each distance, in the order of [`relative_distances`].
         bias: (heads, buckets).
+        pairs: (1, heads, length, length), the bias of each pair where that is little, looked up once for all layers; else None.
     """
 
     implementation: str
     rows: torch.Tensor
     bias: torch.Tensor
+    pairs: torch.Tensor | None
+
+    @property
+    def term(self) -> PairTerm | RelativeTerm:
+        return RelativeTerm(self.rows, bias=self.bias) if self.pairs is None else PairTerm(self.pairs)
 
 
 def configs(module: nn.Module) -> list:
@@ -74,8 +82,11 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
         rows, stop = _buckets(x.shape[1], num_buckets, x.device), num_buckets
     else:
         rows, stop = _reached(x.shape[1], num_buckets)
-    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device))
-    return Bias(implementation, rows.to(x.device), bias.t())
+    length, rows = x.shape[1], rows.to(x.device)
+    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)).t()
+    is_short = length < BLOCKS_FROM and x.device.type == "cpu" and not is_traced()
+    pairs = spread(bias[:, rows], length, length)[None].contiguous() if is_short else None
+    return Bias(implementation, rows, bias, pairs)
 
 
 def _forward(
@@ -90,16 +101,16 @@ def _forward(
     """`MPNetSelfAttention.forward`; `position_bias` is a [`Bias`] where a backend is asked for."""
     if not isinstance(position_bias, Bias):
         return found(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
-    heads, (implementation, rows, bias) = attention.num_attention_heads, position_bias
+    heads = attention.num_attention_heads
     if output_attentions:
         length = hidden_states.shape[1]
-        pairs = spread(bias[:, rows], length, length)[None]
+        pairs = spread(position_bias.bias[:, position_bias.rows], length, length)[None]
         return found(hidden_states, _additive(attention_mask, hidden_states), pairs, True, **kwargs)
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
     settings = attention_mask, attention.attention_head_size**-0.5, dropout
-    output = attend(implementation, attention, query, key, value, [RelativeTerm(rows, bias=bias)], *settings)
+    output = attend(position_bias.implementation, attention, query, key, value, [position_bias.term], *settings)
     return (attention.o(output),)
 
 
