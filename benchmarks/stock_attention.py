@@ -184,7 +184,11 @@ def measure(family: str, shape: str, mode: str, arguments: argparse.Namespace) -
     batch, length = map(int, shape.split("x"))
     size = Size(layers=arguments.layers, length=length, dropout=MODES[mode])
     inputs = make_batch(size, batch, 0.125 if batch > 1 else 0.0, arguments.device)
-    rounds = max(3, min(arguments.rounds, arguments.tokens // (batch * length)))
+    # Eager takes minutes for the longest sequences.
+    fewest = 1 if length > LONGEST_OF_PEERS else 3
+    rounds = max(
+        fewest, min(arguments.rounds, arguments.tokens // (8 * batch * length if fewest == 1 else batch * length))
+    )
     found, own = {}, {EAGER, AGAIN, OWN, UNCACHED, BERT}
     for group in calls(family, size, inputs, mode, arguments):
         if all(name in own or works(call, name) for name, call in group.items()):
