@@ -14,8 +14,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import report
+import torch
 from contestants import STOCK
-from report import RESULTS, mean_and_deviation
+from minilm import packaged_minilm
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from hf_posenc.modeling.packing import FEWEST_PLACES, SMALLEST_SHARE
 
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +65,7 @@ def written(numbers: list[float]) -> str:
     """Mean and sample standard deviation over the seeds, with their number where it is not three."""
     if not numbers:
         return ""
-    return mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
+    return report.mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
 
 
 def deviations_above(own: list[float], baseline: list[float]) -> float:
@@ -111,7 +117,7 @@ def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
     """
     rows: dict[str, list[str]] = {}
     for number, (_, name, mode, key) in enumerate(columns):
-        for entry in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
+        for entry in json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
             if entry["mode"] == mode and entry["model"] != STOCK:
                 cells = rows.setdefault(entry["model"], [""] * len(columns))
                 cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
@@ -136,13 +142,13 @@ def fast_attention_table() -> str:
 
 def fast_attention() -> dict[str, dict[str, float]]:
     """Of DeBERTa-v3, forward: times as fast as eager, by shape, then by contestant."""
-    entries = json.loads((RESULTS / "stock_attention.json").read_text(encoding="utf-8"))["results"]
+    entries = json.loads((report.RESULTS / "stock_attention.json").read_text(encoding="utf-8"))["results"]
     return {entry["shape"]: entry["speed"] for entry in entries if entry["mode"] == "forward"}
 
 
 def padding() -> dict[tuple[str, str], dict[str, Any]]:
     """By batches and mode: the share of padding, and of each model times as fast as stock BERT."""
-    entries = json.loads((RESULTS / "padding.json").read_text(encoding="utf-8"))["results"]
+    entries = json.loads((report.RESULTS / "padding.json").read_text(encoding="utf-8"))["results"]
     return {
         (entry["batches"].split(",")[0], entry["mode"]): {
             "padding": entry["padding"],
@@ -154,22 +160,22 @@ def padding() -> dict[tuple[str, str], dict[str, Any]]:
 
 def model_ratio(name: str, model: str, mode: str) -> str:
     """A multiple of stock BERT's time."""
-    entries = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    entries = json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
     [entry] = [entry for entry in entries if entry["model"] == model and entry["mode"] == mode]
     return f"{entry['ratio']:.2f}"
 
 
 def cola_table() -> str:
-    page = (RESULTS / "cola" / "results.md").read_text(encoding="utf-8")
+    page = (report.RESULTS / "cola" / "results.md").read_text(encoding="utf-8")
     return re.search(r"^\|.*(\n\|.*)*", page, flags=re.MULTILINE)[0]
 
 
 def tables() -> dict[str, list[str]]:
     """All tables as Markdown, by the page that has them."""
-    punctuation = read_runs(RESULTS / "punctuation")
+    punctuation = read_runs(report.RESULTS / "punctuation")
     return {
         "docs/comparison.md": [
-            quality_table(punctuation, read_runs(RESULTS / "wikitext")),
+            quality_table(punctuation, read_runs(report.RESULTS / "wikitext")),
             curve_table(punctuation),
             cola_table(),
         ],
@@ -184,9 +190,9 @@ def tables() -> dict[str, list[str]]:
 
 def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
-    punctuation, wikitext = read_runs(RESULTS / "punctuation"), read_runs(RESULTS / "wikitext")
-    longer = read_runs(RESULTS / "punctuation_lengths")
-    rates = read_runs(RESULTS / "punctuation_rates")
+    punctuation, wikitext = read_runs(report.RESULTS / "punctuation"), read_runs(report.RESULTS / "wikitext")
+    longer = read_runs(report.RESULTS / "punctuation_lengths")
+    rates = read_runs(report.RESULTS / "punctuation_rates")
     cola = {row[0]: row[2] for row in cells(cola_table())}
     speed, fast = padding(), fast_attention()
     shift = of_report("phase-shift")
@@ -214,6 +220,13 @@ def figures() -> dict[str, list[str]]:
     own = f"its own positions {at('absolute', 256)} (one seed)"
     reached = sorted(of_seeds("transformer_xl", 64))
     lone = min(range(3), key=lambda seed: float(of_seeds("tupe", 64)[seed]))
+    mean_row, directions = smoothness_of_the_table()
+    rises = [
+        statistics.fmean(values(runs, "256", "masked_loss")) - statistics.fmean(values(runs, "64", "masked_loss"))
+        for scheme, runs in wikitext.items()
+        if scheme not in ("rope", "t5", "tupe")
+    ]
+    highest_rise = f"{math.ceil(max(rises) / 0.005) * 0.005:.3f}"
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         "README.md": [
@@ -240,12 +253,16 @@ def figures() -> dict[str, list[str]]:
             f"`deberta` reaches {written(values(rates['deberta:position_learning_rate=0.01'], '64', 'f1')).removesuffix(' (1)')} with a tenth of it",
             f"against {written(values([run for run in punctuation['deberta'] if run['seed'] == 42], '64', 'f1')).removesuffix(' (1)')} "
             "with that seed at the table's rate",
+            f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
+            f"{percent(directions)} of the rest",
+            f"All others rise by less than {highest_rise} in the mean",
             f"`transformer_xl` reaches {reached[0]}, {reached[1]} and {reached[2]}",
             f"`tupe`: one seed reaches {of_seeds('tupe', 64)[lone]}",
             f"loses too, {of_seeds('tupe', 256)[lone]} at 256",
         ],
         "docs/fast-attention.md": [f"(a second eager model came out at {low:.2f} to {high:.2f})"],
         "docs/padding.md": [
+            f"where padding is at least {percent(SMALLEST_SHARE)} of a batch and {FEWEST_PLACES} places",
             f"({share('CoLA')} in CoLA, {share('SST-2')} in SST-2, {share('WikiText-2')} in WikiText lines",
             f"forward {forward[0]} times as fast as stock BERT on CoLA, {forward[1]} on SST-2, {forward[2]} on WikiText lines",
             f"in training with dropout {times('CoLA', 'training')} on CoLA and {times('SST-2', 'training')} on SST-2",
@@ -260,12 +277,21 @@ def cells(table: str) -> list[list[str]]:
 
 def of_report(figure: str) -> dict[str, Any]:
     """What a figure of `hf-posenc report` measured of MiniLM."""
-    found = json.loads((RESULTS / "positions_minilm.json").read_text(encoding="utf-8"))
+    found = json.loads((report.RESULTS / "positions_minilm.json").read_text(encoding="utf-8"))
     return found["figures"][figure]["models"]["MiniLM"]["data"]
 
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def smoothness_of_the_table() -> tuple[float, float]:
+    """Of the first 64 rows of MiniLM's table as `tupe` reads them: shares of their mean, and of 7 directions of the rest."""
+    table = load_file(Path(packaged_minilm()) / "model.safetensors")["embeddings.position_embeddings.weight"][:64]
+    rows = functional.layer_norm(table, table.shape[1:])
+    mean = rows.mean(0)
+    directions = torch.linalg.svdvals(rows - mean).square()
+    return float(64 * mean.square().sum() / rows.square().sum()), float(directions[:7].sum() / directions.sum())
 
 
 def converted_cosine() -> str:
