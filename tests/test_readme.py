@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,12 @@ def test_ci_runs_the_command_that_the_readme_gives():
         'pip install -c constraints.txt -e ".[test]" && pytest',
     ]
     assert commands[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_all_extras_are_explained():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [table] = re.findall(r"^\| extra .*(?:\n\|.*)*", PAGES["docs/getting-started.md"], flags=re.MULTILINE)
+    assert {cells[0].strip("`") for cells in rows(table)} == project["optional-dependencies"].keys()
 
 
 def test_the_readme_is_a_page():
