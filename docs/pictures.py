@@ -26,7 +26,7 @@ SECTION = re.compile(r'<section id="([^"]+)".*?</section>', re.DOTALL)
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" alt="([^".]+)\.')
 
 
-def of_report(page: str) -> dict[str, bytes]:
+def pictures(page: str) -> dict[str, bytes]:
     """The images of a page as PNG files, by names of figure and model: "order-minilm.png"."""
     return {
         f"{section[1]}-{model.lower().replace(' ', '-')}.png": base64.b64decode(data)
@@ -91,12 +91,12 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", help="Which of its figures.")
     arguments = parser.parse_args()
     if arguments.page is None:
-        pictures = {"schemes.png": schemes()}
+        chosen = {"schemes.png": schemes()}
     else:
         wanted = tuple(f"{figure}-" for figure in arguments.figures)
-        made = of_report(arguments.page.read_text(encoding="utf-8"))
-        pictures = {name: picture for name, picture in made.items() if name.startswith(wanted)}
-    for name, picture in pictures.items():
+        made = pictures(arguments.page.read_text(encoding="utf-8"))
+        chosen = {name: picture for name, picture in made.items() if name.startswith(wanted)}
+    for name, picture in chosen.items():
         (FOLDER / name).write_bytes(small(picture))
         print(FOLDER / name)
 
