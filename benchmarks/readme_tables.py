@@ -1,8 +1,9 @@
-"""The README's tables of what was measured, from the files in results/.
+"""What README and docs say was measured, from the files in results/.
 
     python benchmarks/readme_tables.py
 
-Prints them and puts them into README.md in place of those that are there.
+Prints all tables and puts them into the pages in place of those that are there. Of figures in sentences, it says which of them the
+pages do not have as they are in the results; these are mended by hand.
 """
 
 import argparse
@@ -13,11 +14,17 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import report
+import torch
 from contestants import STOCK
-from report import RESULTS, mean_and_deviation
+from minilm import packaged_minilm
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from hf_posenc.modeling.packing import FEWEST_PLACES, SMALLEST_SHARE
 
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 
 # The columns of the tables of speed; see `ratio_table`.
@@ -58,7 +65,7 @@ def written(numbers: list[float]) -> str:
     """Mean and sample standard deviation over the seeds, with their number where it is not three."""
     if not numbers:
         return ""
-    return mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
+    return report.mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
 
 
 def deviations_above(own: list[float], baseline: list[float]) -> float:
@@ -110,25 +117,186 @@ def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
     """
     rows: dict[str, list[str]] = {}
     for number, (_, name, mode, key) in enumerate(columns):
-        for entry in json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
+        for entry in json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
             if entry["mode"] == mode and entry["model"] != STOCK:
                 cells = rows.setdefault(entry["model"], [""] * len(columns))
                 cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
     return table([corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()])
 
 
-def tables() -> list[str]:
-    """All tables, as Markdown."""
-    punctuation = read_runs(RESULTS / "punctuation")
-    cola = (RESULTS / "cola" / "results.md").read_text(encoding="utf-8")
-    return [
-        quality_table(punctuation, read_runs(RESULTS / "wikitext")),
-        curve_table(punctuation),
-        re.search(r"^\|.*(\n\|.*)*", cola, flags=re.MULTILINE)[0],
-        ratio_table("time", SHORT),
-        ratio_table("1 × 4,096", LONG),
-        ratio_table("no padding", UNPADDED),
+def fast_attention_table() -> str:
+    """Times as fast as transformers' eager attention, a row per shape."""
+    columns = {
+        "hf_posenc": "hf_posenc",
+        "nothing kept": "hf_posenc, nothing cached",
+        "disentangled-flash": "disentangled-flash",
+        "ONNX Runtime": "ONNX Runtime",
+        "BERT of the same size, sdpa": "BERT of the same size, sdpa",
+    }
+    rows = [
+        [shape.replace("x", " x "), *(f"{speed[name]:.1f}" for name in columns.values())]
+        for shape, speed in fast_attention().items()
     ]
+    return table(["batch x length", *columns], rows)
+
+
+def fast_attention() -> dict[str, dict[str, float]]:
+    """Of DeBERTa-v3, forward: times as fast as eager, by shape, then by contestant."""
+    entries = json.loads((report.RESULTS / "stock_attention.json").read_text(encoding="utf-8"))["results"]
+    return {entry["shape"]: entry["speed"] for entry in entries if entry["mode"] == "forward"}
+
+
+def padding() -> dict[tuple[str, str], dict[str, Any]]:
+    """By batches and mode: the share of padding, and of each model times as fast as stock BERT."""
+    entries = json.loads((report.RESULTS / "padding.json").read_text(encoding="utf-8"))["results"]
+    return {
+        (entry["batches"].split(",")[0], entry["mode"]): {
+            "padding": entry["padding"],
+            **{name: 1 / model["ratio"] for name, model in entry["models"].items()},
+        }
+        for entry in entries
+    }
+
+
+def model_ratio(name: str, model: str, mode: str) -> str:
+    """A multiple of stock BERT's time."""
+    entries = json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    [entry] = [entry for entry in entries if entry["model"] == model and entry["mode"] == mode]
+    return f"{entry['ratio']:.2f}"
+
+
+def cola_table() -> str:
+    page = (report.RESULTS / "cola" / "results.md").read_text(encoding="utf-8")
+    return re.search(r"^\|.*(\n\|.*)*", page, flags=re.MULTILINE)[0]
+
+
+def tables() -> dict[str, list[str]]:
+    """All tables as Markdown, by the page that has them."""
+    punctuation = read_runs(report.RESULTS / "punctuation")
+    return {
+        "docs/comparison.md": [
+            quality_table(punctuation, read_runs(report.RESULTS / "wikitext")),
+            curve_table(punctuation),
+            cola_table(),
+        ],
+        "docs/speed.md": [
+            ratio_table("time", SHORT),
+            ratio_table("1 × 4,096", LONG),
+            ratio_table("no padding", UNPADDED),
+        ],
+        "docs/fast-attention.md": [fast_attention_table()],
+    }
+
+
+def figures() -> dict[str, list[str]]:
+    """Pieces of sentences with all that was measured in them, by the page that has them."""
+    punctuation, wikitext = read_runs(report.RESULTS / "punctuation"), read_runs(report.RESULTS / "wikitext")
+    longer = read_runs(report.RESULTS / "punctuation_lengths")
+    rates = read_runs(report.RESULTS / "punctuation_rates")
+    cola = {row[0]: row[2] for row in cells(cola_table())}
+    speed, fast = padding(), fast_attention()
+    shift = of_report("phase-shift")
+
+    def f1(scheme: str) -> str:
+        return written(values(punctuation[scheme], "64", "f1"))
+
+    def at(scheme: str, length: int) -> str:
+        return written(values(longer[scheme], str(length), "f1")).removesuffix(" (1)")
+
+    def loss(scheme: str, length: int) -> str:
+        return written(values(wikitext[scheme], str(length), "masked_loss"))
+
+    def times(batches: str, mode: str, model: str = "absolute") -> str:
+        return f"{speed[batches, mode][model]:.1f}"
+
+    def share(batches: str) -> str:
+        return percent(speed[batches, "forward"]["padding"])
+
+    def of_seeds(scheme: str, length: int) -> list[str]:
+        return [f"{value:.3f}" for value in values(wikitext[scheme], str(length), "masked_loss")]
+
+    conversion = converted_cosine()
+    forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
+    own = f"its own positions {at('absolute', 256)} (one seed)"
+    reached = sorted(of_seeds("transformer_xl", 64))
+    lone = min(range(3), key=lambda seed: float(of_seeds("tupe", 64)[seed]))
+    mean_row, directions = smoothness_of_the_table()
+    rises = [
+        statistics.fmean(values(runs, "256", "masked_loss")) - statistics.fmean(values(runs, "64", "masked_loss"))
+        for scheme, runs in wikitext.items()
+        if scheme not in ("rope", "t5", "tupe")
+    ]
+    highest_rise = f"{math.ceil(max(rises) / 0.005) * 0.005:.3f}"
+    low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
+    return {
+        "README.md": [
+            f"a cosine of {conversion} with the original's",
+            f"MiniLM keeps an F1 of {at('absolute+relative_key', 256)} in restoring punctuation with `absolute+relative_key`, and "
+            f"falls to {at('absolute', 256)} with its own positions alone (one seed;",
+            f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
+            f"{fast['1x16']['hf_posenc']:.1f} times",
+            "Moving a whole text by a single position changes MiniLM's vector of it by "
+            + percent(shift["all"][shift["shifts"].index(1)]["text"]),
+            f"CoLA: {cola['absolute+t5']} beside {cola['absolute']} with its own positions",
+            f"punctuation: F1 {at('absolute+t5', 64)}, its own positions {at('absolute', 64)} (one seed); without any {f1('none')}",
+            f"F1 at four times the length: {at('absolute+relative_key', 256)}, {own}",
+            f"cosine of token vectors with the original's: {conversion}",
+            f"F1 {f1('t5')}; pretrained positions {f1('absolute')}",
+            f"masked words: loss {loss('rope', 64)}; `absolute` {loss('absolute', 64)}, no positions {loss('none', 64)}",
+            f"loss at four times the length: {loss('relative', 256)}; `rope` {loss('rope', 256)}",
+            f"forward {model_ratio('model_forward', 't5', 'forward')} times, training "
+            f"{model_ratio('model_training', 't5', 'training')} times stock BERT's time",
+            f"forward {model_ratio('model_forward', 'rope', 'forward')} times stock BERT's time (`sdpa`)",
+            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT",
+        ],
+        "docs/comparison.md": [
+            f"`deberta` reaches {written(values(rates['deberta:position_learning_rate=0.01'], '64', 'f1'))} with a tenth of it",
+            f"against {f1('deberta')} at the table's rate",
+            f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
+            f"{percent(directions)} of the rest",
+            f"All others rise by less than {highest_rise} in the mean",
+            f"`transformer_xl` reaches {reached[0]}, {reached[1]} and {reached[2]}",
+            f"`tupe`: one seed reaches {of_seeds('tupe', 64)[lone]}",
+            f"loses too, {of_seeds('tupe', 256)[lone]} at 256",
+        ],
+        "docs/fast-attention.md": [f"(a second eager model came out at {low:.2f} to {high:.2f})"],
+        "docs/padding.md": [
+            f"where padding is at least {percent(SMALLEST_SHARE)} of a batch and {FEWEST_PLACES} places",
+            f"({share('CoLA')} in CoLA, {share('SST-2')} in SST-2, {share('WikiText-2')} in WikiText lines",
+            f"forward {forward[0]} times as fast as stock BERT on CoLA, {forward[1]} on SST-2, {forward[2]} on WikiText lines",
+            f"in training with dropout {times('CoLA', 'training')} on CoLA and {times('SST-2', 'training')} on SST-2",
+        ],
+    }
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows of a table but for its header."""
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
+
+
+def of_report(figure: str) -> dict[str, Any]:
+    """What a figure of `hf-posenc report` measured of MiniLM."""
+    found = json.loads((report.RESULTS / "positions_minilm.json").read_text(encoding="utf-8"))
+    return found["figures"][figure]["models"]["MiniLM"]["data"]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def smoothness_of_the_table() -> tuple[float, float]:
+    """Of the first 64 rows of MiniLM's table as `tupe` reads them: shares of their mean, and of 7 directions of the rest."""
+    table = load_file(Path(packaged_minilm()) / "model.safetensors")["embeddings.position_embeddings.weight"][:64]
+    rows = functional.layer_norm(table, table.shape[1:])
+    mean = rows.mean(0)
+    directions = torch.linalg.svdvals(rows - mean).square()
+    return float(64 * mean.square().sum() / rows.square().sum()), float(directions[:7].sum() / directions.sum())
+
+
+def converted_cosine() -> str:
+    """Token cosine of MiniLM with `t5`, healed for 800 steps."""
+    page = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
+    return re.search(r"^\| heal, 800 steps \|[^|]*\| ([\d.]+) \|", page, flags=re.MULTILINE)[1]
 
 
 def replace_table(text: str, table: str) -> str:
@@ -144,13 +312,24 @@ def replace_table(text: str, table: str) -> str:
     return text
 
 
+def one_line(text: str) -> str:
+    """A text without its line breaks."""
+    return " ".join(text.split())
+
+
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    text = README.read_text(encoding="utf-8")
-    for table in tables():
-        print(f"{table}\n")
-        text = replace_table(text, table)
-    README.write_text(text, encoding="utf-8")
+    for page, own in tables().items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for table in own:
+            print(f"{table}\n")
+            text = replace_table(text, table)
+        (ROOT / page).write_text(text, encoding="utf-8")
+    for page, own in figures().items():
+        text = one_line((ROOT / page).read_text(encoding="utf-8"))
+        for figure in own:
+            if figure not in text:
+                print(f"{page} should say: {figure}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,26 @@
-"""Take pictures for what-positions-do.md out of pages that `hf-posenc report` wrote, and make them small.
+"""Make the pictures of README and docs, small.
+
+python docs/pictures.py                     # schemes.png, from benchmarks/results
 
 hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
-python docs/pictures.py minilm.html spaces terms probes order phase-shift
+python docs/pictures.py minilm.html spaces terms probes order phase-shift   # those of a report
 """
 
+import argparse
 import base64
 import io
+import json
 import re
-import sys
+import statistics
 from pathlib import Path
 
 from PIL import Image
 
+from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
+
 
 FOLDER = Path(__file__).parent / "pictures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 WIDTH, COLOURS = 900, 128
 SECTION = re.compile(r'<section id="([^"]+)".*?</section>', re.DOTALL)
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" alt="([^".]+)\.')
@@ -28,6 +35,47 @@ def pictures(page: str) -> dict[str, bytes]:
     }
 
 
+def measured(comparison: str, metric: str) -> dict[str, dict[int, list[float]]]:
+    """What the seeds of a comparison reached, by scheme and length."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for file in sorted((RESULTS / comparison / "runs").glob("*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        for length, metrics in run["metrics"].items():
+            found.setdefault(run["scheme"], {}).setdefault(int(length), []).append(metrics[metric])
+    return found
+
+
+@styled
+def schemes() -> bytes:
+    """Loss of masked words from scratch for each scheme, and F1 of punctuation at lengths beyond that of training."""
+    figure, [[left, right]] = panels(columns=2, height=3.1)
+    losses = {scheme: lengths[64] for scheme, lengths in measured("wikitext", "masked_loss").items()}
+    ranked = sorted(losses, key=lambda scheme: -statistics.fmean(losses[scheme]))
+    nothing = statistics.fmean(losses["none"])
+    for row, scheme in enumerate(ranked):
+        mean = statistics.fmean(losses[scheme])
+        clear = nothing - mean > 2 * max(statistics.stdev(losses[scheme]), statistics.stdev(losses["none"]))
+        left.errorbar(mean, row, xerr=statistics.stdev(losses[scheme]), fmt="o", color=BLUE if clear else GREY)
+    left.axvline(nothing, color=GREY, linewidth=0.8, linestyle=":")
+    left.set_yticks(range(len(ranked)), ranked)
+    left.set(title="From scratch: loss of masked words", xlabel="lower is better; three seeds")
+
+    scores = measured("punctuation_lengths", "f1")
+    for scheme, colour in (("absolute+relative_key", BLUE), ("absolute+t5", VERMILION), ("absolute", GREY)):
+        lengths = sorted(scores[scheme])
+        values = [statistics.fmean(scores[scheme][length]) for length in lengths]
+        right.plot(lengths, values, "o-", color=colour, label=scheme)
+    right.set_xscale("log", base=2)
+    right.set_xticks(lengths, map(str, lengths))
+    right.set(
+        title="Fine-tuned at 64 tokens, read longer: F1", xlabel="tokens; higher is better; one seed", ylim=(0.5, 0.65)
+    )
+    right.legend(loc="upper right")
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()
+
+
 def small(picture: bytes) -> bytes:
     """A PNG of `WIDTH` pixels and as many colours as a drawing needs."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
@@ -38,12 +86,19 @@ def small(picture: bytes) -> bytes:
 
 
 def main() -> None:
-    page, *figures = sys.argv[1:]
-    FOLDER.mkdir(exist_ok=True)
-    for name, picture in pictures(Path(page).read_text(encoding="utf-8")).items():
-        if name.startswith(tuple(f"{figure}-" for figure in figures)):
-            (FOLDER / name).write_bytes(small(picture))
-            print(FOLDER / name)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", nargs="?", type=Path, help="A page that `hf-posenc report` wrote.")
+    parser.add_argument("figures", nargs="*", help="Which of its figures.")
+    arguments = parser.parse_args()
+    if arguments.page is None:
+        chosen = {"schemes.png": schemes()}
+    else:
+        wanted = tuple(f"{figure}-" for figure in arguments.figures)
+        made = pictures(arguments.page.read_text(encoding="utf-8"))
+        chosen = {name: picture for name, picture in made.items() if name.startswith(wanted)}
+    for name, picture in chosen.items():
+        (FOLDER / name).write_bytes(small(picture))
+        print(FOLDER / name)
 
 
 if __name__ == "__main__":

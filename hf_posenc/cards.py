@@ -14,7 +14,7 @@ missing, and is missing in the card then:
       "command": "python examples/quickstart.py --position_scheme absolute+t5",
       "training": {"max_steps": 240, "learning_rate": 0.0005},
       "seeds": [42, 43],
-      "versions": {"hf_posenc": "0.1.0", "torch": "2.13.0", "transformers": "5.23.0"},
+      "versions": {"hf_posenc": "0.2.0", "torch": "2.13.0", "transformers": "5.23.0"},
       "machine": "2 CPU cores",
       "limits": ["Trained on technical English only."],
       "results": [

@@ -1,10 +1,13 @@
-"""What the README says about schemes, flags and commands is so."""
+"""What README and docs say about schemes, flags, commands and measurements is so."""
 
 import re
 import runpy
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
@@ -15,19 +18,43 @@ from hf_posenc.modeling.schemes import ALIASES, SCHEMES
 from hf_posenc.plugin import CONFIGS
 
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-# A scheme's row begins with its name, a flag's with one or several.
-ROWS = re.findall(r"^\| `.*\|$", README, flags=re.MULTILINE)
-CELLS = [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in ROWS]
-SCHEME_ROWS = {cells[0].strip("`"): cells for cells in CELLS if cells[0].strip("`") in SCHEMES}
+PAGES = {
+    str(page.relative_to(ROOT)): page.read_text(encoding="utf-8")
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+README, SCHEMES_PAGE = PAGES["README.md"], PAGES["docs/schemes.md"]
+# Pages with numbers that no file in benchmarks/results has.
+UNRECORDED = {
+    "docs/conversion.md",
+    "docs/kernels.md",  # profiles of single calls
+    "docs/what-positions-do.md",  # the command at its top makes them again
+}
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of all rows that begin with something in backticks."""
+    found = re.findall(r"^\| `.*\|$", page, flags=re.MULTILINE)
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in found]
+
+
+def scheme_rows(page: str) -> dict[str, list[str]]:
+    return {cells[0].strip("`"): cells for cells in rows(page) if cells[0].strip("`") in SCHEMES}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        return runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))
 
 
 def test_every_scheme_and_every_flag_has_a_row():
-    assert list(SCHEME_ROWS) == list(SCHEMES)
-    assert [cells[0] for cells in CELLS if "position_" in cells[0]] == [f"`{flag}`" for flag in FLAGS]
+    assert list(scheme_rows(README)) == list(scheme_rows(SCHEMES_PAGE)) == list(SCHEMES)
+    assert [cells[0] for cells in rows(SCHEMES_PAGE) if "position_" in cells[0]] == [f"`{flag}`" for flag in FLAGS]
     for flag, values, meaning in [*flag_rows(), unpad_row()]:
-        assert f"| `{flag}` | {values} | {meaning} |" in README
-    assert all(f"`{alias}`" in README for alias in ALIASES)
+        assert f"| `{flag}` | {values} | {meaning} |" in SCHEMES_PAGE
+    named = {cells[4].strip("`"): scheme for scheme, cells in scheme_rows(SCHEMES_PAGE).items() if cells[4]}
+    assert named == ALIASES
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -35,7 +62,7 @@ def test_the_number_of_new_parameters_in_bert_base_is_right(scheme):
     with torch.device("meta"):
         model = BertModel(BertConfig(position_scheme=scheme))
     number = sum(parameter.numel() for parameter in position_parameters(model).values())
-    cell = SCHEME_ROWS[scheme][2]
+    cell = scheme_rows(SCHEMES_PAGE)[scheme][2]
     assert re.match(r"[\d,]+", cell).group() == f"{number:,}"
     assert ("keeps" in cell) == ("embeddings.position_embeddings.weight" in model.state_dict())
 
@@ -45,32 +72,84 @@ def test_the_recipe_for_positions_only_trains_as_many_parameters_as_it_says():
         model = BertForSequenceClassification(BertConfig(position_scheme="absolute+deberta"))
     count = freeze_all_but_positions(model)
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert f"freeze_all_but_positions(model)  # {count:,} parameters are left, of {total / 1e6:.0f} million" in README
+    said = f"freeze_all_but_positions(model)  # {count:,} parameters are left, of {total / 1e6:.0f} million"
+    assert said in PAGES["docs/peft.md"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_papers_and_the_end_of_the_table_are_the_schemes_own(scheme):
-    _, _, _, beyond, _, paper, _ = SCHEME_ROWS[scheme]
+    _, _, beyond, paper = scheme_rows(README)[scheme]
     assert paper == SCHEMES[scheme].paper
     assert beyond.startswith("no") == SCHEMES[scheme].ends_with_table
 
 
-def test_the_tables_of_measured_schemes_are_those_of_the_results(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    tables = runpy.run_path(str(ROOT / "benchmarks" / "readme_tables.py"))["tables"]()
-    assert [table.splitlines()[0] for table in tables if f"\n\n{table}\n\n" not in README] == []
+def test_tables_are_those_of_the_results(measured):
+    for page, tables in measured["tables"]().items():
+        assert [table.splitlines()[0] for table in tables if f"\n\n{table}\n\n" not in PAGES[page]] == []
+
+
+def test_figures_in_sentences_are_those_of_the_results(measured):
+    for page, figures in measured["figures"]().items():
+        text = measured["one_line"](PAGES[page])
+        assert [figure for figure in figures if figure not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES.keys() - UNRECORDED)
+def test_no_other_number_is_said_to_be_measured(page, measured):
+    """Decimals and percentages outside code, versions and the tables and figures above."""
+    text = PAGES[page]
+    for table in measured["tables"]().get(page, []):
+        text = text.replace(table, "")
+    text = re.sub(r"^```.*?^```$|`[^`]*`|\]\([^)]*\)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = measured["one_line"](text)
+    for figure in measured["figures"]().get(page, []):
+        text = text.replace(measured["one_line"](re.sub(r"`[^`]*`", "", figure)), "")
+    text = re.sub(r"(Python|torch|transformers|arXiv:|Apache-)( >=)? ?\d+\.\d+( and < 6)?(\.\d+)?", "", text)
+    assert re.findall(r".{30}\b\d+(?:\.\d+| ?%)", text) == []
+
+
+def test_recommended_schemes_are_better_than_none(measured):
+    """By more than two pooled standard deviations, in one of the comparisons at least, whatever joins `absolute`."""
+    read_runs, values, above = measured["read_runs"], measured["values"], measured["deviations_above"]
+    results = ROOT / "benchmarks" / "results"
+    better = set()
+    for name, metric, sign in (("punctuation", "f1", 1), ("wikitext", "masked_loss", -1)):
+        runs = read_runs(results / name)
+        own = {scheme: [sign * value for value in values(found, "64", metric)] for scheme, found in runs.items()}
+        better |= {scheme for scheme in own if above(own[scheme], own["none"]) > 2}
+    [table] = re.findall(r"^\| you want .*(?:\n\|.*)*", README, flags=re.MULTILINE)
+    takes = [row.split("|")[2] for row in table.splitlines()[2:]]
+    taken = {name for cell in takes for names in re.findall(r"`([^`]*)`", cell) for name in names.split("+")}
+    taken = (taken & SCHEMES.keys()) - {"absolute"}
+    assert taken and taken <= better
 
 
 def test_the_files_that_trust_runs_are_all_named():
-    [section] = re.findall(r"^## Security\n(.*?)^## ", README, flags=re.MULTILINE | re.DOTALL)
-    named = {*re.findall(r"`(\w+\.py)`", section)}
+    named = {*re.findall(r"`(\w+\.py)`", PAGES["docs/security.md"])}
     carried = {file.name for config in CONFIGS for file in code_files(config())}
     assert named == {name for name in carried if name == "modeling_posenc.py" or not name.startswith("modeling_")}
 
 
-def test_files_that_it_links_to_are_there():
-    links = re.findall(r"(?<!\\)\]\(([^)#:]+)\)", README)
-    assert links and [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_sections_that_it_links_to_are_there(page):
+    for link in re.findall(r"(?<!\\)\]\(([^):]+)\)", PAGES[page]):
+        file, _, section = link.partition("#")
+        target = (ROOT / page).parent / file if file else ROOT / page
+        assert target.is_file(), f"{page} links to {link}"
+        if section:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            assert section in [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+
+
+def test_every_page_is_in_the_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    named = {page for section in site["nav"] for entry in section.values() for page in as_list(entry)}
+    pages = {Path(page).name for page in PAGES if page.startswith("docs/")}
+    assert named == pages | {"index.md", "contributing.md", "changelog.md"}
+
+
+def as_list(entry: str | list[dict[str, str]]) -> list[str]:
+    return [entry] if isinstance(entry, str) else [page for titled in entry for page in titled.values()]
 
 
 def test_ci_runs_the_command_that_the_readme_gives():
@@ -80,3 +159,13 @@ def test_ci_runs_the_command_that_the_readme_gives():
         'pip install -c constraints.txt -e ".[test]" && pytest',
     ]
     assert commands[1] in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_all_extras_are_explained():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [table] = re.findall(r"^\| extra .*(?:\n\|.*)*", PAGES["docs/getting-started.md"], flags=re.MULTILINE)
+    assert {cells[0].strip("`") for cells in rows(table)} == project["optional-dependencies"].keys()
+
+
+def test_the_readme_is_a_page():
+    assert len(README.splitlines()) <= 160

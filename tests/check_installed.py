@@ -1,8 +1,14 @@
-"""Checks an installed wheel with nothing but its own requirements: run this file with the Python it is installed in.
+"""Checks the installed package: run this file with the Python that a wheel or an sdist was installed in.
+
+    python tests/check_installed.py                # needs nothing but the package's own requirements
+    python tests/check_installed.py --examples     # two examples of the README as well, which need the extra train
 
 It is complete and typed, its command runs, a variant saved with it loads again, and loads without it too, from the code saved beside it.
 """
 
+import argparse
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -10,11 +16,21 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import torch
-from transformers import AutoModel, BertConfig, BertModel
+from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
 import hf_posenc
 
 
+README = Path(__file__).resolve().parents[1] / "README.md"
+SIZES = {
+    "vocab_size": 20,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+# What the examples import beside hf_posenc, which tells them apart.
+EXAMPLES = ("from hf_posenc.training import PositionTrainer", "from transformers import AutoModel\n")
 LOAD = """
 import sys
 import torch
@@ -54,8 +70,7 @@ def check_command() -> None:
 def save_variant(folder: Path) -> None:
     """A tiny stock checkpoint, loaded with a flag, its positions filled with random values, saved with its output."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertModel(BertConfig(**sizes, intermediate_size=16, initializer_range=0.2)).save_pretrained(folder / "stock")
+    BertModel(BertConfig(**SIZES, initializer_range=0.2)).save_pretrained(folder / "stock")
     model = AutoModel.from_pretrained(folder / "stock", position_scheme="absolute+t5")
     tokens = torch.arange(9)[None]
     silent = model(tokens).last_hidden_state
@@ -67,7 +82,23 @@ def save_variant(folder: Path) -> None:
     torch.save(output, folder / "output.pt")
 
 
+def run_examples(folder: Path) -> None:
+    """Two blocks of the README, as they are there, with tiny checkpoints under the names that they load."""
+    BertModel(BertConfig(**SIZES)).save_pretrained(folder / "google-bert/bert-base-uncased")
+    DebertaV2Model(DebertaV2Config(**SIZES)).save_pretrained(folder / "microsoft/deberta-v3-base")
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    os.chdir(folder)
+    for example in EXAMPLES:
+        [block] = [block for block in blocks if example in block]
+        names = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": number % 2} for number in range(8)]}
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["model"].config._attn_implementation == "sdpa"
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--examples", action="store_true", help="Run two examples of the README.")
+    arguments = parser.parse_args()
     check_files()
     check_command()
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +106,10 @@ def main() -> None:
         for without_plugin in (False, True):
             code = LOAD.format(without_plugin=without_plugin)
             subprocess.run([sys.executable, "-c", code, f"{folder}/variant", f"{folder}/output.pt"], check=True)
-    print(f"hf_posenc {hf_posenc.__version__}: the wheel installs, loads, saves and reloads")
+        if arguments.examples:
+            run_examples(Path(folder))
+            os.chdir("/")
+    print(f"hf_posenc {hf_posenc.__version__}: it is installed whole, loads, saves and reloads")
 
 
 if __name__ == "__main__":
