@@ -196,7 +196,12 @@ def convert(
         ),
     ] = None,
     extend: Annotated[
-        str, typer.Option("--extend", help="How a longer table of positions is made: tile, interpolate or mean.")
+        str,
+        typer.Option(
+            "--extend",
+            help="How a longer table of positions is made: tile, mean, or interpolate, after which positions are counted by a "
+            "stride and the model needs hf_posenc.",
+        ),
     ] = "tile",
     train: Annotated[
         str,

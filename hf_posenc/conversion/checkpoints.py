@@ -153,6 +153,8 @@ def check_convertible(config: PreTrainedConfig) -> None:
         raise ValueError(f"{config.model_type!r} is of no family that has position schemes")
     if getattr(config, "is_decoder", False):
         raise ValueError("the model is a decoder (is_decoder); only encoders are converted")
+    if (getattr(config, "position_stride", None) or 1) > 1:
+        raise ValueError("the model's table was stretched (position_stride): convert its original")
 
 
 def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -178,6 +180,11 @@ def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def family_of(config: PreTrainedConfig) -> Family:
     """The description of the family of a config, stock or variant."""
     return VARIANT_CONFIGS.get(type(config), type(config)).family
+
+
+def scheme_of(config: PreTrainedConfig) -> str:
+    """The `position_scheme` of a config; of a stock one, what its family's checkpoints were trained with."""
+    return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
 
 
 def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
 from .calibration import calibrate
 from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
-from .extension import METHODS, extend
+from .extension import METHODS, extend, stride_of
 from .healing import Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
@@ -245,7 +245,8 @@ def convert(
         max_length: number of tokens that it is to read. Default: as far as the original.
         trained_length: number of tokens that the original reads well. Default: sentence-transformers' `max_seq_length`, else
             the tokenizer's length, else the table's.
-        extend: how a longer table is made: "tile", "interpolate" or "mean".
+        extend: how a longer table is made: "tile", "interpolate" (positions are then counted by a stride, for which the plugin is
+            needed) or "mean".
         train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget of healing. Default: 800 steps.
         seed: of the choice of text.
@@ -289,7 +290,7 @@ def _planned(
     read_documents(text), read_documents(held_out)
     checkpoint = load_checkpoint(*source)
     healing = Healing(checkpoint.trained_length, max_length or checkpoint.trained_length, *healing)
-    flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length)
+    flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length, method)
     return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
 
 
@@ -299,7 +300,7 @@ def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Pat
 
 
 def chosen_flags(
-    checkpoint: Checkpoint, position_scheme: str, given: dict[str, Any], max_length: int
+    checkpoint: Checkpoint, position_scheme: str, given: dict[str, Any], max_length: int, method: str = "tile"
 ) -> dict[str, Any]:
     """The flags of the converted model: those given, and those that conversion chooses by itself.
 
@@ -310,6 +311,14 @@ def chosen_flags(
     if max_length < trained:
         raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
     flags = {name: value for name, value in given.items() if value is not None}
+    if flags.get("position_stride", 1) != 1:
+        raise ValueError("position_stride follows from the lengths: give extend='interpolate' and max_length")
+    if method == "interpolate" and max_length > trained:
+        if "absolute" not in scheme_names(position_scheme):
+            raise ValueError(
+                f"extend='interpolate' needs a table to stretch: position_scheme='absolute+{position_scheme}'"
+            )
+        flags["position_stride"] = stride_of(max_length, trained)
     if is_native(config, position_scheme, flags):
         if max_length == trained:
             raise ValueError(

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.embeddings import number_of_rows
-from .checkpoints import family_of
+from .checkpoints import family_of, make_student, scheme_of
 
 
 def _tile(rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -17,9 +17,20 @@ def _tile(rows: torch.Tensor, length: int) -> torch.Tensor:
     return rows[torch.cat([torch.zeros(1, dtype=torch.long), others])]
 
 
+def stride_of(length: int, trained_length: int) -> int:
+    """By how much a table is stretched so that it has at least `length` rows."""
+    return -(-length // trained_length)
+
+
 def _interpolate(rows: torch.Tensor, length: int) -> torch.Tensor:
-    """The rows, stretched: new ones lie on straight lines between two old ones."""
-    return nn.functional.interpolate(rows.T[None], size=length, mode="linear", align_corners=True)[0].T
+    """The rows at a stride, (rows · stride, width): new ones lie on straight lines between two old ones.
+
+    Behind the last one it is repeated: where every stride is as long as the first, there are as many rows as the table needs.
+    """
+    stride = stride_of(length, len(rows))
+    between = torch.arange(stride, device=rows.device, dtype=rows.dtype)[:, None] / stride
+    following = torch.cat([rows[1:], rows[-1:]])
+    return torch.lerp(rows[:, None], following[:, None], between).flatten(0, 1)
 
 
 def _mean(rows: torch.Tensor, length: int) -> torch.Tensor:
@@ -37,9 +48,10 @@ METHODS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 def extend(model: PreTrainedModel, length: int, trained_length: int, method: str = "tile") -> PreTrainedModel:
     """A copy of a model whose table of absolute positions has `length` positions, made of the first `trained_length`.
 
-    Rows behind those, which training never reached, are made anew. With `tile` and `mean`, sequences within the trained
-    length give what they gave; with `interpolate` no length does. A model without such a table is copied, and its
-    `max_position_embeddings` follows.
+    Rows behind those, which training never reached, are made anew. Sequences within the trained length give what they gave.
+
+    A model with `interpolate` counts positions by a stride (`position_stride`), for which it has to be a variant; the table
+    has the next multiple of `trained_length` rows. A model without such a table is copied, and its `max_position_embeddings` follows.
 
     Args:
         model: stock or variant, with any head.
@@ -48,7 +60,7 @@ def extend(model: PreTrainedModel, length: int, trained_length: int, method: str
         method: "tile", "interpolate" or "mean".
 
     Raises:
-        ValueError: an unknown method, or lengths that do not fit.
+        ValueError: an unknown method, lengths that do not fit, or a model that cannot count by a stride.
     """
     if method not in METHODS:
         raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
@@ -57,12 +69,15 @@ def extend(model: PreTrainedModel, length: int, trained_length: int, method: str
     first = family.first_position(model.config)
     embeddings = family.embeddings_of(model.base_model)
     table = getattr(embeddings, family.table, None)
+    stride = 1
     if table is not None:
         available = number_of_rows(table) - first
         if not 2 <= trained_length <= available:
             raise ValueError(f"trained_length must be between 2 and {available}, got {trained_length}")
         rows = table.weight.detach()[first : first + trained_length]
         new = rows[:length] if length <= trained_length else METHODS[method](rows, length)
+        if method == "interpolate" and length > trained_length:
+            stride, length = stride_of(length, trained_length), len(new)
         table.weight = nn.Parameter(torch.cat([table.weight.detach()[:first], new]))
         table.num_embeddings = first + length
     # Stock embeddings have these for default inputs.
@@ -73,4 +88,4 @@ def extend(model: PreTrainedModel, length: int, trained_length: int, method: str
                 name, torch.zeros(1, first + length, dtype=buffer.dtype) + values, persistent=False
             )
     model.config.max_position_embeddings = first + length
-    return model
+    return model if stride == 1 else make_student(model, scheme_of(model.config), {"position_stride": stride})

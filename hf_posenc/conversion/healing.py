@@ -144,7 +144,7 @@ def heal(
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, healing)
     base = student.base_model
-    optimizer = torch.optim.AdamW(parameter_groups(base), betas=BETAS, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameter_groups(base), betas=BETAS, weight_decay=0.0, fused=True)
     model, optimizer = accelerator.prepare(base, optimizer)
     run = _Run(accelerator, healing, windows, held_out, original, target, error)
     state = _load(checkpoint, student, optimizer)

@@ -75,11 +75,13 @@ class PositionEmbeddings:
         family: the family's description.
         position_scheme: the embedding-level scheme, or None.
         first_position: the family's first position id.
+        padding_token: the id of padding.
     """
 
     family: ClassVar[Family]
     position_scheme: EmbeddingScheme | None
     first_position: int
+    padding_token: int | None
 
     @property
     def words(self) -> nn.Module:
@@ -105,6 +107,7 @@ class PositionEmbeddings:
         """Put a scheme in place of the stock table of positions, which stays if `keep_table`."""
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
+        self.padding_token = self.family.setting(config, "pad_token_id")
         if not keep_table:
             delattr(self, self.family.table)
         self.position_combine = None
@@ -144,8 +147,11 @@ class PositionEmbeddings:
         self, position_ids: torch.Tensor | None, length: int, past_length: int, device: torch.device
     ) -> torch.Tensor:
         """Vectors (batch or 1, length, width) of the embedding-level scheme."""
-        slots = torch.arange(length, device=device)[None, :] + past_length
-        return self.position_scheme.vectors(self, position_ids, slots)
+        return self.position_scheme.vectors(self, position_ids, self.slots(length, past_length, device))
+
+    def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
+        """Indices of tokens in the sequence, (1, length)."""
+        return torch.arange(length, device=device)[None, :] + past_length
 
     def types(self, token_type_ids: torch.LongTensor | None, words: torch.Tensor) -> torch.Tensor | None:
         """Vectors (batch, length, width) of the tokens' types, or None in families without."""
@@ -175,6 +181,8 @@ class PositionEmbeddings:
                 if position_ids is None:
                     position_ids = self.family_position_ids(input_ids, past_key_values_length)
                 self.check_length(length, past_key_values_length, position_ids)
+                slots = self.slots(length, past_key_values_length, words.device)
+                position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
             positions = self.position_vectors(position_ids, length, past_key_values_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.

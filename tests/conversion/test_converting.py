@@ -99,6 +99,26 @@ class TestLonger:
         assert within.abs().max() < 1e-5
         assert beyond.abs().max() > 1e-3
 
+    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    def test_a_stretched_table_keeps_what_is_within_for_good(self, family, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / family, family)
+        scheme = tiny.FAMILIES[family].family.native_scheme
+        arguments = {"text": words_of(checkpoint), "max_length": 90, "extend": "interpolate"}
+        convert(checkpoint, scheme, train="beyond", max_steps=10, output=tmp_path / "out", **arguments)
+        model, original = (AutoModel.from_pretrained(folder).eval() for folder in (tmp_path / "out", checkpoint))
+        before, _ = convert(checkpoint, scheme, train="none", **arguments)
+        assert model.config.position_stride == 3
+        ids = torch.randint(5, 99, (2, 90), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            for length in (7, 32):
+                part = {"input_ids": ids[:, :length]}
+                torch.testing.assert_close(
+                    model(**part).last_hidden_state, original(**part).last_hidden_state, atol=1e-5, rtol=0
+                )
+            assert (model(ids).last_hidden_state - before(ids).last_hidden_state).abs().max() > 1e-3
+        with pytest.raises(ValueError, match="convert its original"):
+            convert(tmp_path / "out", "t5", text=words_of(checkpoint), train="none")
+
     def test_a_bucket_of_t5_begins_at_the_trained_length(self, checkpoint):
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_length=96, train="none")
         distances = -torch.arange(96)
@@ -215,6 +235,13 @@ class TestBadInput:
             ("t5", {"max_length": 20}, ValueError, "at least the trained length, 32"),
             ("t5", {"train": "some"}, ValueError, "all, positions, beyond, none"),
             ("t5", {"extend": "stretch"}, ValueError, "tile, interpolate, mean"),
+            (
+                "t5",
+                {"extend": "interpolate", "max_length": 64},
+                ValueError,
+                "needs a table to stretch: .*'absolute\\+t5'",
+            ),
+            ("absolute", {"position_stride": 2}, ValueError, "follows from the lengths"),
             ("t5", {"max_steps": 0}, ValueError, "max_steps must be greater than 0"),
             ("t5", {"text": ["missing.txt"]}, FileNotFoundError, "no file or folder missing.txt"),
             ("t5", {"resume": True}, ValueError, "need an output folder"),

@@ -149,3 +149,83 @@ def test_none_has_neither_parameters_nor_the_stock_table():
     assert gone == {"embeddings.position_embeddings.weight"}
     assert set(model.state_dict()) <= set(stock.state_dict())
     assert not position_parameters(model)
+
+
+def strided(family: str, scheme: str = "absolute", stride: int = 4, rows: int = 60) -> nn.Module:
+    """A variant whose table has so many rows and positions a stride."""
+    first = tiny.variant_config(family).first_position
+    return tiny.build(scheme, family, max_position_embeddings=rows + first, position_stride=stride)
+
+
+def with_every_row(model: nn.Module, stride: int) -> nn.Module:
+    """The same model without a stride, of its table every so many rows."""
+    config, state = model.config, model.state_dict()
+    first, key = config.first_position, config.family.table_key
+    state[key] = torch.cat([state[key][:first], state[key][first::stride]])
+    sizes = {"max_position_embeddings": len(state[key])}
+    plain = type(model)(tiny.variant_config(config.stock_model_type, position_scheme=config.position_scheme, **sizes))
+    plain.load_state_dict(state)
+    return plain.eval()
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("length, stride", [(3, 4), (15, 4), (16, 3), (20, 3), (21, 2), (31, 1), (60, 1)])
+def test_positions_are_a_stride_apart_as_long_as_the_table_reaches(length, stride, family):
+    model = strided(family, tiny.FAMILIES[family].family.native_scheme)
+    plain = with_every_row(model, stride)
+    for inputs in (
+        tiny.inputs(family=family, length=length, padding=None),
+        {"inputs_embeds": torch.randn(2, length, model.embeddings.word_embeddings.embedding_dim)},
+        {
+            "input_ids": tiny.inputs(2, length, family, padding=None)["input_ids"],
+            "position_ids": torch.arange(length).flip(0)[None] + model.config.first_position,
+        },
+    ):
+        with torch.no_grad():
+            torch.testing.assert_close(model(**inputs)[0], plain(**inputs)[0], atol=1e-5, rtol=0)
+    ids = torch.arange(length)[None]
+    if stride > 1:
+        other = with_every_row(model, 1)
+        with torch.no_grad():
+            assert (model(ids + 5)[0] - other(ids + 5)[0]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_the_stride_of_a_sequence_does_not_depend_on_others_in_its_batch(family, padding):
+    model = strided(family, tiny.FAMILIES[family].family.native_scheme)
+    batch = tiny.inputs(4, 17, family, padding)  # with 17, 15, 13 and 11 tokens
+    follows = model.config.family.positions_follow_padding
+    with torch.no_grad():
+        together = model(**batch)[0]
+        for row, mask in enumerate(batch["attention_mask"].bool()):
+            if padding == "left" and not follows:  # positions are slots, as in stock: to its last one each has 17
+                alone = {name: value[row : row + 1] for name, value in batch.items()}
+            else:
+                alone = {"input_ids": batch["input_ids"][row, mask][None]}
+            expected = model(**alone)[0][0][-int(mask.sum()) :] if padding == "left" else model(**alone)[0][0]
+            torch.testing.assert_close(together[row, mask], expected[: int(mask.sum())], atol=1e-5, rtol=0)
+
+
+def test_a_stride_is_traced_with_any_length():
+    model = strided("bert")
+    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=60)}
+    example = tiny.inputs(3, 12)
+    program = torch.export.export(model, (), example, dynamic_shapes=dict.fromkeys(example, shape)).module()
+    for length in (5, 17, 60):
+        inputs = tiny.inputs(2, length)
+        torch.testing.assert_close(program(**inputs)[0], model(**inputs)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        ({"is_decoder": True}, "decoder"),
+        ({"position_every_layer": True}, "position_every_layer"),
+        ({"position_scheme": "absolute+tupe"}, "tupe"),
+        ({"position_stride": 65}, "rows of the table"),
+    ],
+)
+def test_what_cannot_have_a_stride_says_so(flags, said):
+    with pytest.raises(ValueError, match=f"position_stride.*{said}"):
+        tiny.variant_config(**{"position_scheme": "absolute", "position_stride": 4} | flags)
