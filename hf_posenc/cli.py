@@ -226,11 +226,13 @@ def convert(
     greater --max_length, gives a stock checkpoint with a longer table.
     """
     from .conversion import convert  # only here: it is not needed for the others
+    from .conversion.healing import is_first_process
 
     given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
     given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
     _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
-    typer.echo(report.table())
+    if is_first_process():
+        typer.echo(report.table())
 
 
 @app.command()

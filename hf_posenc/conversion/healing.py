@@ -139,7 +139,8 @@ def heal(
         return []
     windows.check_enough(max(STEP_TOKENS, healing.trained_length), "training")
     held_out.check_enough(healing.trained_length, "held-out")
-    accelerator = Accelerator()
+    # Without a GPU, only who asks for CPUs gets the processes of `accelerate launch`.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, healing)

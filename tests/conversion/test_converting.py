@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import distributed_worker as worker
 import pytest
 import tiny
 import tiny_checkpoints
@@ -209,6 +210,26 @@ class TestReport:
         models = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "out")]
         assert all(torch.equal(value, models[1][name]) for name, value in models[0].items())
         assert not state.parent.exists()
+
+
+@pytest.mark.slow
+def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_path):
+    def run(out, *launcher):
+        command = [sys.executable, "-m", *launcher, "hf_posenc", "convert", str(checkpoint), str(out)]
+        command += ["--position_scheme", "t5", "--text", str(words_of(checkpoint)[0]), "--max_steps", "30"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        environment["GLOO_SOCKET_IFNAME"] = worker.loopback()
+        process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=240)
+        assert process.stdout.count("| heal ") == 1
+        return Report.from_json((out / REPORT).read_text())
+
+    alone = run(tmp_path / "alone")
+    settings = str(ROOT / "examples" / "accelerate_ddp_cpu.yaml")
+    both = run(tmp_path / "both", "accelerate.commands.launch", "--config_file", settings, "-m")
+    assert cosines(both, "heal")[32] > cosines(both, "calibrate")[32] + 0.01
+    assert cosines(both, "calibrate") == cosines(alone, "calibrate")
+    assert cosines(both, "heal") != cosines(alone, "heal")
+    assert not [*tmp_path.glob(".*")]
 
 
 class TestBadInput:

@@ -1,0 +1,266 @@
+"""What MiniLM keeps when its positions are changed: hf_posenc.convert, one scheme after the other, and longer, and with heads.
+
+    python benchmarks/conversion.py --data DATA                      # all that results/conversion.json lacks
+    python benchmarks/conversion.py --data DATA --only t5 rope --steps 1600
+    python benchmarks/conversion.py --data DATA --only SST-2 CoLA    # these are fine-tuned first, in --work
+
+DATA holds the texts in the layout of GLUE and WikiText: wikitext2/valid.txt and test.txt, sst2/train.tsv and dev.tsv,
+cola/train.tsv and dev.tsv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
+text, too), measured on lines of its test text of up to 128 tokens, and on windows of it that are longer. Nothing is trained
+or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
+and measured on their validation text.
+
+Writes results/conversion.json and .md after each; what is there is left alone unless `--only` names it.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+from minilm import packaged_minilm
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers.utils import logging
+
+import hf_posenc
+
+
+NAME = "conversion"
+TRAINED_LENGTH = 128
+LONGEST = 2048
+# Name -> what hf_posenc.convert is given.
+SCHEMES: dict[str, dict[str, Any]] = {
+    "t5": {"position_scheme": "t5"},
+    "deberta": {"position_scheme": "deberta"},
+    "transformer_xl": {"position_scheme": "transformer_xl"},
+    "relative": {"position_scheme": "relative"},
+    "relative_key": {"position_scheme": "relative_key"},
+    "relative_key_query": {"position_scheme": "relative_key_query"},
+    "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat", "position_base": 50.0},
+    "tupe": {"position_scheme": "tupe"},
+    "rope": {"position_scheme": "rope"},
+    "alibi": {"position_scheme": "alibi"},
+    "kerple": {"position_scheme": "kerple"},
+    "none": {"position_scheme": "none"},
+}
+LONG: dict[str, dict[str, Any]] = {
+    "absolute, tile": {"position_scheme": "absolute", "train": "none"},
+    "absolute, interpolate": {"position_scheme": "absolute", "extend": "interpolate", "train": "none"},
+    "absolute, mean": {"position_scheme": "absolute", "extend": "mean", "train": "none"},
+    "absolute+t5, beyond": {"position_scheme": "absolute+t5", "train": "beyond"},
+    "absolute+t5": {"position_scheme": "absolute+t5"},
+}
+# Name -> its metric, its columns (SST-2's files have headers), and how long it is fine-tuned.
+HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
+    "SST-2": ("accuracy", [], {"max_steps": 600}),
+    "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 3}),
+}
+
+
+def converted(arguments: argparse.Namespace, name: str, source: str, texts: list[Path], **asked: Any) -> dict:
+    """The record of a conversion, and the model."""
+    budget = {} if asked.get("train") == "none" else {"max_steps": arguments.steps}
+    model, found = hf_posenc.convert(
+        source,
+        text=texts,
+        held_out=[arguments.data / "wikitext2" / "test.txt"],
+        trained_length=TRAINED_LENGTH,
+        **budget,
+        **asked,
+    )
+    record = {
+        "name": name,
+        "asked": {**asked, **budget},
+        "flags": found.flags,
+        "seconds": found.seconds,
+        "steps": found.healing[-1]["step"] if found.healing else 0,
+        "threads": torch.get_num_threads(),
+        "versions": found.versions,
+        "rows": [{key: value for key, value in row.items() if key != "token_cosine_by_layer"} for row in found.rows],
+        "healing": [{"step": entry["step"], "cosine": round(entry["cosine"], 5)} for entry in found.healing],
+    }
+    return record | {"model": model}
+
+
+def measure_head(arguments: argparse.Namespace, name: str) -> dict:
+    """The record of a classifier: fine-tuned, converted, and measured before and after."""
+    metric, columns, training = HEADS[name]
+    folder = arguments.data / name.lower().replace("-", "")
+    tables = {part: read_table(folder / f"{part}.tsv", columns) for part in ("train", "dev")}
+    work = arguments.work / name
+    work.mkdir(parents=True, exist_ok=True)
+    for part, rows in tables.items():
+        with (work / f"{part}.tsv").open("w", encoding="utf-8", newline="") as opened:
+            writer = csv.writer(opened, delimiter="\t")
+            writer.writerows([("label", "sentence"), *rows])
+    (work / "sentences.txt").write_text("\n".join(sentence for _, sentence in tables["train"]), encoding="utf-8")
+    tuned = work / "tuned"
+    if not (tuned / "config.json").is_file():
+        fine_tune(work, tuned, metric, training)
+    texts = [arguments.data / "wikitext2" / "valid.txt", work / "sentences.txt"]
+    record = converted(arguments, name, str(tuned), texts, position_scheme="t5")
+    original = AutoModelForSequenceClassification.from_pretrained(tuned)
+    answers = [answers_of(model, tuned, tables["dev"]) for model in (original, record["model"])]
+    labels = [int(label) for label, _ in tables["dev"]]
+    record["metric"] = metric
+    record["before"], record["after"] = (score(metric, found, labels) for found in answers)
+    record["same_answers"] = sum(a == b for a, b in zip(*answers)) / len(labels)
+    longer = AutoTokenizer.from_pretrained(tuned)(" ".join(s for _, s in tables["dev"][:150]), return_tensors="pt")
+    with torch.no_grad():
+        assert record["model"](**longer).logits.isfinite().all()
+    record["reads_tokens"] = longer["input_ids"].shape[1]
+    return record
+
+
+def read_table(file: Path, columns: list[str]) -> list[tuple[str, str]]:
+    """Labels and sentences of a file, which has a header unless its columns are given."""
+    with file.open(encoding="utf-8", newline="") as opened:
+        rows = [*csv.reader(opened, delimiter="\t", quoting=csv.QUOTE_NONE)]
+    if columns:
+        return [(row[columns.index("label")], row[columns.index("sentence")]) for row in rows]
+    return [(row[0], row[1]) for row in rows[1:]]
+
+
+def fine_tune(work: Path, output: Path, metric: str, training: dict[str, Any]) -> None:
+    given = {
+        "model_name_or_path": packaged_minilm(),
+        "train_file": work / "train.tsv",
+        "validation_file": work / "dev.tsv",
+        "metric": metric,
+        "max_seq_length": TRAINED_LENGTH,
+        "per_device_train_batch_size": 32,
+        "learning_rate": 1e-4,
+        "warmup_steps": 0.1,
+        "save_strategy": "no",
+        "load_best_model_at_end": "false",
+        "output_dir": output,
+        **training,
+    }
+    script = Path(__file__).parents[1] / "examples" / "run_classification.py"
+    flags = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
+    subprocess.run([sys.executable, script, "--do_train", "--do_eval", *flags], check=True)
+
+
+@torch.no_grad()
+def answers_of(model: torch.nn.Module, folder: Path, rows: list[tuple[str, str]]) -> list[int]:
+    """The classes that a model finds, those of a few sentences at a time."""
+    tokenizer, found = AutoTokenizer.from_pretrained(folder), []
+    for start in range(0, len(rows), 32):
+        sentences = [sentence for _, sentence in rows[start : start + 32]]
+        batch = tokenizer(sentences, padding=True, truncation=True, max_length=TRAINED_LENGTH, return_tensors="pt")
+        found += model(**batch).logits.argmax(-1).tolist()
+    return [int(model.config.id2label[answer]) for answer in found]
+
+
+def score(metric: str, answers: list[int], labels: list[int]) -> float:
+    pairs = torch.tensor([answers, labels], dtype=torch.float64)
+    if metric == "accuracy":
+        return (pairs[0] == pairs[1]).double().mean().item()
+    return torch.corrcoef(pairs)[0, 1].item()  # of two classes it is Matthews'
+
+
+def decimals(value: float | None, digits: int = 3) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]])
+
+
+def row_of(record: dict, stage: str, length: int) -> dict:
+    found = [row for row in record["rows"] if row["stage"] == stage and row["length"] == length]
+    return found[-1] if found else {}
+
+
+def tables(records: list[dict]) -> list[str]:
+    """What was measured, as Markdown: of schemes within the trained length, of longer ones, and of heads."""
+    within, longer, heads = [], [], []
+    for record in records:
+        name, minutes = record["name"], f"{sum(record['seconds'].values()) / 60:.1f}"
+        steps = f"{record['steps']:,}" if record["steps"] else ""
+        last = record["rows"][-1]["stage"]
+        if name in SCHEMES:
+            final = row_of(record, last, TRAINED_LENGTH)
+            cosines = [
+                decimals(row_of(record, stage, TRAINED_LENGTH).get("token_cosine")) for stage in ("start", "calibrate")
+            ]
+            cells = [decimals(final.get("token_cosine"), 4)]
+            cells += [decimals(final.get(key)) for key in ("sentence_cosine", "spearman", "neighbours_kept")]
+            within.append(
+                [f"`{name.split(',')[0]}`{name[len(name.split(',')[0]) :]}", *cosines, steps, minutes, *cells]
+            )
+        elif name in LONG:
+            cosines = [
+                decimals(row_of(record, last, length).get("token_cosine"), 3 + (length == TRAINED_LENGTH))
+                for length in (TRAINED_LENGTH, 512, 1024, LONGEST)
+            ]
+            centred = decimals(row_of(record, last, LONGEST).get("centred_cosine"))
+            longer.append(
+                [f"`{name.split(',')[0]}`{name[len(name.split(',')[0]) :]}", steps, minutes, *cosines, centred]
+            )
+        else:
+            values = [decimals(record[key]) for key in ("before", "after", "same_answers")]
+            heads.append([f"{name} ({record['metric'].replace('_', ' ')})", steps, minutes, *values])
+    made = [
+        (
+            [
+                "128 tokens",
+                "started",
+                "calibrated",
+                "steps",
+                "minutes",
+                "token cosine",
+                "sentence cosine",
+                "Spearman",
+                "neighbours kept",
+            ],
+            within,
+        ),
+        (["longer", "steps", "minutes", "128", "512", "1,024", "2,048", "2,048, centred"], longer),
+        (["to `t5`", "steps", "minutes", "before", "after", "same answers"], heads),
+    ]
+    return [markdown(header, rows) for header, rows in made if rows]
+
+
+def read_records() -> list[dict]:
+    file = report.RESULTS / f"{NAME}.json"
+    return json.loads(file.read_text(encoding="utf-8"))["results"] if file.is_file() else []
+
+
+def keep(record: dict) -> None:
+    """Put a record among the others, in the place of one of the same name."""
+    record.pop("model", None)
+    names = [*SCHEMES, *LONG, *HEADS]
+    records = [there for there in read_records() if there["name"] != record["name"]] + [record]
+    records.sort(key=lambda there: names.index(there["name"]))
+    report.write(NAME, {"results": records}, "\n\n".join(tables(records)) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
+    parser.add_argument("--only", nargs="+", choices=[*SCHEMES, *LONG, *HEADS], help="measure these, anew if need be")
+    parser.add_argument("--steps", type=int, default=1600, help="of healing")
+    parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    there = {record["name"] for record in read_records()}
+    for name in arguments.only or [name for name in (*SCHEMES, *LONG, *HEADS) if name not in there]:
+        if name in HEADS:
+            record = measure_head(arguments, name)
+        else:
+            asked = SCHEMES.get(name) or {"max_length": LONGEST, **LONG[name]}
+            texts = [arguments.data / "wikitext2" / "valid.txt"]
+            record = converted(arguments, name, packaged_minilm(), texts, **asked)
+        keep(record)
+        print(f"{name}: {json.dumps(record['rows'][-1])}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
