@@ -6,7 +6,7 @@ import tiny_checkpoints
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.conversion import Healing, extend, heal, start
+from hf_posenc.conversion import Healing, extend, heal, healing, start
 from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.measuring import lengths_to_measure, spearman
 from hf_posenc.conversion.targets import original_states, windowed_states
@@ -122,9 +122,43 @@ class TestHeal:
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
 
-    def test_it_ends_when_nothing_is_gained(self):
-        from hf_posenc.conversion import healing
+    def test_rates_rise_over_twenty_steps_and_fall_to_nothing(self, monkeypatch):
+        rates = []
+        one_step = healing._Run._step
 
+        def step(run, model, optimizer, *arguments):
+            rates.append({group["highest"]: group["lr"] for group in optimizer.param_groups})
+            return one_step(run, model, optimizer, *arguments)
+
+        monkeypatch.setattr(healing._Run, "_step", step)
+        original, student = self.student()
+        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=40))
+        assert len(rates) == 40 and {*rates[0]} == {healing.RATE, 0.05}
+        for highest in rates[0]:
+            found = [entry[highest] / highest for entry in rates]
+            expected = [(1 - step / 40) * min(1, (step + 1) / 20) for step in range(40)]
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+    @pytest.mark.parametrize(
+        "scheme, part, rate",
+        [
+            ("t5", "relative_attention_bias", 0.05),
+            ("deberta", "rel_embeddings", 0.01),
+            ("relative", "relative_value_embeddings", 0.02),
+            ("relative_key", "distance_embedding", 0.02),
+            ("transformer_xl", "pos_bias_u", 0.01),
+            ("transformer_xl", "linear_pos", healing.RATE),
+            ("tupe", "others_to_cls", 0.05),
+        ],
+    )
+    def test_positions_have_rates_of_their_own(self, scheme, part, rate):
+        student = make_student(tiny_checkpoints.stock(), scheme, {})
+        names = {parameter: name for name, parameter in student.named_parameters()}
+        [group] = [g for g in healing.parameter_groups(student) if any(part in names[p] for p in g["params"])]
+        assert group["lr"] == group["highest"] == rate
+        assert sum(len(g["params"]) for g in healing.parameter_groups(student)) == len(names)
+
+    def test_it_ends_when_nothing_is_gained(self):
         gains = [{"cosine": 0.9}] * healing.PATIENCE
         assert not healing._gains_no_more(gains)
         assert healing._gains_no_more([*gains, {"cosine": 0.9001}])

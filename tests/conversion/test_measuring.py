@@ -1,0 +1,117 @@
+"""What the report says is what it means: agreement by the definitions, on text of which part is padding."""
+
+import pytest
+import tiny_checkpoints
+import torch
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from hf_posenc.conversion.measuring import Yardstick
+from hf_posenc.conversion.report import READS_LOCALLY, Report
+from hf_posenc.conversion.targets import windowed_states
+from hf_posenc.conversion.texts import Windows
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny_checkpoints.stock(), tiny_checkpoints.stock(seed=1)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return Windows([tiny_checkpoints.text(40)], tiny_checkpoints.tokenizer())
+
+
+@torch.no_grad()
+def tokens_of(model, batch):
+    """Last states of each text's tokens, without padding: a list of (tokens, width)."""
+    states = model(**batch).last_hidden_state
+    return [row[mask] for row, mask in zip(states, batch["attention_mask"].bool())]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_within_the_trained_length_texts_are_compared_without_their_padding(pooling, models, text):
+    original, other = models
+    [row] = Yardstick(original, text, 32, 32, pooling).measure(other, "some")
+    batch = text.lines(32, 64)
+    assert not batch["attention_mask"].all()
+    found, aim = (tokens_of(model, batch) for model in (other, original))
+    tokens = torch.cat([cosine_similarity(*pair, dim=-1) for pair in zip(found, aim)])
+    assert (row["stage"], row["length"], row["tokens"]) == ("some", 32, len(tokens))
+    assert row["token_cosine"] == row["token_cosine_by_layer"][-1] == pytest.approx(tokens.mean().item(), abs=1e-5)
+    pool = (lambda states: states[0]) if pooling == "cls" else (lambda states: states.mean(0))
+    own, wanted = (torch.stack([pool(states) for states in texts]) for texts in (found, aim))
+    assert row["sentence_cosine"] == pytest.approx(cosine_similarity(own, wanted).mean().item(), abs=1e-5)
+    kept = 0
+    for index in range(len(own)):
+        nearest = []
+        for vectors in (own, wanted):
+            others = [i for i in range(len(own)) if i != index]
+            others.sort(key=lambda i: -float(cosine_similarity(vectors[index], vectors[i], dim=0)))
+            nearest.append({*others[:5]})
+        kept += len(nearest[0] & nearest[1]) / 5
+    assert row["neighbours_kept"] == pytest.approx(kept / len(own), abs=0.02)
+
+
+def test_beyond_it_the_target_are_the_original_s_windows(models, text):
+    original, other = models
+    yardstick = Yardstick(original, text, 16, 48)
+    row = yardstick.measure(other, "some")[-1]
+    assert row["length"] == 48
+    batch = text.spread(48, 170)
+    aim = windowed_states(original, batch, 16)[-1].flatten(0, 1)
+    shifted = windowed_states(original, batch, 16, shifted=True)[-1].flatten(0, 1)
+    with torch.no_grad():
+        found = other(**batch).last_hidden_state.flatten(0, 1)
+    expected = {
+        "token_cosine": cosine_similarity(found, aim, dim=-1).mean(),
+        "other_tiling": cosine_similarity(shifted, aim, dim=-1).mean(),
+        "centred_cosine": cosine_similarity(found - aim.mean(0), aim - aim.mean(0), dim=-1).mean(),
+        # All pairs, in place of those that are drawn.
+        "random_pairs": cosine_similarity(found[:, None], found[None], dim=-1).mean(),
+    }
+    for name, value in expected.items():
+        assert row[name] == pytest.approx(value.item(), abs=0.02 if name == "random_pairs" else 1e-5), name
+    assert "other_tiling" not in yardstick.measure(other, "some")[0]
+    [same] = [row for row in yardstick.measure(original, "original") if row["length"] == 16]
+    assert same["token_cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def test_lengths_that_the_text_does_not_have_are_left_out(models):
+    short = Windows([tiny_checkpoints.text(14)], tiny_checkpoints.tokenizer())
+    assert 260 < len(short.tokens) < 400
+    yardstick = Yardstick(models[0], short, 16, 400)
+    assert yardstick.left_out == [256, 400]
+    with pytest.raises(ValueError, match="shorter than two lines"):
+        Yardstick(models[0], Windows(["w5 w6"], tiny_checkpoints.tokenizer()), 16, 16)
+
+
+def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
+    model = tiny_checkpoints.stock(head="ForMaskedLM")
+    yardstick = Yardstick(model, text, 16, 48)
+    rows = yardstick.losses(4, model)
+    assert [row["length"] for row in rows] == [16, 48] * 2
+    whole = text.spread(48, 170)["input_ids"]
+    generator = torch.Generator().manual_seed(0)
+    asked = (torch.rand(whole.shape, generator=generator) < 0.15) & (torch.arange(48) >= 40)
+    asked[:, -1] = False
+    masked = whole.masked_fill(asked, 4)
+    for row, seen in zip(rows, (slice(33, 48), slice(1, 48))):
+        ids = torch.cat([masked[:, :1], masked[:, seen]], dim=1)
+        with torch.no_grad():
+            logits = model(ids).logits[:, 1:]
+        loss = cross_entropy(logits[asked[:, seen]], whole[:, seen][asked[:, seen]])
+        assert row["masked_lm_loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "losses, said", [([2.0, 1.9], "guessed better"), ([2.0, 2.1], READS_LOCALLY), ([], READS_LOCALLY)]
+)
+def test_only_a_loss_that_falls_with_more_context_says_that_it_is_used(losses, said):
+    report = Report("some", "t5", {}, trained_length=16, max_length=48)
+    report.rows = [{"stage": "heal", "length": length, "token_cosine": 0.9} for length in (16, 48)]
+    for model in ("original", "converted"):
+        values = losses if model == "converted" else [3.0, 1.0][: len(losses)]
+        report.losses += [{"model": model, "length": n, "masked_lm_loss": loss} for n, loss in zip((16, 48), values)]
+    report.conclude([])
+    assert said in report.conclusion
+    assert "finding things in long texts" in report.not_measured
