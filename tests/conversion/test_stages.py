@@ -61,6 +61,11 @@ class TestTargets:
             with torch.no_grad():
                 expected = model(part[None]).last_hidden_state[0, token - window + 1]
             torch.testing.assert_close(found[token + 1], expected, atol=1e-5, rtol=1e-5)
+        for place, window in ((0, 0), (-1, 28)):  # [CLS] of the first window, [SEP] of the last
+            with torch.no_grad():
+                part = torch.cat([ids[:1], ids[1 + window : 11 + window], ids[-1:]])
+                expected = model(part[None]).last_hidden_state[0, place]
+            torch.testing.assert_close(found[place], expected, atol=1e-5, rtol=1e-5)
 
     def test_another_tiling_is_another_one(self):
         model = tiny_checkpoints.stock()
@@ -111,6 +116,10 @@ class TestHeal:
         assert all(16 <= length <= 32 for length in lengths[::2])
         assert all(32 < length <= 128 for length in lengths[1::2])
         assert torch.equal(healing.draw(windows(), 5)["input_ids"], healing.draw(windows(), 5)["input_ids"])
+        others = [
+            Healing(32, 128, max_steps=3, seed=1).draw(windows(), step)["input_ids"].shape[1] for step in range(40)
+        ]
+        assert others != lengths
         assert not torch.equal(
             healing.draw(windows(), 4)["input_ids"][0, :16], healing.draw(windows(), 4, process=1)["input_ids"][0, :16]
         )

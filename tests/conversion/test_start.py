@@ -75,6 +75,19 @@ def test_rope_s_basis_changes_nothing_where_nothing_turns(family, layout, tmp_pa
     torch.testing.assert_close(at_one_place(student, family), at_one_place(plain, family), atol=1e-4, rtol=1e-4)
 
 
+def test_rope_s_keys_have_no_mean(tmp_path):
+    teacher = original("bert")
+    batches = text()
+    student = student_of(teacher, tmp_path, "rope")
+    start(student, teacher, batches)
+    means = []
+    for model in (teacher, student):
+        run = LayerByLayer(model, student.config.family, batches)
+        states = torch.cat([h[b["attention_mask"].bool()] for h, b in zip(run.hidden_states, batches)])
+        means.append(run.attention(0).key(states).mean(0).abs().max())
+    assert means[0] > 0.1 and means[1] < 1e-4
+
+
 def query_key(model) -> str:
     """Key of the first query projection's weight."""
     family = model.config.family

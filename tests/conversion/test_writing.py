@@ -11,10 +11,13 @@ import pytest
 import tiny_checkpoints
 import torch
 from fresh_process import ROOT
+from transformers import AutoModel
 
 from hf_posenc import convert
 from hf_posenc.cli import main
 from hf_posenc.conversion.checkpoints import load_checkpoint
+from hf_posenc.conversion.measuring import Yardstick
+from hf_posenc.conversion.texts import Windows, read_documents
 
 
 @pytest.fixture
@@ -63,6 +66,21 @@ class TestSentenceTransformers:
         card = (tmp_path / "out" / "README.md").read_text()
         assert "A word of the author's own." in card and "Not measured" in card
 
+    def test_its_texts_are_compared_as_it_pools_them(self, sentences, words):
+        model, report = convert(sentences, "t5", text=words, held_out=words, train="none")
+        original, held_out = (
+            load_checkpoint(sentences),
+            Windows(read_documents(words), load_checkpoint(sentences).tokenizer),
+        )
+        found = {
+            pooling: Yardstick(original.model, held_out, 24, 24, pooling).measure(model, "calibrate")[0][
+                "sentence_cosine"
+            ]
+            for pooling in ("cls", "mean")
+        }
+        assert report.final()[0]["sentence_cosine"] == pytest.approx(found["cls"], abs=1e-6)
+        assert abs(found["cls"] - found["mean"]) > 1e-3
+
     def test_a_longer_stock_one_needs_no_plugin(self, sentences, words, tmp_path):
         convert(sentences, "absolute", text=words, max_length=60 + 30, train="none", output=tmp_path / "out")
         settings = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
@@ -87,6 +105,13 @@ def test_onnx_computes_what_the_model_computes(checkpoint, words, tmp_path):
         with torch.no_grad():
             expected = model(input_ids=ids, attention_mask=mask).last_hidden_state
         assert (torch.from_numpy(found) - expected)[mask.bool()].abs().max() < 1e-4
+
+
+def test_numbers_are_saved_as_they_were(checkpoint, words, tmp_path):
+    half = AutoModel.from_pretrained(checkpoint, dtype=torch.bfloat16)
+    half.save_pretrained(checkpoint)
+    convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out")
+    assert AutoModel.from_pretrained(tmp_path / "out", dtype="auto").dtype == torch.bfloat16
 
 
 class TestNothingHalfWritten:
