@@ -30,7 +30,7 @@ def start(
     """Keep what can be kept without training of the absolute positions that a student's schemes replace, in place.
 
     - All but `sinusoidal` with `position_combine="concat"`: the mean position is added to the token types, or to the words where
-      there are no types.
+      there are no types. The word with which all texts begin ([CLS]) has the first position, exactly.
     - `sinusoidal`: the table of positions by least squares as a projection of the sinusoids (concat), or as a multiple of them.
     - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
       the keys' mean, which adds a constant to each query's scores, is taken off.
@@ -55,7 +55,10 @@ def start(
         if "sinusoidal" in names:
             _fit_sinusoids(student, family, rows, trained_length)
         else:
-            fold(student, family, rows[:trained_length].mean(0))
+            mean = rows[:trained_length].mean(0)
+            fold(student, family, mean)
+            if batches is not None:
+                place_first_word(student, family, rows[0] - mean, batches)
         if "tupe" in names:
             project_positions(student, teacher, family)
         if batches is None:
@@ -81,6 +84,17 @@ def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
     """
     table = getattr(family.embeddings_of(student.base_model), family.token_types or family.words)
     table.weight += vector.to(table.weight)
+
+
+def place_first_word(student: nn.Module, family: Family, vector: torch.Tensor, batches: list[Batch]) -> None:
+    """Add a vector (width,) to the embedding of the word that begins every text, if one does: it is nowhere else.
+
+    A head that predicts words with the same matrix scores this one otherwise then, which is no word of a text.
+    """
+    first = torch.cat([batch["input_ids"][:, 0] for batch in batches]).unique()
+    elsewhere = torch.cat([batch["input_ids"][:, 1:].flatten() for batch in batches])
+    if len(first) == 1 and not (elsewhere == first).any():
+        getattr(family.embeddings_of(student.base_model), family.words).weight[first] += vector
 
 
 def fit_sinusoids(

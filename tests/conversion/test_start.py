@@ -52,6 +52,25 @@ def test_the_mean_position_stays(family, trained_length, tmp_path):
     torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_word_that_begins_all_texts_has_the_first_position(family, alike, tmp_path):
+    teacher = original(family)
+    student = student_of(teacher, tmp_path, positionless(family))
+    batches = text(family=family)
+    for batch in batches:
+        batch["input_ids"][batch["input_ids"] == 7] = 8
+        batch["input_ids"][:, 0] = 7
+    if not alike:
+        batches[1]["input_ids"][3, 2] = 7
+    start(student, teacher, batches)
+    with torch.no_grad():
+        rows = table_rows(teacher, family_of(family))
+        rows[int(alike) :] = rows.mean(0)
+        found, wanted = (model(**batches[0])[0][batches[0]["attention_mask"].bool()] for model in (student, teacher))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_joins_absolute_is_left_alone(family, tmp_path):
     teacher = original(family)
