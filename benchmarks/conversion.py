@@ -8,7 +8,7 @@ DATA holds the texts in the layout of GLUE and WikiText: wikitext2/valid.txt and
 cola/train.tsv and dev.tsv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
 text, too), measured on lines of its test text of up to 128 tokens, and on windows of it that are longer. Nothing is trained
 or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
-and measured on their validation text.
+and measured on their validation text. Core minutes are the processor's time, all stages and measurements counted in.
 
 Writes results/conversion.json and .md after each; what is there is left alone unless `--only` names it.
 """
@@ -18,6 +18,7 @@ import csv
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ import hf_posenc
 NAME = "conversion"
 TRAINED_LENGTH = 128
 LONGEST = 2048
+LENGTHS = (TRAINED_LENGTH, 512, 1024, LONGEST)  # that the report has
 # Name -> what hf_posenc.convert is given.
 SCHEMES: dict[str, dict[str, Any]] = {
     "t5": {"position_scheme": "t5"},
@@ -57,14 +59,15 @@ LONG: dict[str, dict[str, Any]] = {
 }
 # Name -> its metric, its columns (SST-2's files have headers), and how long it is fine-tuned.
 HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "SST-2": ("accuracy", [], {"max_steps": 600}),
-    "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 3}),
+    "SST-2": ("accuracy", [], {"max_steps": 400}),
+    "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 2}),
 }
 
 
 def converted(arguments: argparse.Namespace, name: str, source: str, texts: list[Path], **asked: Any) -> dict:
     """The record of a conversion, and the model."""
     budget = {} if asked.get("train") == "none" else {"max_steps": arguments.steps}
+    began = time.process_time()
     model, found = hf_posenc.convert(
         source,
         text=texts,
@@ -78,6 +81,7 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
         "asked": {**asked, **budget},
         "flags": found.flags,
         "seconds": found.seconds,
+        "core_seconds": round(time.process_time() - began, 1),
         "steps": found.healing[-1]["step"] if found.healing else 0,
         "threads": torch.get_num_threads(),
         "versions": found.versions,
@@ -178,54 +182,64 @@ def row_of(record: dict, stage: str, length: int) -> dict:
     return found[-1] if found else {}
 
 
-def tables(records: list[dict]) -> list[str]:
-    """What was measured, as Markdown: of schemes within the trained length, of longer ones, and of heads."""
-    within, longer, heads = [], [], []
-    for record in records:
-        name, minutes = record["name"], f"{sum(record['seconds'].values()) / 60:.1f}"
-        steps = f"{record['steps']:,}" if record["steps"] else ""
-        last = record["rows"][-1]["stage"]
-        if name in SCHEMES:
-            final = row_of(record, last, TRAINED_LENGTH)
-            cosines = [
-                decimals(row_of(record, stage, TRAINED_LENGTH).get("token_cosine")) for stage in ("start", "calibrate")
-            ]
-            cells = [decimals(final.get("token_cosine"), 4)]
-            cells += [decimals(final.get(key)) for key in ("sentence_cosine", "spearman", "neighbours_kept")]
-            within.append(
-                [f"`{name.split(',')[0]}`{name[len(name.split(',')[0]) :]}", *cosines, steps, minutes, *cells]
-            )
-        elif name in LONG:
-            cosines = [
-                decimals(row_of(record, last, length).get("token_cosine"), 3 + (length == TRAINED_LENGTH))
-                for length in (TRAINED_LENGTH, 512, 1024, LONGEST)
-            ]
-            centred = decimals(row_of(record, last, LONGEST).get("centred_cosine"))
-            longer.append(
-                [f"`{name.split(',')[0]}`{name[len(name.split(',')[0]) :]}", steps, minutes, *cosines, centred]
-            )
-        else:
-            values = [decimals(record[key]) for key in ("before", "after", "same_answers")]
-            heads.append([f"{name} ({record['metric'].replace('_', ' ')})", steps, minutes, *values])
+def named(record: dict) -> list[str]:
+    """The first cells of a row: the scheme as code, steps and the processor's minutes."""
+    scheme, comma, how = record["name"].partition(",")
+    steps = f"{record['steps']:,}" if record["steps"] else "none"
+    return [
+        record["name"] if record["name"] in HEADS else f"`{scheme}`{comma}{how}",
+        steps,
+        decimals(record["core_seconds"] / 60, 1),
+    ]
+
+
+def within_row(record: dict) -> list[str]:
+    start, calibrated = (row_of(record, stage, TRAINED_LENGTH).get("token_cosine") for stage in ("start", "calibrate"))
+    final = row_of(record, record["rows"][-1]["stage"], TRAINED_LENGTH)
+    figures = [decimals(final.get(key)) for key in ("sentence_cosine", "spearman", "neighbours_kept")]
+    return [*named(record), decimals(start), decimals(calibrated), decimals(final["token_cosine"], 4), *figures]
+
+
+def longer_row(record: dict) -> list[str]:
+    rows = [row_of(record, record["rows"][-1]["stage"], length) for length in LENGTHS]
+    first, *others = (row["token_cosine"] for row in rows)
+    return [*named(record), decimals(first, 4), *map(decimals, others), decimals(rows[-1]["centred_cosine"])]
+
+
+def head_row(record: dict) -> list[str]:
+    name, *others = named(record)
+    figures = [decimals(record[key]) for key in ("before", "after", "same_answers")]
+    return [f"{name} ({record['metric'].replace('_', ' ')})", *others, *figures]
+
+
+def page(records: list[dict]) -> str:
+    """What was measured, as Markdown: of schemes within the trained length, of longer models, and of heads."""
+    budget = ["steps", "core minutes"]
     made = [
         (
-            [
-                "128 tokens",
-                "started",
-                "calibrated",
-                "steps",
-                "minutes",
-                "token cosine",
-                "sentence cosine",
-                "Spearman",
-                "neighbours kept",
-            ],
-            within,
+            "Within the trained length; start, calibrated and healed are cosines of token vectors:",
+            SCHEMES,
+            within_row,
+            ["scheme", *budget, "start", "calibrated", "healed", "sentence cosine", "Spearman", "neighbours kept"],
         ),
-        (["longer", "steps", "minutes", "128", "512", "1,024", "2,048", "2,048, centred"], longer),
-        (["to `t5`", "steps", "minutes", "before", "after", "same answers"], heads),
+        (
+            "Up to 2,048 tokens; cosines of token vectors, beyond 128 tokens with those of the original's own windows:",
+            LONG,
+            longer_row,
+            ["longer", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"],
+        ),
+        (
+            "Classifiers, fine-tuned and then converted with the sentences of their training text beside WikiText's:",
+            HEADS,
+            head_row,
+            ["head, to `t5`", *budget, "before", "after", "same answers"],
+        ),
     ]
-    return [markdown(header, rows) for header, rows in made if rows]
+    parts = []
+    for sentence, names, row, header in made:
+        rows = [row(record) for record in records if record["name"] in names]
+        parts += [sentence, markdown(header, rows)] if rows else []
+    return "\n\n".join(parts)
 
 
 def read_records() -> list[dict]:
@@ -239,14 +253,14 @@ def keep(record: dict) -> None:
     names = [*SCHEMES, *LONG, *HEADS]
     records = [there for there in read_records() if there["name"] != record["name"]] + [record]
     records.sort(key=lambda there: names.index(there["name"]))
-    report.write(NAME, {"results": records}, "\n\n".join(tables(records)) + "\n")
+    report.write(NAME, {"results": records}, page(records) + "\n")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
     parser.add_argument("--only", nargs="+", choices=[*SCHEMES, *LONG, *HEADS], help="measure these, anew if need be")
-    parser.add_argument("--steps", type=int, default=1600, help="of healing")
+    parser.add_argument("--steps", type=int, default=800, help="of healing")
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()

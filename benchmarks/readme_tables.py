@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import conversion
 import report
 import torch
 from contestants import STOCK
@@ -25,6 +26,8 @@ from hf_posenc.modeling.packing import FEWEST_PLACES, SMALLEST_SHARE
 
 
 ROOT = Path(__file__).parents[1]
+# What docs/conversion.md has between them is the page of the results.
+CONVERSION, BEGIN, END = "docs/conversion.md", "<!-- measured -->", "<!-- end of what was measured -->"
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 
 # The columns of the tables of speed; see `ratio_table`.
@@ -294,9 +297,26 @@ def smoothness_of_the_table() -> tuple[float, float]:
 
 
 def converted_cosine() -> str:
-    """Token cosine of MiniLM with `t5`, healed for 800 steps."""
-    page = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
-    return re.search(r"^\| heal, 800 steps \|[^|]*\| ([\d.]+) \|", page, flags=re.MULTILINE)[1]
+    """Token cosine of MiniLM with `t5`, healed."""
+    [record] = [record for record in conversion.read_records() if record["name"] == "t5"]
+    return f"{record['rows'][-1]['token_cosine']:.3f}"
+
+
+def conversions() -> str:
+    """The tables of conversions with their sentences, between the marks."""
+    return f"{BEGIN}\n\n{conversion.page(conversion.read_records())}\n\n{END}"
+
+
+def replace_conversions(text: str) -> str:
+    """The text with what stands between the marks as it is now.
+
+    Raises:
+        ValueError: the marks are not there, or there are several.
+    """
+    text, count = re.subn(f"{BEGIN}.*{END}", lambda _: conversions(), text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"expected {BEGIN} and {END} once, found them {count} times")
+    return text
 
 
 def replace_table(text: str, table: str) -> str:
@@ -325,6 +345,9 @@ def main() -> None:
             print(f"{table}\n")
             text = replace_table(text, table)
         (ROOT / page).write_text(text, encoding="utf-8")
+    text = (ROOT / CONVERSION).read_text(encoding="utf-8")
+    (ROOT / CONVERSION).write_text(replace_conversions(text), encoding="utf-8")
+    print(conversions())
     for page, own in figures().items():
         text = one_line((ROOT / page).read_text(encoding="utf-8"))
         for figure in own:

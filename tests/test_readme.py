@@ -57,6 +57,12 @@ def test_every_scheme_and_every_flag_has_a_row():
     assert named == ALIASES
 
 
+def test_what_is_said_of_conversions_is_what_was_measured(measured):
+    page = (ROOT / "docs" / "conversion.md").read_text(encoding="utf-8")
+    assert f"\n\n{measured['conversions']()}\n\n" in page
+    assert measured["replace_conversions"](page) == page
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_number_of_new_parameters_in_bert_base_is_right(scheme):
     with torch.device("meta"):
