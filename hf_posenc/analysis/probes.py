@@ -26,7 +26,7 @@ from .windows import Windows, cut
 TARGETS = {
     "position": "where a token is, from its vector x",
     "signed distance": "from x to y, with its sign, from y − x",
-    "distance": "how far apart two tokens are, from x ⊙ y",
+    "distance": "how far x and y are apart, from x ⊙ y",
 }
 MODEL, WITHOUT, SHUFFLED = "model", "without positions", "shuffled labels"
 COLOURS = {MODEL: style.BLUE, WITHOUT: style.ORANGE, SHUFFLED: style.GREY}
