@@ -220,7 +220,7 @@ def plot_probes(data: Probes) -> Figure:
         axis.set(xlabel="layer (0: embeddings)", ylim=(-0.28, 1.04))
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("R² on held-out documents")
-    axes[0, 0].legend(loc="center left", bbox_to_anchor=(0, 0.4))
+    axes[0, -1].legend(loc="upper right")
     return figure
 
 
