@@ -1,13 +1,13 @@
-"""Fine-tune a BERT-family checkpoint with another position scheme, and see what its positions are worth.
+"""Fine-tune a BERT-family checkpoint as it is, with another position scheme and without positions, and compare.
 
     python examples/quickstart.py
     python examples/quickstart.py --position_scheme rope --max_steps 200
     python examples/quickstart.py --model_name_or_path path/to/checkpoint --text_file text.txt --position_scheme t5
 
-The task is punctuation restoration (punctuation.py): commas and full stops, taken out of real English, are put back. The
-scheme asked for and, for comparison, a model without positions are trained with the same data in the same order. The
-defaults need nothing but installed packages: the packaged MiniLM (minilm.py) and CPython's language reference. All
-flags of `TrainingArguments` and all `position_*` flags are accepted.
+The task is punctuation restoration (punctuation.py): commas and full stops, taken out of real English, are put back. All
+models are trained with the same data in the same order, on short windows; those that can also read windows of twice as
+many tokens as the checkpoint's table of positions has. The defaults need nothing but installed packages: the packaged MiniLM
+(minilm.py) and CPython's language reference. All flags of `TrainingArguments` and all `position_*` flags are accepted.
 """
 
 import copy
@@ -20,6 +20,7 @@ import numpy as np
 from arguments import PositionArguments, ScriptParser, fit_tokenizer
 from minilm import packaged_minilm
 from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
+from tqdm.auto import tqdm
 from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
     AutoConfig,
@@ -28,10 +29,19 @@ from transformers import (
     DataCollatorForTokenClassification,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
     set_seed,
 )
+from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
+from hf_posenc.inspection import longest_sequence
+
+
+# The checkpoint as it is, among the models to compare with.
+STOCK = "stock"
 
 
 @dataclass
@@ -51,14 +61,25 @@ class QuickstartArguments:
         },
     )
     compare_with: list[str] = field(
-        default_factory=lambda: ["none"], metadata={"help": "Schemes to train for comparison, with default flags."}
+        default_factory=lambda: [STOCK, "none"],
+        metadata={"help": "Schemes to train for comparison, with default flags; 'stock' is the checkpoint as it is."},
     )
     window: int = field(default=64, metadata={"help": "Tokens in a window of text, special tokens counted."})
+    long_window: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens in the long windows that are read after training. Default: twice the checkpoint's table of positions."
+        },
+    )
     held_out_share: float = field(default=0.2, metadata={"help": "Share of the text that is held out."})
 
     def __post_init__(self):
         if self.window < 8:
             raise ValueError(f"window must be at least 8 tokens, got {self.window}")
+        if self.long_window is not None and self.long_window <= self.window:
+            raise ValueError(
+                f"long_window must be more than the {self.window} tokens of a window, got {self.long_window}"
+            )
         if not 0 < self.held_out_share < 1:
             raise ValueError(f"held_out_share must lie between 0 and 1, got {self.held_out_share}")
 
@@ -88,22 +109,39 @@ RECORDED = (
 
 @dataclass
 class Data:
-    """Windows of text of at most `window` tokens, and what turns text into them."""
+    """Windows of text, and what turns text into them.
+
+    Attributes:
+        window, long_window: tokens of a window at most.
+        train, held_out: windows.
+        long: those of `long_window` tokens that all held-out documents, one behind the other, are cut into.
+    """
 
     tokenizer: PreTrainedTokenizerBase
     window: int
+    long_window: int
     train: list[dict]
     held_out: list[dict]
+    long: list[dict]
 
 
 @dataclass
 class Result:
-    """A row of the table."""
+    """A row of the table.
+
+    Attributes:
+        position_scheme: "stock" for the checkpoint as it is.
+        f1_comma, f1_full_stop, f1: on held-out windows.
+        f1_long: micro-F1 on long ones; None where the model cannot read them, or there are none.
+        reads: tokens at which the model's table of positions ends; None where nothing ends.
+    """
 
     position_scheme: str
     f1_comma: float
     f1_full_stop: float
     f1: float
+    f1_long: float | None
+    reads: int | None
     train_seconds: float
 
 
@@ -112,15 +150,19 @@ def load_data(arguments: QuickstartArguments, checkpoint: str) -> Data:
     documents = language_reference() if arguments.text_file is None else read_documents(arguments.text_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    long_window = arguments.long_window or 2 * (longest_sequence(load_config(checkpoint)) or 512)
+    long = windows([" ".join(held_out)], tokenizer, long_window)
     data = Data(
         tokenizer,
         arguments.window,
+        long_window,
         train=windows(train, tokenizer, arguments.window),
         held_out=windows(held_out, tokenizer, arguments.window),
+        long=[features for features in long if len(features["input_ids"]) == long_window],
     )
     print(
         f"{len(train)} documents to train on ({len(data.train)} windows of up to {arguments.window} tokens), "
-        f"{len(held_out)} held out ({len(data.held_out)} windows)"
+        f"{len(held_out)} held out ({len(data.held_out)} windows; {len(data.long)} of {long_window:,} tokens)"
     )
     return data
 
@@ -130,6 +172,43 @@ def load_config(checkpoint: str, **flags) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(
         checkpoint, id2label=dict(enumerate(LABELS)), label2id={label: i for i, label in enumerate(LABELS)}, **flags
     )
+
+
+def name_of(config: PreTrainedConfig) -> str:
+    """The `position_scheme` of a variant, "stock" for what is none."""
+    return getattr(config, "position_scheme", None) or STOCK
+
+
+def load_configs(checkpoint: str, flags: dict, others: list[str]) -> list[PreTrainedConfig]:
+    """Configs of the models to compare, each of another name: stock, the one that the flags ask for, and the others."""
+    asked = load_config(checkpoint, **flags)
+    compared = [load_config(checkpoint, **({} if other == STOCK else {"position_scheme": other})) for other in others]
+    configs = {name_of(config): config for config in [*compared, asked]}
+    return [configs[name] for name in sorted(configs, key=lambda name: (name != STOCK, name != name_of(asked)))]
+
+
+class OneBar(TrainerCallback):
+    """One progress bar for all models, in the place of Trainer's own, of which there are several for each.
+
+    Args:
+        models: how many there are to train.
+        disable: show none.
+    """
+
+    def __init__(self, models: int = 1, disable: bool = True):
+        self.models = models
+        self.bar = tqdm(disable=disable, unit="step")
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.bar.total = self.models * state.max_steps
+        self.bar.set_description(Path(args.output_dir).name)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.bar.update()
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if "loss" in (logs or {}):
+            self.bar.set_postfix(loss=f"{float(logs['loss']):.3f}")
 
 
 def make_trainer(model, arguments: PositionTrainingArguments, data: Data) -> ScriptTrainer:
@@ -145,52 +224,82 @@ def make_trainer(model, arguments: PositionTrainingArguments, data: Data) -> Scr
     )
 
 
-def fine_tune(checkpoint: str, config: PreTrainedConfig, arguments: PositionTrainingArguments, data: Data) -> Result:
-    """Fine-tune a variant, save it, load it back, and measure it on the held-out text.
+def fine_tune(
+    checkpoint: str,
+    config: PreTrainedConfig,
+    arguments: PositionTrainingArguments,
+    data: Data,
+    bar: OneBar | None = None,
+) -> Result:
+    """Fine-tune a model, save it, load it back, and measure it on the held-out text, in short windows and in long ones.
 
     Raises:
-        RuntimeError: the variant that was loaded back does not predict what the trained one predicts.
+        RuntimeError: the model that was loaded back does not predict what the trained one predicts.
     """
-    arguments = copy.copy(arguments)
-    arguments.output_dir = str(variant_folder(arguments, config.position_scheme))
+    arguments, name = copy.copy(arguments), name_of(config)
+    arguments.output_dir = str(variant_folder(arguments, name))
     set_seed(arguments.seed)
     model = AutoModelForTokenClassification.from_pretrained(checkpoint, config=config)
     data = replace(data, tokenizer=copy.deepcopy(data.tokenizer))
     fit_tokenizer(data.tokenizer, data.window, config)
-    trainer = make_trainer(model, arguments, data)
+    trainer = quiet(make_trainer(model, arguments, data))
+    trainer.add_callback(bar or OneBar())
     seconds = trainer.train().metrics["train_runtime"]
     prediction = trainer.predict(data.held_out, metric_key_prefix="held_out")
 
     trainer.save_model()
     trainer.accelerator.wait_for_everyone()
-    reloaded = AutoModelForTokenClassification.from_pretrained(arguments.output_dir)
-    again = make_trainer(reloaded, arguments, data).predict(data.held_out).predictions
-    if not np.array_equal(prediction.predictions.argmax(-1), again.argmax(-1)):
-        raise RuntimeError(f"the variant saved in {arguments.output_dir} predicts something else once loaded back")
-    difference = np.abs(prediction.predictions - again).max()
-    print(
-        f"saved in {arguments.output_dir}; loaded back, it predicts the same (largest difference of a logit: {difference:.1e})"
+    reloaded = quiet(
+        make_trainer(AutoModelForTokenClassification.from_pretrained(arguments.output_dir), arguments, data)
     )
+    again = reloaded.predict(data.held_out).predictions
+    if not np.array_equal(prediction.predictions.argmax(-1), again.argmax(-1)):
+        raise RuntimeError(f"the model saved in {arguments.output_dir} predicts something else once loaded back")
+    difference = np.abs(prediction.predictions - again).max()
+    if arguments.should_save:
+        tqdm.write(
+            f"{name}: saved in {arguments.output_dir}; loaded back, it predicts the same (largest difference of a logit: {difference:.1e})"
+        )
+    reads = longest_sequence(config)
+    f1_long = None
+    if data.long and (reads is None or data.long_window <= reads):
+        f1_long = reloaded.predict(data.long, metric_key_prefix="long").metrics["long_f1"]
     scores = {name: prediction.metrics[f"held_out_{name}"] for name in ("f1_comma", "f1_full_stop", "f1")}
-    return Result(config.position_scheme, **scores, train_seconds=seconds)
+    return Result(name, **scores, f1_long=f1_long, reads=reads, train_seconds=seconds)
+
+
+def quiet(trainer: ScriptTrainer) -> ScriptTrainer:
+    """The same trainer without progress bars and without what it prints where there are none."""
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def variant_folder(arguments: PositionTrainingArguments, position_scheme: str) -> Path:
-    """Where a variant is saved."""
+    """Where a model is saved."""
     return Path(arguments.output_dir) / position_scheme.replace("+", "_")
 
 
-def markdown_table(results: list[Result]) -> str:
+def markdown_table(results: list[Result], data: Data) -> str:
     """The results as a Markdown table."""
+    head = f"F1 at {data.long_window:,} tokens"
     lines = [
-        f"| {'scheme':<20} | F1 comma | F1 full stop | micro-F1 | seconds |",
-        f"|{'-' * 22}|---------:|-------------:|---------:|--------:|",
+        f"| {'positions':<20} | F1 comma | F1 full stop | F1 of both | {head:>22} | seconds |",
+        f"|{'-' * 22}|---------:|-------------:|-----------:|{'-' * 23}:|--------:|",
     ]
     for r in results:
         lines.append(
-            f"| {r.position_scheme:<20} | {r.f1_comma:8.3f} | {r.f1_full_stop:12.3f} | {r.f1:8.3f} | {r.train_seconds:7.0f} |"
+            f"| {r.position_scheme:<20} | {r.f1_comma:8.3f} | {r.f1_full_stop:12.3f} | {r.f1:10.3f} | {at_length(r, data):>22} "
+            f"| {r.train_seconds:7.0f} |"
         )
     return "\n".join(lines)
+
+
+def at_length(result: Result, data: Data) -> str:
+    """F1 on long windows, or why there is none."""
+    if result.f1_long is not None:
+        return f"{result.f1_long:.3f}"
+    return f"cannot, ends at {result.reads:,}" if data.long else "no text that long"
 
 
 def write_results(
@@ -201,7 +310,8 @@ def write_results(
     entries = {
         "arguments": asdict(arguments),
         "training": {name: getattr(training, name) for name in RECORDED},
-        "windows": {"train": len(data.train), "held_out": len(data.held_out)},
+        "windows": {"train": len(data.train), "held_out": len(data.held_out), "long": len(data.long)},
+        "long_window": data.long_window,
         "results": [asdict(result) for result in results],
     }
     (folder / "results.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
@@ -209,23 +319,22 @@ def write_results(
 
 
 def main() -> None:
-    parser = ScriptParser((QuickstartArguments, PositionArguments, PositionTrainingArguments), **DEFAULTS)
+    kinds = QuickstartArguments, PositionArguments, PositionTrainingArguments
+    parser = ScriptParser(kinds, position_scheme="t5", **DEFAULTS)
     try:
         arguments, positions, training = parser.parse()
         checkpoint = arguments.model_name_or_path or packaged_minilm()
-        configs = [load_config(checkpoint, **positions.flags())]
-        others = dict.fromkeys(scheme for scheme in arguments.compare_with if scheme != positions.position_scheme)
-        configs += [load_config(checkpoint, position_scheme=scheme) for scheme in others]
+        configs = load_configs(checkpoint, positions.flags(), arguments.compare_with)
         data = load_data(arguments, checkpoint)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 
-    results = []
-    for config in configs:
-        print(f"\nposition_scheme={config.position_scheme!r}: {training.max_steps} steps", flush=True)
-        results.append(fine_tune(checkpoint, config, training, data))
+    logging.disable_progress_bar()  # of weights that are loaded: there is one bar
+    bar = OneBar(len(configs), disable=bool(training.disable_tqdm) or not training.should_save)
+    results = [fine_tune(checkpoint, config, training, data, bar) for config in configs]
+    bar.bar.close()
     if training.should_save:
-        table = markdown_table(results)
+        table = markdown_table(results, data)
         print(f"\nOn the held-out documents:\n\n{table}")
         write_results(results, table, data, arguments, training)
 

@@ -300,8 +300,9 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     """Change by distance of a swap, and of whole texts turned round and shuffled."""
     figure, [[left, right]] = style.panels(1, 2, gridspec_kw={"width_ratios": [3, 2]})
     lines = {"the two words": data.swapped, "the other words": data.others, "the text": data.text}
-    for (label, values), colour in zip(lines.items(), style.CATEGORIES):
-        left.plot(data.distances, values, marker="o", markersize=4, color=colour, label=label)
+    # The last two may lie on each other.
+    for (label, values), colour, dashes in zip(lines.items(), style.CATEGORIES, ("-", "-", "--")):
+        left.plot(data.distances, values, marker="o", markersize=4, color=colour, linestyle=dashes, label=label)
     left.set_xscale("log", base=2)
     left.set_xticks(data.distances, [str(distance) for distance in data.distances])
     left.set(title="two words swap places", xlabel="words apart", ylabel="change (1: unrelated)")
@@ -339,7 +340,7 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
         )
     axes[0, 0].set_ylabel("change (1: unrelated)")
     axes[0, 0].set_ylim(bottom=0)
-    axes[0, 0].legend()
+    axes[0, 0].legend(loc="upper left")
     return figure
 
 

@@ -26,7 +26,7 @@ from .windows import Windows, cut
 TARGETS = {
     "position": "where a token is, from its vector x",
     "signed distance": "from x to y, with its sign, from y − x",
-    "distance": "how far apart two tokens are, from x ⊙ y",
+    "distance": "how far x and y are apart, from x ⊙ y",
 }
 MODEL, WITHOUT, SHUFFLED = "model", "without positions", "shuffled labels"
 COLOURS = {MODEL: style.BLUE, WITHOUT: style.ORANGE, SHUFFLED: style.GREY}
@@ -220,7 +220,7 @@ def plot_probes(data: Probes) -> Figure:
         axis.set(xlabel="layer (0: embeddings)", ylim=(-0.28, 1.04))
         axis.xaxis.get_major_locator().set_params(integer=True)
     axes[0, 0].set_ylabel("R² on held-out documents")
-    axes[0, 0].legend(loc="center left", bbox_to_anchor=(0, 0.4))
+    axes[0, -1].legend(loc="upper right")
     return figure
 
 

@@ -215,10 +215,11 @@ def _random_words(subject: Subject, count: int, seed: int) -> torch.Tensor:
     special, pieces = {subject.model.config.pad_token_id}, [""] * rows
     if tokenizer is not None:
         special |= {*tokenizer.all_special_ids}
-        pieces = tokenizer.convert_ids_to_tokens(list(range(min(rows, len(tokenizer)))))
+        pieces = [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(range(min(rows, len(tokenizer)))))]
     candidates = [number for number in range(len(pieces)) if number not in special]
-    # WordPiece marks what goes on in a word, others where a word begins: "Ġ" and "▁".
-    whole = [number for number in candidates if (pieces[number] or "").lstrip("Ġ▁").isalpha()]
+    # Others mark where a word begins ("Ġ", "▁"), and WordPiece what goes on in one ("##").
+    begins = [number for number in candidates if pieces[number][:1] in ("Ġ", "▁") and pieces[number][1:].isalpha()]
+    whole = begins or [number for number in candidates if pieces[number].isalpha()]
     candidates = whole or candidates
     chosen = generator.choice(candidates, size=min(count, len(candidates)), replace=False)
     return torch.tensor(np.sort(chosen))

@@ -163,7 +163,8 @@ def _dimensions(variances: torch.Tensor, share: float) -> int:
 
 def _variance_within(covariances: torch.Tensor, subspace: torch.Tensor) -> float:
     """Share of the variance that lies in a subspace with an orthonormal basis, (width, dimensions)."""
-    return float((subspace.T @ covariances @ subspace).trace() / covariances.trace())
+    # By rounding, nothing can come out below nothing.
+    return max(0.0, float((subspace.T @ covariances @ subspace).trace() / covariances.trace()))
 
 
 def _angles(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
@@ -225,10 +226,9 @@ def describe_shared_space(data: SharedSpace) -> str:
         ratio = overlap.positions_in_words / overlap.positions_by_chance
         verdict = "less than" if ratio < 0.8 else "more than" if ratio > 1.25 else "about as much as"
         said.append(
-            f"{verdict} random ones in the {space.name} ({overlap.positions_in_words:.0%} of the positions' variance lies in the words' "
-            f"{overlap.word_dimensions} dimensions, by chance {overlap.positions_by_chance:.0%}; {overlap.words_in_positions:.1%} of the "
-            f"words' in the positions' {overlap.position_dimensions}, by chance {overlap.words_by_chance:.1%}; smallest angle "
-            f"{overlap.angles[0]:.0f}°, random {overlap.random_angles[0]:.0f}°)"
+            f"{verdict} random ones in the {space.name} ({overlap.positions_in_words:.0%} of the positions' variance lies in that of the words, by "
+            f"chance {overlap.positions_by_chance:.0%}; {overlap.words_in_positions:.1%} of the words' in that of the positions, by chance "
+            f"{overlap.words_by_chance:.1%}; smallest angle {overlap.angles[0]:.0f}°, random {overlap.random_angles[0]:.0f}°)"
         )
     share = overlap.share
     return f"The subspaces with {share:.0%} of the variance of words and of positions of {data.model} overlap {', '.join(said)}."

@@ -19,7 +19,17 @@ def test_planted_dimensions_are_found():
     np.testing.assert_allclose(found.moving, [6 / 20, 9 / 20, 9 / 20])
     assert found.change.shape == (3, 20) and (found.change[0, 6:] == 0).all()
     np.testing.assert_allclose(found.change[1], vectors.numpy().std(0), atol=1e-12)
-    assert found.holding[0] <= 6 / 20 and found.directions[0] <= 6 / 20
+    for index, (first, last) in enumerate(found.spans):
+        part = vectors[first:last].numpy()
+        along_axes, turned = part.var(0), np.linalg.eigvalsh(np.cov(part, rowvar=False))
+        for variances, share in ((along_axes, found.holding[index]), (turned, found.directions[index])):
+            largest = np.sort(variances)[::-1]
+            [fewest] = [
+                number
+                for number in range(1, 21)
+                if largest[:number].sum() >= 0.95 * largest.sum() > largest[: number - 1].sum()
+            ]
+            assert share == fewest / 20
 
 
 def test_few_directions_may_move_all_dimensions():

@@ -8,8 +8,8 @@ from sklearn.linear_model import Ridge
 from tiny import FAMILIES, build, inputs, stock_config
 from transformers import BertModel
 
-from hf_posenc.analysis import describe_probes, plot_probes, probes, study
-from hf_posenc.analysis.probes import MODEL, SHUFFLED, TARGETS, WITHOUT, split_by_document, without_positions
+from hf_posenc.analysis import Probes, describe_probes, plot_probes, probes, study
+from hf_posenc.analysis.probes import MODEL, SHUFFLED, TARGETS, WITHOUT, Sample, split_by_document, without_positions
 from hf_posenc.analysis.ridge import PENALTIES, Split, fit_ridge
 from hf_posenc.analysis.windows import cut
 
@@ -108,6 +108,49 @@ class TestProbes:
         for row, number in zip(windows.input_ids.tolist(), windows.document.tolist()):
             ids[number] |= {*zip(row[1:], row[2:-1], row[3:-1])}
         assert ids[0] and ids[1] and len(ids[0] & ids[1]) < 10
+
+    def test_long_documents_are_read_from_a_random_place_on(self):
+        """Where a word stands in its window has nothing to do with where it stands in its document."""
+
+        def starts(length: int) -> list[int]:
+            texts, model = documents(12, length=length), subject("none")
+            windows = cut(model, texts, 32, 12, torch.Generator().manual_seed(0))
+            assert windows.document.tolist() == [*range(12)]
+            found = []
+            for text, row in zip(texts, windows.input_ids.tolist()):
+                tokens, words = model.tokenizer.convert_ids_to_tokens(row)[1:-1], text.split()
+                [start] = [place for place in range(len(words)) if words[place : place + 30] == tokens]
+                found.append(start)
+            return found
+
+        assert len({*starts(200)}) > 6 and max(starts(200)) < 32
+        assert starts(60) == [0] * 12, "so short a document would lose too much"
+
+    def test_the_error_by_chance_is_that_of_the_median_of_what_was_trained_on(self):
+        model, texts = subject("none"), documents(10)
+        found = probes(model, texts, length=32, windows=20, tokens=8)
+        generator = torch.Generator().manual_seed(0)
+        pieces = cut(model, texts, 32, 20, generator)
+        targets = (sample := Sample.draw(pieces, 8, generator)).targets().numpy()
+        split = split_by_document(pieces.document.repeat_interleave(sample.tokens.shape[1]), generator)
+        train, test = targets[split.train], targets[split.test]
+        middle = np.quantile(train, 0.5, axis=0, method="inverted_cdf")
+        assert np.allclose([*found.chance.values()], np.abs(test - middle).mean(0))
+
+    @pytest.mark.parametrize(
+        ("r2", "said"),
+        [
+            ([0.98, 0.97, 0.95], "the position survives the layers"),
+            ([0.98, 0.97, 0.5], "the position fades in the layers"),
+            ([0.98, 0.5, 0.05], "the position does not survive the layers"),
+            ([0.02, 0.05, 0.01], "the position cannot be told in any of the layers"),
+        ],
+    )
+    def test_the_sentence_says_whether_it_survives(self, r2, said):
+        series = {MODEL: np.array(r2), WITHOUT: np.zeros(3), SHUFFLED: np.zeros(3)}
+        by_target = dict.fromkeys(TARGETS, series)
+        chance = dict.fromkeys(TARGETS, 9.0)
+        assert said in describe_probes(Probes("m", [0, 1, 2], by_target, by_target, chance, 32, {}, {}))
 
     def test_what_they_are_compared_with_is_the_same_model_without_positions(self, tmp_path):
         BertModel(stock_config()).save_pretrained(tmp_path)

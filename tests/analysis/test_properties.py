@@ -33,6 +33,12 @@ def test_a_planted_toeplitz_matrix_has_share_1():
     assert np.mean(alone) == pytest.approx(2 / (SIZE + 1), abs=0.01)
 
 
+def test_the_largest_deviation_is_one_that_is_planted():
+    planted = toeplitz(lambda distance: np.sin(distance))
+    planted[3, 7] += 2
+    assert analysis.properties_of(planted).largest_deviation == pytest.approx(2 / planted.std())
+
+
 def test_monotonicity_against_its_definition():
     matrix = noise(size=9)
     matrix[3, 5] = matrix[3, 6]
@@ -142,6 +148,35 @@ def test_words_of_a_tokenizer_are_whole_and_not_special(minilm):
     chosen = analysis.properties._random_words(subject, 200, 0)
     pieces = subject.tokenizer.convert_ids_to_tokens(chosen.tolist())
     assert len({*pieces}) == 200 and all(piece.isalpha() for piece in pieces)
+
+
+class Pieces:
+    """As much of a tokenizer as names the pieces: numbers are special from 0 to 2."""
+
+    all_special_ids = [0, 1, 2]
+
+    def __init__(self, piece):
+        self.piece = piece
+
+    def __len__(self):
+        return 99
+
+    def convert_ids_to_tokens(self, ids):
+        return [self.piece(number) for number in ids]
+
+
+@pytest.mark.parametrize("marker", ["Ġ", "▁"])
+def test_where_pieces_say_that_a_word_begins_those_alone_are_words(marker):
+    pieces = Pieces(lambda number: (marker + "the", "ing", marker + "12", marker, None)[number % 5])
+    subject = analysis.study(tiny.build("absolute", "roberta"), pieces)
+    chosen = analysis.properties._random_words(subject, 1000, 0)
+    assert chosen.tolist() == [*range(5, 99, 5)]
+
+
+def test_where_pieces_say_that_a_word_goes_on_the_others_are_words():
+    pieces = Pieces(lambda number: ("the", "##ing", "12")[number % 3])
+    chosen = analysis.properties._random_words(analysis.study(tiny.build("absolute"), pieces), 1000, 0)
+    assert chosen.tolist() == [*range(3, 99, 3)]
 
 
 def test_a_scheme_by_its_name_has_no_attention():

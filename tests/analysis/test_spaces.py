@@ -6,7 +6,7 @@ import tiny
 import torch
 
 from hf_posenc import analysis
-from hf_posenc.analysis.spaces import covariance, overlaps
+from hf_posenc.analysis.spaces import Space, covariance, overlaps
 
 
 WIDTH = 24
@@ -48,6 +48,19 @@ def test_subspaces_that_share_two_of_four_directions():
     found = planted(slice(0, 4), slice(2, 6))
     np.testing.assert_allclose(found.angles, [0, 0, 90, 90], atol=1e-4)
     assert found.words_in_positions == pytest.approx(0.5) and found.positions_in_words == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "positions", "said"),
+    [
+        (slice(0, 8), slice(8, 12), "less than random ones in the embeddings (0%"),
+        (slice(0, 6), slice(0, 6), "more than random ones in the embeddings (100%"),
+        (slice(0, 12), slice(10, 14), "about as much as random ones in the embeddings (50%"),
+    ],
+)
+def test_the_sentence_says_whether_they_overlap_more_than_by_chance(words, positions, said):
+    data = analysis.SharedSpace("planted", [Space("embeddings", [planted(words, positions)])])
+    assert said in analysis.describe_shared_space(data)
 
 
 def test_the_dimensions_are_as_few_as_hold_the_share():

@@ -105,6 +105,20 @@ def test_shares_are_those_of_the_variance_over_keys(scheme):
         assert data.layers[1].terms == ["content", *own]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "own"),
+    [("transformer_xl", ["c2p", "v"]), ("deberta", ["c2p", "p2c"]), ("rope", ["rotation"]), ("t5", ["bias"])],
+)
+def test_what_a_scheme_adds_by_the_keys_position_counts_as_positional(scheme, own):
+    data = analysis.score_terms(tiny.build(scheme), words())
+    for layer in data.layers:
+        assert [name for name in layer.positional if "-" not in name] == own
+        chosen = [layer.terms.index(name) for name in layer.positional]
+        expected = layer.covariances[:, chosen][:, :, chosen].sum((1, 2))
+        np.testing.assert_allclose(layer.position_share, expected)
+    assert scheme != "transformer_xl" or "u" in data.layers[0].terms
+
+
 def test_heads_that_look_at_positions_are_found():
     model = tiny.build("absolute")
     attention = model.encoder.layer[0].attention.self

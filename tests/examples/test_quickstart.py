@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 from arguments import PositionArguments
 from fresh_process import ROOT
 from minilm import check_sha256
+from punctuation import f1_scores
 from scripts import tokens_kept
 from training import PositionTrainingArguments
 from transformers import (
@@ -23,6 +24,7 @@ from transformers import (
     BertConfig,
     BertModel,
     BertTokenizerFast,
+    EvalPrediction,
 )
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
@@ -102,10 +104,12 @@ def run(*arguments: str | Path, watch: Path | None = None) -> subprocess.Complet
     )
 
 
-def table(output: str) -> dict[str, list[float]]:
-    """The printed table: scheme -> F1 of comma, of full stop, of both, seconds."""
-    rows = re.findall(r"^\| (\S+) +\| +([\d.]+) \| +([\d.]+) \| +([\d.]+) \| +(\d+) \|$", output, flags=re.MULTILINE)
-    return {scheme: [float(value) for value in values] for scheme, *values in rows}
+def table(output: str) -> dict[str, list[str]]:
+    """The printed table: scheme -> F1 of comma, of full stop, of both, F1 at length or why there is none, seconds."""
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in output.splitlines() if row.startswith("| ")]
+    [header, *rows] = rows
+    assert header[0] == "positions" and all(len(row) == len(header) == 6 for row in rows)
+    return {scheme: values for scheme, *values in rows}
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +127,42 @@ def finished(checkpoint, text_file, tmp_path_factory) -> tuple[subprocess.Comple
 
 
 @pytest.mark.slow
-def test_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
+def test_stock_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
     process, folder = finished
     scores = table(process.stdout)
-    assert list(scores) == ["sinusoidal+t5", "none"]
-    assert all(0 <= value <= 1 for row in scores.values() for value in row[:3])
+    assert list(scores) == ["stock", "sinusoidal+t5", "none"]
+    assert all(0 <= float(value) <= 1 for row in scores.values() for value in row[:3])
     results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
-    assert [row["position_scheme"] for row in results["results"]] == ["sinusoidal+t5", "none"]
+    assert [row["position_scheme"] for row in results["results"]] == list(scores)
     assert results["training"]["max_steps"] == 3 and results["training"]["seed"] == 7
-    assert process.stdout.count("loaded back, it predicts the same") == 2
+    assert process.stdout.count("loaded back, it predicts the same") == 3
+    assert AutoConfig.from_pretrained(folder / "outputs" / "stock").model_type == "bert"
+
+
+@pytest.mark.slow
+def test_what_is_longer_than_the_table_is_read_by_those_that_can(finished):
+    process, folder = finished
+    results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
+    assert results["long_window"] == 128 and results["windows"]["long"] >= 1
+    rows = {row["position_scheme"]: row for row in results["results"]}
+    assert rows["stock"]["f1_long"] is None and rows["stock"]["reads"] == 64
+    assert table(process.stdout)["stock"][3] == "cannot, ends at 64"
+    stock = AutoModelForTokenClassification.from_pretrained(folder / "outputs" / "stock")
+    with pytest.raises((IndexError, RuntimeError)):
+        stock(torch.ones(1, 128, dtype=torch.long))
+    for scheme in ("sinusoidal+t5", "none"):
+        assert rows[scheme]["reads"] is None and 0 <= rows[scheme]["f1_long"] <= 1
+        assert float(table(process.stdout)[scheme][3]) == pytest.approx(rows[scheme]["f1_long"], abs=5e-4)
+
+
+@pytest.mark.slow
+def test_there_is_one_progress_bar(finished):
+    bars = re.findall(r"(\S[^|\r\n]*?): +\d+%\|[^|]*\| (\d+)/(\d+)", finished[0].stderr)
+    assert {name for name, _, _ in bars} == {"stock", "sinusoidal_t5", "none"}
+    assert {total for _, _, total in bars} == {"9"}
+    counted = [int(done) for _, done, _ in bars]
+    assert counted == sorted(counted) and counted[-1] == 9
+    assert finished[0].stderr.count("%|") == len(bars), finished[0].stderr
 
 
 @pytest.mark.slow
@@ -167,6 +198,8 @@ def test_connections_would_be_noticed(tmp_path):
         (["--position_scheme", "t5", "--position_buckets", "7"], "position_buckets"),
         (["--position_scheme", "rope", "--position_rope_scaling", "{linear}"], "JSON"),
         (["--window", "3"], "window"),
+        (["--long_window", "64"], "long_window must be more than the 64 tokens"),
+        (["--compare_with", "stok"], "stok"),
         (["--position_learning_rate", "-1"], "position_learning_rate"),
         (["--held_out_share", "1.5"], "held_out_share"),
         (["--model_name_or_path", "./no/such/model"], "./no/such/model"),
@@ -282,10 +315,44 @@ def test_weights_that_were_changed_are_refused(tmp_path):
         check_sha256(file, "0" * 64)
 
 
+def test_models_to_compare_are_each_there_once(checkpoint):
+    def names(others: list[str], **flags) -> list[str]:
+        return [quickstart.name_of(config) for config in quickstart.load_configs(str(checkpoint), flags, others)]
+
+    assert names(["stock", "none"], position_scheme="t5") == ["stock", "t5", "none"]
+    assert names(["none", "t5", "stock"], position_scheme="t5") == ["stock", "t5", "none"]
+    assert names([], position_scheme="rope") == ["rope"]
+    [config] = quickstart.load_configs(str(checkpoint), {"position_scheme": "t5", "position_buckets": 8}, ["t5"])
+    assert config.position_buckets == 8, "flags are those that were given"
+
+
+def test_long_windows_are_cut_from_held_out_text_and_measured_as_they_are(checkpoint, text_file, tmp_path):
+    arguments = quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24, long_window=100)
+    data = quickstart.load_data(arguments, str(checkpoint))
+    assert data.long and {len(features["input_ids"]) for features in data.long} == {100}
+    held_out = [token for features in data.held_out for token in features["input_ids"][1:-1]]
+    long = [token for features in data.long for token in features["input_ids"][1:-1]]
+    assert long == held_out[: len(long)], "the same text, cut elsewhere"
+    training = PositionTrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
+    config = quickstart.load_config(str(checkpoint), position_scheme="rope")
+    result = quickstart.fine_tune(str(checkpoint), config, training, data)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "rope").eval()
+    batch = {name: torch.tensor([features[name] for features in data.long]) for name in data.long[0]}
+    labels = batch.pop("labels").numpy()
+    with torch.no_grad():
+        expected = f1_scores(EvalPrediction(model(**batch).logits.numpy(), labels))["f1"]
+    assert result.f1_long == pytest.approx(expected) and result.reads is None
+    text = "no text that long"
+    assert quickstart.at_length(replace(result, f1_long=None), replace(data, long=[])) == text
+
+
 @pytest.mark.slow
-def test_with_its_defaults_order_is_worth_having(tmp_path):
+def test_with_its_defaults_order_is_worth_having_and_more_is_read_than_the_table(tmp_path):
     process = run("--output_dir", tmp_path, "--disable_tqdm", "true")
     assert process.returncode == 0, process.stderr
     scores = table(process.stdout)
-    assert scores["absolute+t5"][2] >= 0.40
-    assert scores["none"][2] <= 0.20
+    assert list(scores) == ["stock", "t5", "none"]
+    assert float(scores["stock"][2]) >= 0.45 and float(scores["t5"][2]) >= 0.40
+    assert float(scores["none"][2]) <= 0.20
+    assert scores["stock"][3] == "cannot, ends at 512"
+    assert float(scores["t5"][3]) > float(scores["none"][3]) + 0.1

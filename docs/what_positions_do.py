@@ -1,0 +1,444 @@
+"""Measure what what-positions-do.md says: convert MiniLM twice, report on all three, take numbers and pictures out of the report.
+
+    python docs/what_positions_do.py
+
+What is in outputs/positions already is not made again, so that the same command goes on where it was interrupted; delete
+that folder to begin anew. The numbers go to what-positions-do.json, the table to the page, and what the page says otherwise
+is listed where it does not follow from the numbers any more.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pictures import FOLDER, pictures, small
+
+
+ROOT = Path(__file__).parents[1]
+PAGE, NUMBERS = ROOT / "docs" / "what-positions-do.md", ROOT / "docs" / "what-positions-do.json"
+OUTPUTS = Path("outputs", "positions")
+ORIGINAL, CONVERSIONS = "MiniLM", ("t5", "rope")
+STEPS = 300
+CORNER = "at a glance"
+# By model, the figures that the page shows.
+SHOWN = {
+    "minilm": ("dimensions", "spaces", "terms", "probes", "order", "phase-shift"),
+    "t5": ("distance", "probes"),
+}
+
+Numbers = dict[str, Any]
+
+
+def commands(checkpoint: str) -> list[list[str]]:
+    """The command lines that make the conversions and the report, as the page gives them."""
+    convert = [
+        ["hf-posenc", "convert", checkpoint, f"{OUTPUTS}/{scheme}"]
+        + ["--position_scheme", scheme, "--max_steps", str(STEPS), "--resume"]
+        for scheme in CONVERSIONS
+    ]
+    models = [f"{ORIGINAL}={checkpoint}", *(f"{scheme}={OUTPUTS}/{scheme}" for scheme in CONVERSIONS)]
+    return [*convert, ["hf-posenc", "report", *models, "--out", f"{OUTPUTS}/report.html"]]
+
+
+def make(checkpoint: str) -> None:
+    """Run those commands whose results are not there."""
+    for command, made in zip(commands(checkpoint), (*CONVERSIONS, "report.json")):
+        if not (ROOT / OUTPUTS / made).exists():
+            print(shlex.join(command), flush=True)
+            subprocess.run(
+                [sys.executable, "-m", *command[0].replace("-", "_").split(), *command[1:]], cwd=ROOT, check=True
+            )
+
+
+def numbers_of(figures: dict[str, Any], model: str) -> Numbers:
+    """What the page says of a model, from the figures of a report's JSON; heads and layers are counted from 1.
+
+    A figure that does not apply to the model has no numbers.
+    """
+    found: Numbers = {}
+    for name, read in READERS.items():
+        data = figures[name]["models"][model]["data"]
+        if data is not None:
+            found[name] = read(data)
+    return found
+
+
+def _similarity(data: dict) -> Numbers:
+    median = data["median"]
+    below = [distance for distance, value in enumerate(median) if value < 0.5]
+    lowest = min(median)
+    return {
+        "next": median[1],
+        "half_at": below[0] if below else None,
+        "lowest": lowest,
+        "lowest_at": median.index(lowest),
+    }
+
+
+def _distance(data: dict) -> Numbers:
+    [curves] = data["curves"]
+    swings = [max(mean) - min(mean) for mean in curves["mean"]]
+    return {
+        "part": curves["part"],
+        "smallest": min(swings),
+        "largest": max(swings),
+        "largest_head": 1 + swings.index(max(swings)),
+    }
+
+
+def _dimensions(data: dict) -> Numbers:
+    found = {}
+    for name, table in zip(("sinusoids", "own"), data["tables"]):
+        spans = [last - first for first, last in table["spans"]]
+        whole = spans.index(max(spans))
+        found[name] = {
+            "moving_over_64": table["moving"][0],
+            "moving_over_all": table["moving"][whole],
+            "moving_least": min(table["moving"]),
+            "directions": table["directions"][whole],
+        }
+    return found
+
+
+def _spaces(data: dict) -> Numbers:
+    found = {}
+    for space in data["spaces"]:
+        [overlap] = [overlap for overlap in space["overlaps"] if overlap["share"] == 0.9]
+        sizes = {name: overlap[name] for name in ("word_dimensions", "position_dimensions", "width")}
+        found[space["name"]] = {
+            **sizes,
+            "words_in_positions": overlap["words_in_positions"],
+            "words_by_chance": sizes["position_dimensions"] / sizes["width"],
+            "positions_in_words": overlap["positions_in_words"],
+            "positions_by_chance": sizes["word_dimensions"] / sizes["width"],
+            "angle": overlap["angles"][0],
+            "random_angle": overlap["random_angles"][0],
+        }
+    return found
+
+
+def _terms(data: dict) -> Numbers:
+    first = data["layers"][0]
+    of = {term: [shares[column] for shares in first["shares"]] for column, term in enumerate(first["terms"])}
+    share = first["position_share"]
+    found: Numbers = {
+        "heads": len(share),
+        "position_heads": [1 + head for head in data["position_heads"]],
+        "largest": max(share),
+        "largest_head": 1 + share.index(max(share)),
+        "terms": {term: sum(shares) / len(shares) for term, shares in of.items()},
+    }
+    if any(of["word-position"]):
+        cross = [max(pair) for pair in zip(of["word-position"], of["position-word"])]
+        order = sorted(range(len(cross)), key=cross.__getitem__)
+        found |= {
+            "cross_largest": cross[order[-1]],
+            "cross_largest_head": 1 + order[-1],
+            "cross_next": cross[order[-2]],
+            "heads_with_more_cross_than_constant": [
+                1 + head for head, own in enumerate(of["constant-word"]) if cross[head] >= own
+            ],
+        }
+    return found
+
+
+def _probes(data: dict) -> Numbers:
+    position, distance = data["r2"]["position"], data["r2"]["distance"]
+    return {
+        "position": position["model"],
+        "position_without": max(position["without positions"]),
+        "position_shuffled": max(position["shuffled labels"]),
+        "error": data["error"]["position"]["model"],
+        "error_of_a_constant": data["chance"]["position"],
+        "distance": distance["model"],
+    }
+
+
+def _order(data: dict) -> Numbers:
+    return {
+        "shuffled": data["reordered"]["words shuffled"]["text"],
+        "example": data["example_change"]["text"],
+        "neighbours": data["swapped"][0],
+        "far": data["swapped"][-1],
+        "far_apart": data["distances"][-1],
+        "tokens": data["length"],
+    }
+
+
+def _phase_shift(data: dict) -> Numbers:
+    at = {shift: number for number, shift in enumerate(data["shifts"])}
+    changes = {name: [change["text"] for change in data[name]] for name in ("all", "but_first")}
+    return {
+        "by_1": changes["all"][at[1]],
+        "by_256": changes["all"][at[256]],
+        "but_first_by_1": changes["but_first"][at[1]],
+        "but_first_by_256": changes["but_first"][at[256]],
+        "largest": max(change["largest"] for change in data["all"]),
+    }
+
+
+def _table_properties(data: dict) -> Numbers:
+    found = {name.replace(" ", "_"): entry["translation_invariance"] for name, entry in data["by_proximity"].items()}
+    return found | {"sinusoids": data["sinusoids"]["translation_invariance"]}
+
+
+def _attention_properties(data: dict) -> Numbers:
+    shares = [head["translation_invariance"] for head in data["heads"]]
+    best = shares.index(max(shares))
+    mean = data["mean"]
+    return {
+        "translation_invariance": mean["translation_invariance"],
+        "local_monotonicity": mean["local_monotonicity"],
+        "symmetry": mean["symmetry"],
+        "earlier": 1 - mean["later"],
+        "best": shares[best],
+        "best_head": 1 + best,
+        "best_head_earlier": 1 - data["heads"][best]["later"],
+    }
+
+
+def _position_term(data: dict) -> Numbers:
+    shares = sorted(data["toeplitz"])
+    half = len(shares) // 2
+    return {
+        "median": (shares[half] + shares[~half]) / 2,
+        "largest": shares[-1],
+        "largest_head": 1 + data["toeplitz"].index(shares[-1]),
+        "by_chance": data["by_chance"],
+    }
+
+
+READERS = {
+    "similarity": _similarity,
+    "distance": _distance,
+    "dimensions": _dimensions,
+    "spaces": _spaces,
+    "terms": _terms,
+    "probes": _probes,
+    "order": _order,
+    "phase-shift": _phase_shift,
+    "table-properties": _table_properties,
+    "attention-properties": _attention_properties,
+    "position-term": _position_term,
+}
+
+
+def first_row(checkpoint: str) -> Numbers:
+    """How the row of [CLS] in a checkpoint's table differs from the others; cosines are of the rows without their mean."""
+    import torch
+
+    from hf_posenc.analysis import study
+
+    vectors = study(checkpoint).position_vectors().double()
+    norms = vectors.norm(dim=1)
+    centred = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1)
+    cosines = centred[1:] @ centred[0]
+    return {
+        "norm_over_median": float(norms[0] / norms.median()),
+        "norm_over_next": float(norms[0] / norms[1:].max()),
+        "largest_cosine": float(cosines.abs().max()),
+    }
+
+
+def measured(checkpoint: str) -> Numbers:
+    """All numbers of the page, from the report and the conversions in the folder of outputs."""
+    report = json.loads((ROOT / OUTPUTS / "report.json").read_text(encoding="utf-8"))
+    conversions = {}
+    for scheme in CONVERSIONS:
+        conversion = json.loads((ROOT / OUTPUTS / scheme / "conversion.json").read_text(encoding="utf-8"))
+        healed = [row for row in conversion["rows"] if row["stage"] == "heal"][-1]
+        conversions[scheme] = {name: healed[name] for name in ("length", "token_cosine", "sentence_cosine")}
+    models = {
+        model: numbers_of(report["figures"], model) | {"longest": facts["longest"]}
+        for model, facts in ((facts["name"], facts) for facts in report["models"])
+    }
+    return {
+        "versions": report["versions"],
+        "max_steps": STEPS,
+        "conversions": conversions,
+        "models": models,
+        "first_row": first_row(checkpoint),
+    }
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # + 0.0: nothing is not less than nothing
+
+
+def table(found: Numbers) -> str:
+    """The models side by side, as Markdown."""
+
+    def cells(figure: str, write: Callable[[Numbers], str]) -> list[str]:
+        return [write(model[figure]) if figure in model else "–" for model in found["models"].values()]
+
+    agreement = ["–", *(f"{conversion['token_cosine']:.3f}" for conversion in found["conversions"].values())]
+    rows = [
+        (
+            "reads at most",
+            [f"{model['longest']} tokens" if model["longest"] else "no limit" for model in found["models"].values()],
+        ),
+        ("cosine of token vectors with MiniLM's", agreement),
+        (
+            "heads of layer 1 that positions lead",
+            cells("terms", lambda n: f"{len(n['position_heads'])} of {n['heads']}"),
+        ),
+        ("position, R² before layer 1", cells("probes", lambda n: f"{n['position'][0]:.2f}")),
+        ("… after the layer that tells it best", cells("probes", lambda n: f"{max(n['position'][1:]):.2f}")),
+        ("… after the last layer", cells("probes", lambda n: f"{n['position'][-1]:.2f}")),
+        ("text changes, its words shuffled", cells("order", lambda n: percent(n["shuffled"]))),
+        ("… from “Tom bit a dog” to “a dog bit Tom”", cells("order", lambda n: percent(n["example"]))),
+        ("two neighbours that swap places", cells("order", lambda n: percent(n["neighbours"]))),
+        ("two words 32 apart that do", cells("order", lambda n: percent(n["far"]))),
+        ("text changes, moved by 1 position", cells("phase-shift", lambda n: percent(n["by_1"], 1))),
+        ("… by 256", cells("phase-shift", lambda n: percent(n["by_256"], 1))),
+        ("… by 1, all but [CLS]", cells("phase-shift", lambda n: percent(n["but_first_by_1"], 1))),
+        (
+            "attention on one word repeated: explained by distance",
+            cells("attention-properties", lambda n: percent(n["translation_invariance"])),
+        ),
+        ("… symmetric", cells("attention-properties", lambda n: percent(n["symmetry"]))),
+    ]
+    lines = [
+        [CORNER, *found["models"]],
+        ["---", *["---:"] * len(found["models"])],
+        *([name, *row] for name, row in rows),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def replace_table(page: str, table: str) -> str:
+    """The page with a table in the place of the one with the same corner."""
+    page, count = re.subn(rf"^\| {CORNER} \|.*(\n\|.*)*", lambda _: table, page, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"expected one table that begins with {CORNER!r}, found {count}")
+    return page
+
+
+def statements(found: Numbers) -> list[str]:
+    """Everything with a number in it that the page says outside its table, each as it stands there."""
+    own, t5, rope = found["models"].values()
+    row = found["first_row"]
+    similar, swing, moving = own["similarity"], own["distance"], own["dimensions"]
+    embeddings, queries, keys = (own["spaces"][name] for name in ("embeddings", "queries", "keys"))
+    terms, probes, order, shift = own["terms"], own["probes"], own["order"], own["phase-shift"]
+    vectors, attention, positions = own["table-properties"], own["attention-properties"], own["position-term"]
+    position, distance = probes["position"], probes["distance"]
+    return [
+        f"have a cosine of {similar['next']:.2f}",
+        f"falls below one half at distance {similar['half_at']}",
+        f"those about {similar['lowest_at']} apart (−{abs(similar['lowest']):.2f})",
+        f"one head ({swing['largest_head']}) swings by {swing['largest']:.0f} with the distance, others by {swing['smallest']:.1f}",
+        f"over 64 positions ({percent(moving['sinusoids']['moving_over_64'])}) and less so the further one looks "
+        f"({percent(moving['sinusoids']['moving_over_all'])} over 512)",
+        f"{percent(moving['own']['directions'], 1)} of the width ({moving['own']['directions'] * 384:.0f} of 384) hold 95 % of the table's variance",
+        f"of sinusoids it takes {percent(moving['sinusoids']['directions'], 1)}",
+        f"the {embeddings['position_dimensions']} dimensions that hold 90 % of the positions' variance hold "
+        f"{percent(embeddings['words_in_positions'], 1)} of the words', where random ones would hold {percent(embeddings['words_by_chance'], 1)}",
+        f"the smallest angle between the two subspaces is {embeddings['angle']:.0f}° (random: {embeddings['random_angle']:.0f}°)",
+        f"({queries['words_in_positions'] * 100:.1f} and {percent(keys['words_in_positions'], 1)}, by chance "
+        f"{queries['words_by_chance'] * 100:.1f} and {percent(keys['words_by_chance'], 1)})",
+        f"angles begin at {queries['angle']:.0f}° and {keys['angle']:.0f}° (random: {queries['random_angle']:.0f}° and {keys['random_angle']:.0f}°)",
+        f"{queries['positions_in_words'] * 100:.0f} and {percent(keys['positions_in_words'])} of the positions' variance lies where 90 % of the "
+        f"words' is (by chance {queries['positions_by_chance'] * 100:.0f} and {percent(keys['positions_by_chance'])})",
+        f"{len(terms['position_heads'])} heads of {terms['heads']} ({listed(terms['position_heads'])})",
+        f"head {terms['largest_head']} practically all of it ({terms['largest']:.2f})",
+        f"are small ({terms['cross_next']:.2f} and less), with one exception: in head {terms['cross_largest_head']} words ask positions "
+        f"({terms['cross_largest']:.2f})",
+        f"larger than these in all heads but {listed(terms['heads_with_more_cross_than_constant'])}",
+        f"within {probes['error'][0]:.0f} tokens before the first layer (R² {position[0]:.2f}), nearly as well up to layer 4 ({position[4]:.2f})",
+        f"loses it in the last two ({position[5]:.2f}, {position[6]:.2f}: off by {probes['error'][6]:.0f} tokens, where a constant is off by "
+        f"{probes['error_of_a_constant']:.0f})",
+        f"The same weights without positions reach {probes['position_without']:.2f}",
+        f"{distance[0]:.2f} before the first layer, {distance[2]:.2f} after the second, {distance[5]:.2f} after the fifth",
+        f"a text of {order['tokens']} tokens moves its vector by {percent(order['shuffled'])} of what unrelated texts differ by",
+        f"“Tom bit a dog” is {percent(order['example'])} from “a dog bit Tom”",
+        f"change by {percent(order['neighbours'])}, words {order['far_apart']} apart by {percent(order['far'])}",
+        f"changes its vector by {percent(shift['by_1'], 1)}**, {shift['by_1'] / shift['but_first_by_1']:.0f} times as much as moving all of it but "
+        f"[CLS] ({percent(shift['but_first_by_1'], 1)})",
+        f"its norm is {row['norm_over_median']:.1f} times the median and {row['norm_over_next']:.1f} times the next largest, and its cosine with "
+        f"any other (the mean row taken off) at most {row['largest_cosine']:.2f}",
+        f"by {percent(shift['by_256'])} at 256 positions",
+        f"of the table's, distance alone explains {percent(vectors['inner_product'])} (of its cosines {percent(vectors['cosine'])})",
+        f"distance explains {percent(attention['translation_invariance'])} of the variance of the first layer's mean attention",
+        f"It is not symmetric ({percent(attention['symmetry'])}): {percent(attention['earlier'])} of what goes to other places goes to earlier ones",
+        f"head {attention['best_head']} (distance explains {percent(attention['best'])}) gives {percent(attention['best_head_earlier'])} of it to "
+        "earlier ones",
+        f"distance explains {percent(positions['median'])} in the median head and {percent(positions['largest'])} in head "
+        f"{positions['largest_head']} (by chance {percent(positions['by_chance'], 1)})",
+        f"whose bias swings most, by {t5['distance']['largest']:.1f}, and the others' by {t5['distance']['smallest']:.1f} or more",
+        f"swings by {rope['distance']['largest']:.1f} at most, in head {rope['distance']['largest_head']} again",
+        f"it leads the heads {listed(t5['terms']['position_heads'])}",
+        f"and have {rope['terms']['largest']:.2f} of the variance at most (in head {rope['terms']['largest_head']})",
+        f"nothing tells where a token is ({t5['probes']['position'][0]:.2f})",
+        f"{t5['probes']['position'][1]:.2f} after the first layer, {t5['probes']['position'][3]:.2f} after the third, and "
+        f"{t5['probes']['position'][-1]:.2f} after the last, where the original has {position[-1]:.2f}",
+        f"`rope` gets to {max(rope['probes']['position']):.2f} and is left with {rope['probes']['position'][-1]:.2f}",
+        f"by more than {max(t5['phase-shift']['largest'], rope['phase-shift']['largest']):.0e}",
+        f"as much as to the original ({percent(t5['order']['shuffled'])}, shuffled)",
+        f"({percent(rope['order']['shuffled'])}, and {percent(rope['order']['example'])} between Tom and the dog)",
+        f"by construction ({percent(t5['position-term']['median'])}), and {percent(t5['attention-properties']['translation_invariance'], 1)} of the "
+        "mean attention",
+        f"Its head {t5['attention-properties']['best_head']} gives {percent(t5['attention-properties']['best_head_earlier'])} to earlier places",
+        f"`rope` gives {percent(rope['attention-properties']['earlier'])} to either side",
+    ]
+
+
+def listed(numbers: list[int]) -> str:
+    """Numbers as they stand in a sentence: 3, 4 and 5."""
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def missing(page: str, found: Numbers) -> list[str]:
+    """Statements that the page does not make, wherever its lines break."""
+    flat = " ".join(page.split())
+    return [statement for statement in statements(found) if statement not in flat]
+
+
+def unfounded(page: str, found: Numbers) -> list[str]:
+    """Percentages, angles and numbers with a decimal point in the page, outside its table and code, that no statement has."""
+    without_code = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    flat = " ".join(re.sub(r"^\|.*$", "", without_code, flags=re.MULTILINE).split())
+    for statement in sorted(statements(found), key=len, reverse=True):
+        flat = flat.replace(statement, "")
+    return re.findall(r".{0,30}(?<!\w)\d+(?:\.\d+| %|°).{0,10}", flat)
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    sys.path.insert(0, str(ROOT / "examples"))
+    from minilm import packaged_minilm
+
+    checkpoint = packaged_minilm()
+    make(checkpoint)
+    found = _rounded(measured(checkpoint))
+    NUMBERS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    FOLDER.mkdir(exist_ok=True)
+    for name, picture in pictures((ROOT / OUTPUTS / "report.html").read_text(encoding="utf-8")).items():
+        figure, _, model = name.removesuffix(".png").rpartition("-")
+        if figure in SHOWN.get(model, ()):
+            (FOLDER / name).write_bytes(small(picture))
+    page = replace_table(PAGE.read_text(encoding="utf-8"), table(found))
+    PAGE.write_text(page, encoding="utf-8")
+    for statement in missing(page, found):
+        print(f"the page does not say: {statement}")
+    for number in unfounded(page, found):
+        print(f"no number stands behind: {number}")
+
+
+def _rounded(value: Any, digits: int = 5) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(entry, digits) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry, digits) for entry in value]
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What docs/what-positions-do.md says follows from what was measured."""
+
+import json
+import re
+import runpy
+import sys
+
+import numpy as np
+import pytest
+from fresh_process import ROOT
+
+
+PAGE = (ROOT / "docs" / "what-positions-do.md").read_text(encoding="utf-8")
+FOUND = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def script() -> dict:
+    """docs/what_positions_do.py."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    yield runpy.run_path(str(ROOT / "docs" / "what_positions_do.py"))
+    sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_page_says_what_was_measured_and_no_other_number(script):
+    assert script["missing"](PAGE, FOUND) == []
+    assert script["unfounded"](PAGE, FOUND) == []
+    assert f"\n\n{script['table'](FOUND)}\n\n" in PAGE
+
+
+def test_numbers_that_were_not_measured_are_noticed(script):
+    assert len(script["statements"](FOUND)) > 30
+    [added] = script["unfounded"](PAGE + "\n\nThat is 12.5 times as much.\n", FOUND)
+    assert "12.5" in added
+    first = script["statements"](FOUND)[0]
+    changed = PAGE.replace(re.search(r"\d+\.\d+", first)[0], "0.123")
+    assert first in script["missing"](changed, FOUND)
+
+
+def test_the_commands_are_those_that_were_run(script):
+    commands = script["commands"]("path/to/all-MiniLM-L6-v2")
+    for command in commands:
+        assert " ".join(part for part in command if part != "--resume") in PAGE
+    assert FOUND["max_steps"] == script["STEPS"] and f"--max_steps {script['STEPS']}" in PAGE
+
+
+def test_its_pictures_are_there_and_no_others(script):
+    shown = {f"{figure}-{model}.png" for model, figures in script["SHOWN"].items() for figure in figures}
+    assert shown == {*re.findall(r"\]\(pictures/([^)]+)\)", PAGE)}
+    assert all((ROOT / "docs" / "pictures" / name).is_file() for name in shown)
+
+
+def test_numbers_are_taken_out_of_a_report_as_they_are(script, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests" / "analysis")
+    from reading import documents, subject
+
+    from hf_posenc.analysis import report
+
+    models = subject("absolute", max_position_embeddings=640), subject("t5")
+    made = report(*models, texts=documents(30, length=300), progress=False)
+    records = {name: [finding.record for finding in row] for name, row in made.findings.items()}
+    figures = json.loads(json.dumps(made.to_dict()))["figures"]
+    own, other = (script["numbers_of"](figures, model.name) for model in models)
+    assert {*own} == {*script["READERS"]} and {*own} - {*other} == {
+        "similarity",
+        "dimensions",
+        "spaces",
+        "table-properties",
+    }
+
+    median = records["similarity"][0].median
+    assert own["similarity"]["lowest"] == median.min() and median[own["similarity"]["lowest_at"]] == median.min()
+    assert median[own["similarity"]["half_at"]] < 0.5 <= median[: own["similarity"]["half_at"]].min()
+    for numbers, found in zip((own, other), records["distance"]):
+        swings = np.ptp(found.curves[0].mean, axis=1)
+        assert numbers["distance"]["largest"] == pytest.approx(swings.max())
+        assert numbers["distance"]["largest_head"] == 1 + swings.argmax()
+    for numbers, found in zip((own, other), records["terms"]):
+        assert numbers["terms"]["position_heads"] == [1 + head for head in found.position_heads]
+        assert numbers["terms"]["largest"] == found.layers[0].position_share.max()
+    words_ask, positions_ask, constant = (
+        records["terms"][0].layers[0].shares[:, records["terms"][0].layers[0].terms.index(term)]
+        for term in ("word-position", "position-word", "constant-word")
+    )
+    cross = np.maximum(words_ask, positions_ask)
+    assert (
+        own["terms"]["cross_largest_head"] == 1 + cross.argmax() and own["terms"]["cross_next"] == np.sort(cross)[-2]
+    )
+    assert own["terms"]["heads_with_more_cross_than_constant"] == [1 + i for i in np.flatnonzero(cross >= constant)]
+    overlap = records["spaces"][0].spaces[1].overlaps[2]
+    assert overlap.share == 0.9 and own["spaces"]["queries"]["words_by_chance"] == overlap.words_by_chance
+    assert own["spaces"]["queries"]["positions_by_chance"] == overlap.positions_by_chance
+    for numbers, found in zip((own, other), records["phase-shift"]):
+        for change, shift in zip(found.all, found.shifts):
+            if shift in (1, 256):
+                assert numbers["phase-shift"][f"by_{shift}"] == change.text
+    for numbers, found in zip((own, other), records["attention-properties"]):
+        assert numbers["attention-properties"]["earlier"] == pytest.approx(1 - found.mean.later)
+        best = numbers["attention-properties"]["best_head"] - 1
+        assert found.heads[best].translation_invariance == max(head.translation_invariance for head in found.heads)
+    assert own["position-term"]["median"] == pytest.approx(np.median(records["position-term"][0].toeplitz))
+    assert own["dimensions"]["own"]["moving_over_64"] == records["dimensions"][0].tables[1].moving[0]
+    assert own["probes"]["position"] == records["probes"][0].r2["position"]["model"].tolist()
