@@ -133,6 +133,7 @@ def read_table(file: Path, columns: list[str]) -> list[tuple[str, str]]:
 def fine_tune(work: Path, output: Path, metric: str, training: dict[str, Any]) -> None:
     given = {
         "model_name_or_path": packaged_minilm(),
+        "position_scheme": "absolute",
         "train_file": work / "train.tsv",
         "validation_file": work / "dev.tsv",
         "metric": metric,
