@@ -189,20 +189,9 @@ def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
     """As [`_project_v1`], of v2 and v3."""
     heads, types = attention.num_attention_heads, attention.pos_att_type
     scaling = 1 / math.sqrt(attention.attention_head_size * (1 + ("c2p" in types) + ("p2c" in types)))
-    inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
     if _projects_jointly(attention, distances, table):
-        states = hidden_states.flatten(0, 1)
-        joint = torch.cat([states, table[distances.start : distances.stop]])
-        query, query_rows = inputs[0](joint).split([len(states), len(joint) - len(states)])
-        key, key_rows = inputs[1](joint).split([len(states), len(joint) - len(states)])
-        query, key = (projected.unflatten(0, hidden_states.shape[:2]) for projected in (query, key))
-        shaped = query, key, inputs[2](hidden_states)
-        tables = {
-            "query_table": split_heads(key_rows, heads) * scaling if "c2p" in types else None,
-            "key_table": split_heads(query_rows, heads) * scaling if "p2c" in types else None,
-        }
-        terms = [RelativeTerm(distances.rows - distances.start, **tables)]
-        return *(split_heads(projected, heads) for projected in shaped), scaling, terms
+        return _project_jointly(attention, hidden_states, distances, table, scaling)
+    inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     own = "" if attention.share_att_key else "pos_"
     key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
@@ -212,15 +201,33 @@ def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
 
 
 def _projects_jointly(attention: nn.Module, distances: Distances, table: torch.Tensor | None) -> bool:
-    """Whether hidden states and the rows of the table are one product with each matrix: short inputs take the time that
-    reading these takes."""
+    """Whether hidden states and rows of the table make one product with each matrix: a short text takes as long as reading
+    the matrix does."""
     return (
         attention.share_att_key
+        and bool(attention.pos_att_type)
         and table is not None
         and distances.rows is not None
         and distances.stop - distances.start <= FEW_ROWS
         and all(is_plain(module) for module in (attention.query_proj, attention.key_proj, attention.pos_dropout))
     )
+
+
+def _project_jointly(
+    attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor, scaling: float
+):
+    """What [`_project_v2`] returns, with two products less."""
+    heads, types, tokens = attention.num_attention_heads, attention.pos_att_type, hidden_states.shape[:2]
+    joint = torch.cat([hidden_states.flatten(0, 1), table[distances.start : distances.stop]])
+    query, query_rows = attention.query_proj(joint).tensor_split([tokens.numel()])
+    key, key_rows = attention.key_proj(joint).tensor_split([tokens.numel()])
+    term = RelativeTerm(distances.rows - distances.start)
+    if "c2p" in types:
+        term.query_table = split_heads(key_rows, heads) * scaling
+    if "p2c" in types:
+        term.key_table = split_heads(query_rows, heads) * scaling
+    projected = query.unflatten(0, tokens), key.unflatten(0, tokens), attention.value_proj(hidden_states)
+    return *(split_heads(states, heads) for states in projected), scaling, [term]
 
 
 def _terms(
