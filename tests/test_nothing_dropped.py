@@ -398,7 +398,8 @@ class TestFlags:
         values = {"position_scheme": scheme}
         if flag == "position_max_distance" and "position_buckets" in FLAGS_OF[scheme]:
             values["position_buckets"] = 8
-        batch = inputs(length=40)
+        # A stretched table has no room for strides in texts that are nearly as long as it is.
+        batch = inputs(length=12 if flag == "position_stride" else 40)
         results = []
         for flags in (values, {**values, flag: value}):
             torch.manual_seed(0)
