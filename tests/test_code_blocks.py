@@ -50,7 +50,7 @@ BLOCK = re.compile(
 PRETRAINED = ("google-bert/bert-base-uncased", "google-bert/bert-base-cased", "path/to/all-MiniLM-L6-v2")
 DEBERTA = ("microsoft/deberta-v3-base", "path/to/deberta-v3")
 CLASSIFIERS = ("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "path/to/reranker", "cross-encoder/ms-marco-MiniLM-L6-v2")
-VARIANTS = ("path/to/variant", "me/minilm-t5", "outputs/t5", "outputs/rope")
+VARIANTS = ("path/to/variant", "me/minilm-t5")
 
 
 @dataclass

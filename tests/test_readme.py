@@ -25,8 +25,9 @@ PAGES = {
 README, SCHEMES_PAGE = PAGES["README.md"], PAGES["docs/schemes.md"]
 # Pages with numbers that no file in benchmarks/results has.
 UNRECORDED = {
-    "docs/conversion.md",
+    "docs/conversion.md",  # its tables are compared whole
     "docs/kernels.md",  # profiles of single calls
+    "docs/long-documents.md",  # what was tried; its tables have a test of their own
     "docs/what-positions-do.md",  # the command at its top makes them again
 }
 
