@@ -96,6 +96,8 @@ DEFAULTS = {
     "logging_steps": 20,
     "save_strategy": "no",
 }
+# Where no scheme is asked for: one without a table, whose bucket of all far distances has its share of short windows.
+POSITIONS = {"position_scheme": "t5", "position_max_distance": 32}
 # The settings that a result depends on most.
 RECORDED = (
     "max_steps",
@@ -320,16 +322,18 @@ def write_results(
 
 def main() -> None:
     kinds = QuickstartArguments, PositionArguments, PositionTrainingArguments
-    parser = ScriptParser(kinds, position_scheme="t5", **DEFAULTS)
+    parser = ScriptParser(kinds, position_scheme=None, **DEFAULTS)
     try:
         arguments, positions, training = parser.parse()
         checkpoint = arguments.model_name_or_path or packaged_minilm()
-        configs = load_configs(checkpoint, positions.flags(), arguments.compare_with)
+        flags = ({} if positions.position_scheme else POSITIONS) | positions.flags()
+        configs = load_configs(checkpoint, flags, arguments.compare_with)
         data = load_data(arguments, checkpoint)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 
     logging.disable_progress_bar()  # of weights that are loaded: there is one bar
+    logging.set_verbosity_error()  # no report for each model that its head is new; warnings of hf_posenc stay
     bar = OneBar(len(configs), disable=bool(training.disable_tqdm) or not training.should_save)
     results = [fine_tune(checkpoint, config, training, data, bar) for config in configs]
     bar.bar.close()

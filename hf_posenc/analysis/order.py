@@ -105,10 +105,6 @@ def reorder(words: Sequence[int | None], order: Sequence[int]) -> torch.Tensor:
     return torch.tensor([place if word is None else next(moved) for place, word in enumerate(words)])
 
 
-def _cosine_distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return 1 - torch.cosine_similarity(first.double(), second.double(), dim=-1)
-
-
 class _Texts:
     """Windows of text with the last vectors of a model for them as they stand, which others are compared with.
 
@@ -155,7 +151,8 @@ class _Texts:
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return 1 - torch.cosine_similarity(first.double(), second.double(), dim=-1)
+    """1 - cosine, which rounding takes no lower than 0."""
+    return (1 - torch.cosine_similarity(first.double(), second.double(), dim=-1)).clamp(min=0)
 
 
 def _read(model: Subject | str, texts: Iterable[str] | None, length: int, count: int, seed: int) -> _Texts:

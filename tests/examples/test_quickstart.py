@@ -163,6 +163,7 @@ def test_there_is_one_progress_bar(finished):
     counted = [int(done) for _, done, _ in bars]
     assert counted == sorted(counted) and counted[-1] == 9
     assert finished[0].stderr.count("%|") == len(bars), finished[0].stderr
+    assert "UNEXPECTED" not in finished[0].stderr and "leaves out" in finished[0].stderr
 
 
 @pytest.mark.slow
@@ -324,6 +325,24 @@ def test_models_to_compare_are_each_there_once(checkpoint):
     assert names([], position_scheme="rope") == ["rope"]
     [config] = quickstart.load_configs(str(checkpoint), {"position_scheme": "t5", "position_buckets": 8}, ["t5"])
     assert config.position_buckets == 8, "flags are those that were given"
+
+
+def test_without_a_scheme_it_is_one_that_reads_on(checkpoint, text_file, run_main, monkeypatch):
+    asked = []
+    monkeypatch.setattr(quickstart, "fine_tune", lambda checkpoint, config, *rest: asked.append(config) or sys.exit())
+
+    def config(*arguments: str):
+        with pytest.raises(SystemExit):
+            run_main(
+                *(quickstart, "--model_name_or_path", checkpoint, "--text_file", text_file, "--compare_with", "none"),
+                *("--output_dir", text_file.parent / "outputs", *arguments),
+            )
+        return asked[-1]
+
+    assert (config().position_scheme, config().position_max_distance) == ("t5", 32)
+    assert config("--position_max_distance", "40").position_max_distance == 40
+    assert config("--position_scheme", "t5").position_max_distance is None, "the scheme's own"
+    assert config("--position_scheme", "rope").position_scheme == "rope"
 
 
 def test_long_windows_are_cut_from_held_out_text_and_measured_as_they_are(checkpoint, text_file, tmp_path):
