@@ -84,7 +84,8 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
         rows, stop = _reached(x.shape[1], num_buckets)
     length, rows = x.shape[1], rows.to(x.device)
     bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)).t()
-    is_short = length < BLOCKS_FROM and x.device.type == "cpu" and not is_traced()
+    # A length that is traced is any length.
+    is_short = not is_traced() and x.device.type == "cpu" and length < BLOCKS_FROM
     pairs = spread(bias[:, rows], length, length)[None].contiguous() if is_short else None
     return Bias(implementation, rows, bias, pairs)
 
