@@ -241,7 +241,9 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
         config = quickstart.load_config(str(checkpoint), position_scheme=scheme)
         quickstart.fine_tune(str(checkpoint), config, training, data)
     assert len(data.train) < 12 * 8, "the comparison should go beyond the first epoch"
-    assert seen["absolute+t5"] == seen["none"] == seen["rope"]
+    # What follows is evaluated: long windows too, where a scheme can read them.
+    trained = {scheme: batches[:12] for scheme, batches in seen.items()}
+    assert trained["absolute+t5"] == trained["none"] == trained["rope"]
     assert seen["none"][0] != [feature["input_ids"] for feature in data.train[:8]], "nothing was shuffled"
     assert torch.equal(heads[0], heads[1]) and torch.equal(heads[0], heads[2])
 
