@@ -23,6 +23,8 @@ from .windows import Windows, cut
 
 # A text and the order of words that turns it round.
 EXAMPLE = ("Tom bit a dog", (2, 3, 1, 0))
+# 1 - cosine below which vectors are the same but for rounding.
+SAME = 1e-6
 REVERSED, SHUFFLED = "words reversed", "words shuffled"
 
 
@@ -123,6 +125,10 @@ class _Texts:
         others, places = self.states.roll(1, dims=0), windows.places
         self.unrelated_tokens = _distance(self.states[:, places], others[:, places.roll(1)]).mean().item()
         self.unrelated_texts = _distance(self.states.mean(1), others.mean(1)).mean().item()
+        if min(self.unrelated_tokens, self.unrelated_texts) < SAME:
+            raise ValueError(
+                "changes are compared with those between texts, and all texts have the same vectors: is every word unknown?"
+            )
 
     def last(self, input_ids: torch.Tensor, **inputs) -> torch.Tensor:
         """Vectors (windows, length, width) of the last layer."""

@@ -113,6 +113,10 @@ class TestOrderSensitivity:
 
 
 class TestPhaseShift:
+    def test_texts_of_unknown_words_alone_are_an_error(self):
+        with pytest.raises(ValueError, match="is every word unknown"):
+            phase_shift(subject("absolute"), ["unheard " * 200] * 4, length=24)
+
     @pytest.mark.parametrize("scheme", [*PURE, "none"])
     def test_is_nothing_in_schemes_of_distances_alone(self, scheme):
         """To 1e-5; [CLS] alone staying behind is a change of distances."""
