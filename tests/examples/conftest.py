@@ -6,6 +6,7 @@ from types import ModuleType
 
 import datasets
 import pytest
+from transformers.utils import logging
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -59,3 +60,12 @@ def mistake_in_training(mistake, tmp_path, monkeypatch) -> Callable[..., str]:
         return mistake(script, *right, *arguments.split())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def transformers_as_talkative_as_before():
+    """Scripts say for their process what transformers logs; here they share one."""
+    before = logging.get_verbosity()
+    yield
+    logging.set_verbosity(before)
+    logging.enable_progress_bar()
