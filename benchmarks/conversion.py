@@ -25,6 +25,7 @@ from typing import Any
 import report
 import torch
 from minilm import packaged_minilm
+from records import as_markdown
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
@@ -173,11 +174,6 @@ def decimals(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]])
-
-
 def row_of(record: dict, stage: str, length: int) -> dict:
     found = [row for row in record["rows"] if row["stage"] == stage and row["length"] == length]
     return found[-1] if found else {}
@@ -239,7 +235,7 @@ def page(records: list[dict]) -> str:
     parts = []
     for sentence, names, row, header in made:
         rows = [row(record) for record in records if record["name"] in names]
-        parts += [sentence, markdown(header, rows)] if rows else []
+        parts += [sentence, as_markdown(header, rows)] if rows else []
     return "\n\n".join(parts)
 
 

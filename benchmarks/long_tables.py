@@ -6,11 +6,10 @@ Puts all tables that there are between the page's two marks, and the plot into d
 """
 
 import argparse
-import re
 import shutil
 from pathlib import Path
 
-from report import RESULTS
+from report import RESULTS, replace_marked
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "long-documents.md"
@@ -33,10 +32,7 @@ def block() -> str:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     text = PAGE.read_text(encoding="utf-8")
-    text, count = re.subn(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}{block()}{END}", text, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"{PAGE} has no marks {BEGIN.strip()} and {END.strip()}")
-    PAGE.write_text(text, encoding="utf-8")
+    PAGE.write_text(replace_marked(text, BEGIN, END, f"{BEGIN}{block()}{END}"), encoding="utf-8")
     plot = RESULTS / "long_documents" / "results.png"
     if plot.is_file():
         shutil.copyfile(plot, PICTURE)

@@ -19,6 +19,7 @@ import report
 import torch
 from contestants import STOCK
 from minilm import packaged_minilm
+from records import as_markdown
 from safetensors.torch import load_file
 from torch.nn import functional
 
@@ -51,6 +52,11 @@ UNPADDED = [
 Runs = dict[str, list[dict[str, Any]]]
 
 
+def results_of(name: str) -> list[dict[str, Any]]:
+    """The entries of a file in results/."""
+    return json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+
+
 def read_runs(folder: Path) -> Runs:
     """The runs of a comparison by their scheme; nothing where there is no such folder."""
     runs: Runs = {}
@@ -77,12 +83,6 @@ def deviations_above(own: list[float], baseline: list[float]) -> float:
     return (statistics.fmean(own) - statistics.fmean(baseline)) / pooled
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Markdown; all columns but the first are numbers."""
-    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]])
-
-
 def quality_table(punctuation: Runs, wikitext: Runs) -> str:
     """A row per scheme: F1 on punctuation, how far above `none`, and the loss on WikiText at each length."""
     baseline = values(punctuation["none"], "64", "f1")
@@ -95,7 +95,7 @@ def quality_table(punctuation: Runs, wikitext: Runs) -> str:
         rows.append((statistics.fmean(f1), [scheme, written(f1), above, *losses]))
     ranked = [row for _, row in sorted(rows, key=lambda row: -row[0])]
     heads = ["WikiText-2: loss" * (i == 0) + f" at {length}" for i, length in enumerate(lengths)]
-    return table(["scheme", "punctuation: F1", "above none", *map(str.strip, heads)], ranked)
+    return as_markdown(["scheme", "punctuation: F1", "above none", *map(str.strip, heads)], ranked)
 
 
 def curve_table(punctuation: Runs) -> str:
@@ -108,7 +108,7 @@ def curve_table(punctuation: Runs) -> str:
         curves = [dict(run["learning_curve"]) for run in punctuation[scheme]]
         means = [f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in CURVE_STEPS]
         rows.append([scheme, *means])
-    return table(["training loss at step", *map(str, CURVE_STEPS)], rows)
+    return as_markdown(["training loss at step", *map(str, CURVE_STEPS)], rows)
 
 
 def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
@@ -120,11 +120,13 @@ def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
     """
     rows: dict[str, list[str]] = {}
     for number, (_, name, mode, key) in enumerate(columns):
-        for entry in json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]:
+        for entry in results_of(name):
             if entry["mode"] == mode and entry["model"] != STOCK:
                 cells = rows.setdefault(entry["model"], [""] * len(columns))
                 cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
-    return table([corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()])
+    return as_markdown(
+        [corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()]
+    )
 
 
 def fast_attention_table() -> str:
@@ -136,7 +138,7 @@ def fast_attention_table() -> str:
         "ONNX Runtime": "ONNX Runtime",
         "BERT of the same size, sdpa": "BERT of the same size, sdpa",
     }
-    entries = json.loads((report.RESULTS / "stock_attention.json").read_text(encoding="utf-8"))["results"]
+    entries = results_of("stock_attention")
     # Families and modes as they come, batches from small to large.
     groups = [*dict.fromkeys((entry["family"], entry["mode"]) for entry in entries)]
     entries.sort(key=lambda entry: (groups.index((entry["family"], entry["mode"])), _tokens(entry["shape"])))
@@ -145,7 +147,7 @@ def fast_attention_table() -> str:
         batches = f"{entry['family']}, {entry['mode']}, {entry['shape'].replace('x', ' x ')}"
         found = [entry["speed"].get(name) for name in columns.values()]
         rows.append([batches, *("" if speed is None else f"{speed:.1f}" for speed in found)])
-    return table(["batch x length", *columns], rows)
+    return as_markdown(["batch x length", *columns], rows)
 
 
 def _tokens(shape: str) -> tuple[int, int]:
@@ -155,27 +157,25 @@ def _tokens(shape: str) -> tuple[int, int]:
 
 def fast_attention() -> dict[str, dict[str, float]]:
     """Of DeBERTa-v3, forward: times as fast as eager, by shape, then by contestant."""
-    entries = json.loads((report.RESULTS / "stock_attention.json").read_text(encoding="utf-8"))["results"]
+    entries = results_of("stock_attention")
     chosen = (entry for entry in entries if (entry["family"], entry["mode"]) == ("DeBERTa-v3", "forward"))
     return {entry["shape"]: entry["speed"] for entry in chosen}
 
 
 def padding() -> dict[tuple[str, str], dict[str, Any]]:
     """By batches and mode: the share of padding, and of each model times as fast as stock BERT."""
-    entries = json.loads((report.RESULTS / "padding.json").read_text(encoding="utf-8"))["results"]
     return {
         (entry["batches"].split(",")[0], entry["mode"]): {
             "padding": entry["padding"],
             **{name: 1 / model["ratio"] for name, model in entry["models"].items()},
         }
-        for entry in entries
+        for entry in results_of("padding")
     }
 
 
 def model_ratio(name: str, model: str, mode: str) -> str:
     """A multiple of stock BERT's time."""
-    entries = json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
-    [entry] = [entry for entry in entries if entry["model"] == model and entry["mode"] == mode]
+    [entry] = [entry for entry in results_of(name) if entry["model"] == model and entry["mode"] == mode]
     return f"{entry['ratio']:.2f}"
 
 
@@ -209,7 +209,7 @@ def figures() -> dict[str, list[str]]:
     rates = read_runs(report.RESULTS / "punctuation_rates")
     cola = {row[0]: row[2] for row in cells(cola_table())}
     speed, fast = padding(), fast_attention()
-    shift = of_report("phase-shift")
+    moved = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))["models"]["MiniLM"]
 
     def f1(scheme: str) -> str:
         return written(values(punctuation[scheme], "64", "f1"))
@@ -229,7 +229,7 @@ def figures() -> dict[str, list[str]]:
     def of_seeds(scheme: str, length: int) -> list[str]:
         return [f"{value:.3f}" for value in values(wikitext[scheme], str(length), "masked_loss")]
 
-    conversion = converted_cosine()
+    cosine = converted_cosine()
     forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
     own = f"its own positions {at('absolute', 256)} (one seed)"
     reached = sorted(of_seeds("transformer_xl", 64))
@@ -244,17 +244,17 @@ def figures() -> dict[str, list[str]]:
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         "README.md": [
-            f"a cosine of {conversion} with the original's",
+            f"a cosine of {cosine} with the original's",
             f"MiniLM keeps an F1 of {at('absolute+relative_key', 256)} in restoring punctuation with `absolute+relative_key`, and "
             f"falls to {at('absolute', 256)} with its own positions alone (one seed;",
             f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
             f"{fast['1x16']['hf_posenc']:.1f} times",
             "Moving a whole text by a single position changes MiniLM's vector of it by "
-            + percent(shift["all"][shift["shifts"].index(1)]["text"]),
+            + percent(moved["phase-shift"]["by_1"]),
             f"CoLA: {cola['absolute+t5']} beside {cola['absolute']} with its own positions",
             f"punctuation: F1 {at('absolute+t5', 64)}, its own positions {at('absolute', 64)} (one seed); without any {f1('none')}",
             f"F1 at four times the length: {at('absolute+relative_key', 256)}, {own}",
-            f"cosine of token vectors with the original's: {conversion}",
+            f"cosine of token vectors with the original's: {cosine}",
             f"F1 {f1('t5')}; pretrained positions {f1('absolute')}",
             f"masked words: loss {loss('rope', 64)}; `absolute` {loss('absolute', 64)}, no positions {loss('none', 64)}",
             f"loss at four times the length: {loss('relative', 256)}; `rope` {loss('rope', 256)}",
@@ -288,12 +288,6 @@ def cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
 
 
-def of_report(figure: str) -> dict[str, Any]:
-    """What a figure of `hf-posenc report` measured of MiniLM."""
-    found = json.loads((report.RESULTS / "positions_minilm.json").read_text(encoding="utf-8"))
-    return found["figures"][figure]["models"]["MiniLM"]["data"]
-
-
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
@@ -324,10 +318,7 @@ def replace_conversions(text: str) -> str:
     Raises:
         ValueError: the marks are not there, or there are several.
     """
-    text, count = re.subn(f"{BEGIN}.*{END}", lambda _: conversions(), text, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"expected {BEGIN} and {END} once, found them {count} times")
-    return text
+    return report.replace_marked(text, BEGIN, END, conversions())
 
 
 def replace_table(text: str, table: str) -> str:

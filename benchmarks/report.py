@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import statistics
 import sys
@@ -54,3 +55,15 @@ def write(name: str, results: dict[str, Any], markdown: str | None = None) -> No
     if markdown is not None:
         write_whole(RESULTS / f"{name}.md", markdown)
     print(f"wrote {RESULTS / name}.json")
+
+
+def replace_marked(text: str, begin: str, end: str, new: str) -> str:
+    """A text with `new` in place of two marks and what is between them.
+
+    Raises:
+        ValueError: the marks are not there, or there are several.
+    """
+    text, count = re.subn(f"{begin}.*{end}", lambda _: new, text, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"expected {begin.strip()} and {end.strip()} once, found them {count} times")
+    return text

@@ -37,7 +37,7 @@ from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read
 from minilm import packaged_minilm
 from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
 from quickstart import DEFAULTS, load_config
-from records import same_settings, write_json, write_whole
+from records import as_markdown, same_settings, write_json, write_whole
 from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
     AutoConfig,
@@ -382,12 +382,12 @@ def markdown_table(rows: list[Row], quality: str) -> str:
     lengths = list(rows[0].quality)
     heads = [f"{quality} at {length}" for length in lengths] if len(lengths) > 1 else [quality]
     header = ["scheme", *heads, "seeds", "new parameters", "time of a step / absolute"]
-    lines = ["| " + " | ".join(header) + " |", "|---|" + "---:|" * (len(header) - 1)]
+    lines = []
     for row in rows:
         values = [f"{mean:.3f}" + f" ± {spread:.3f}" * (row.seeds > 1) for mean, spread in row.quality.values()]
         cost = "" if row.relative_cost is None else f"{row.relative_cost:.2f}"
-        lines.append(f"| {' | '.join([row.scheme, *values, str(row.seeds), f'{row.position_parameters:,}', cost])} |")
-    return "\n".join(lines) + "\n"
+        lines.append([row.scheme, *values, str(row.seeds), f"{row.position_parameters:,}", cost])
+    return as_markdown(header, lines) + "\n"
 
 
 def csv_lines(runs: list[Run]) -> str:

@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 from arguments import ScriptParser
-from long_documents import has_bfloat16
 from long_texts import ids_of, read_articles
 from minilm import packaged_minilm
-from records import check_writable, same_settings, write_json, write_whole
+from records import as_markdown, check_writable, same_settings, write_json, write_whole
 from torch.nn.functional import cross_entropy
 from transformers import (
     AutoConfig,
@@ -41,6 +40,7 @@ from transformers import (
 
 from hf_posenc import position_parameters
 from hf_posenc.conversion import extend
+from hf_posenc.conversion.healing import has_bfloat16
 from hf_posenc.inspection import longest_sequence
 
 
@@ -220,7 +220,7 @@ class Task:
                 group["lr"] = group["highest"] * (1 - spent) * min(1, (step + 1) / 10)
             rows = max(1, BATCH_TOKENS // length)
             ids, labels = as_batch([mixed(self.learned, length, self.tokenizer, drawn) for _ in range(rows)])
-            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(model.device)):
                 logits = model(input_ids=ids).logits
             cross_entropy(logits.float().transpose(1, 2), labels, ignore_index=IGNORED).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -234,7 +234,7 @@ class Task:
         right, labelled = [], []
         for document in self.tested:
             ids, labels = as_batch([document])
-            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(model.device)):
                 guesses = model(input_ids=ids[:, :read]).logits[0].argmax(-1)
             hits = torch.full((self.longest,), 0.5)
             hits[: len(guesses)] = (guesses == labels[0, : len(guesses)]).float()
@@ -248,10 +248,7 @@ class Task:
 def table(runs: list[Run]) -> str:
     """Markdown: mean and standard deviation over the seeds, a row for each model and length."""
     depths = ["first quarter", "second", "third", "last"]
-    lines = [
-        f"| model | trained at | accuracy | seeds | {' | '.join(depths)} | steps |",
-        "|---|" + "---:|" * (len(depths) + 4),
-    ]
+    rows = []
     for name, length in sorted(
         {(run.model, run.length) for run in runs}, key=lambda one: (one[1], MODELS.index(one[0]))
     ):
@@ -261,8 +258,8 @@ def table(runs: list[Run]) -> str:
         cells = [f"{statistics.fmean(run.by_depth[part] for run in own):.3f}" for part in range(4)]
         steps = f"{statistics.fmean(run.steps for run in own):.0f}"
         mean = f"{statistics.fmean(accuracies):.3f}{spread}"
-        lines.append(f"| {' | '.join([name, f'{length:,}', mean, str(len(own)), *cells, steps])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, f"{length:,}", mean, str(len(own)), *cells, steps])
+    return as_markdown(["model", "trained at", "accuracy", "seeds", *depths, "steps"], rows) + "\n"
 
 
 def settings_of(arguments: ClassificationArguments) -> dict[str, Any]:

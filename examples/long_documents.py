@@ -31,13 +31,14 @@ import torch
 from arguments import ScriptParser
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
 from minilm import packaged_minilm
-from records import check_writable, same_settings, write_json, write_whole
+from records import as_markdown, check_writable, same_settings, write_json, write_whole
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
+from hf_posenc.conversion.healing import has_bfloat16
 from hf_posenc.inspection import longest_sequence
 
 
@@ -150,7 +151,7 @@ class Encoder:
     @torch.no_grad()
     def computed(self, batch: list[tuple[int, ...]]) -> torch.Tensor:
         """The vectors of sequences of one length."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(self.model.device)):
             states = self.model(input_ids=torch.tensor(batch)).last_hidden_state
         return states.float().mean(dim=1)
 
@@ -162,11 +163,6 @@ class Encoder:
             Encoder(self.model).vectors(own)
             times.append(1000 * (time.process_time() - began))
         return statistics.median(times[1:])
-
-
-def has_bfloat16() -> bool:
-    """Whether the processor multiplies matrices in bfloat16 by itself."""
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def whole(document: list[int]) -> list[list[int]]:
@@ -493,7 +489,7 @@ def length_table(task: str, summaries: list[dict[str, Any]], lengths: list[int])
         by_length = {one["length"]: one for one in summaries if one["method"] == method}
         cells = [score_cell(by_length[length]) if length in by_length else "" for length in lengths]
         rows.append([method, *cells])
-    return markdown([task, *(f"{length:,}" for length in lengths)], rows)
+    return as_markdown([task, *(f"{length:,}" for length in lengths)], rows)
 
 
 def development_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -503,7 +499,9 @@ def development_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
         [size, *(f"{scores[method][task][size]:.2f}" for method, task in columns)]
         for size in scores[columns[0][0]][columns[0][1]]
     ]
-    return markdown(["tokens of a chunk, development part", *(f"{method}: {task}" for method, task in columns)], rows)
+    return as_markdown(
+        ["tokens of a chunk, development part", *(f"{method}: {task}" for method, task in columns)], rows
+    )
 
 
 def score_cell(one: dict[str, Any]) -> str:
@@ -517,13 +515,7 @@ def depth_table(task: str, summaries: list[dict[str, Any]], length: int) -> str:
         if one["length"] == length:
             parts = ["" if part is None else f"{part:.2f}" for part in one["by_depth"]]
             rows.append([one["method"], *parts, f"{one['vectors']:.0f}", f"{one['milliseconds']:.0f}"])
-    return markdown([f"{task}, {length:,} tokens, by depth", *edges, "vectors", "ms"], rows)
-
-
-def markdown(header: list[str], rows: list[list[str]]) -> str:
-    """All columns but the first are numbers."""
-    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]])
+    return as_markdown([f"{task}, {length:,} tokens, by depth", *edges, "vectors", "ms"], rows)
 
 
 def plot(summaries: list[dict[str, Any]]) -> bytes:

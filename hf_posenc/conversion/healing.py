@@ -235,7 +235,9 @@ class _Run:
         return {name: value.to(self.accelerator.device) for name, value in batch.items()}
 
     def _precision(self):
-        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=has_bfloat16(self.accelerator))
+        return torch.autocast(
+            self.accelerator.device.type, torch.bfloat16, enabled=has_bfloat16(self.accelerator.device)
+        )
 
     def _agreed(self, value: float) -> float:
         """A number that all processes have alike: that of the first."""
@@ -249,12 +251,11 @@ class _Run:
         return not self.accelerator.is_local_main_process
 
 
-def has_bfloat16(accelerator) -> bool:
-    """Whether the device computes in bfloat16 by itself, and not by detours."""
-    kind = accelerator.device.type
-    if kind == "cpu":
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether a device computes in bfloat16 by itself, and not by detours."""
+    if device.type == "cpu":
         return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _gains_no_more(history: list[dict[str, float]]) -> bool:

@@ -63,7 +63,7 @@ class Absolute(EmbeddingScheme):
         input_ids: torch.Tensor | None,
         position_ids: torch.Tensor | None,
         slots: torch.Tensor,
-    ) -> torch.Tensor | None:
+    ) -> torch.Tensor:
         """The rows of the table, (batch or 1, length), at which the positions of sequences are.
 
         A sequence ends with its last token that is not padding's. Given positions count up to the greatest of a sequence; packed
@@ -73,8 +73,6 @@ class Absolute(EmbeddingScheme):
             input_ids: int64 (batch, length); without them, nothing is padding.
             position_ids, slots: as for [`vectors`].
         """
-        if self.stride == 1:
-            return position_ids
         first = embeddings.first_position
         places = slots if position_ids is None else position_ids.to(slots.device) - first
         padding = embeddings.padding_token

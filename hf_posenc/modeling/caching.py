@@ -91,9 +91,13 @@ def cached(
     last, values = _cache.get(owner), [_values_of(source) for source in sources]
     if last is not None and constants == last[1] and _same(values, last[0]):
         return last[2]
+    # Copied first: who changes a parameter meanwhile, in another thread, finds other values than these.
+    kept = [
+        value.detach().clone() if value is source and not is_constant(source) else value
+        for value, source in zip(values, sources)
+    ]
     result = compute()
-    # Who changes a parameter meanwhile, in another thread, finds other values than these.
-    _cache[owner] = values, constants, result
+    _cache[owner] = kept, constants, result
     for tensor in (result,) if isinstance(result, torch.Tensor) else result:
         if tensor is not None:
             declare_constant(tensor)
@@ -131,16 +135,16 @@ def _may_cache(sources: list[torch.Tensor]) -> bool:
 
 
 def _values_of(source: torch.Tensor) -> torch.Tensor:
-    """A tensor that is equal to one of before if the source has the values that it had then.
+    """What tells the values of a tensor from others: itself, to be compared with a copy, where it is small.
 
-    Of a large matrix this is its product with a vector of random numbers: it is read once and not compared with a copy, which
+    Of a large matrix it is its product with a vector of random numbers: it is read once and not compared with a copy, which
     takes a third of the time and a thousandth of the memory. What the product does not show, any other product with the
     matrix shows no more: changes by less than its rounding errors.
     """
-    if is_constant(source):
-        return source
     is_large = source.dim() == 2 and source.numel() >= LARGE and source.dtype in (torch.float32, torch.float64)
-    return source.detach() @ _random_vector(source.shape[1], source.dtype) if is_large else source.detach().clone()
+    if is_constant(source) or not is_large:
+        return source
+    return source.detach() @ _random_vector(source.shape[1], source.dtype)
 
 
 @functools.lru_cache(maxsize=16)

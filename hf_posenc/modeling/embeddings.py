@@ -181,8 +181,9 @@ class PositionEmbeddings:
                 if position_ids is None:
                     position_ids = self.family_position_ids(input_ids, past_key_values_length)
                 self.check_length(length, past_key_values_length, position_ids)
-                slots = self.slots(length, past_key_values_length, words.device)
-                position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
+                if self.position_scheme.stride > 1:
+                    slots = self.slots(length, past_key_values_length, words.device)
+                    position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
             positions = self.position_vectors(position_ids, length, past_key_values_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.

@@ -55,9 +55,9 @@ def attend(
 
     Args:
         implementation: "sdpa" or "flex_attention".
-        terms: in blocks, unless all that they add is laid out for every pair already.
         module: the self-attention.
         query, key, value: (batch, heads, length, head_dim).
+        terms: in blocks, unless all that they add is laid out for every pair already.
         mask: None, a [`TokenMask`], a boolean mask (batch or 1, heads or 1, length or 1, length), True where a query
             attends, or FlexAttention's BlockMask.
         dropout: probability with which a weight is dropped.
@@ -106,9 +106,8 @@ def _of_padding(value: torch.Tensor, words: torch.Tensor, dropout: float) -> tor
         (batch, length or 1, heads, head_dim).
     """
     batch, heads, length, _ = value.shape
-    if (
-        not dropout
-    ):  # float64: what a sum in float32 rounds differs from processor to processor, and with it how stock rounds
+    if not dropout:
+        # float64: what a sum in float32 rounds differs from processor to processor.
         return value.mean(2, keepdim=True, dtype=torch.float64).to(value.dtype).transpose(1, 2)
     numbers = (~words).cumsum(-1)  # of the queries that are padding, from 1
     most = length if is_traced() else int(numbers[:, -1].max())

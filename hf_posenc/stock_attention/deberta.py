@@ -25,9 +25,9 @@ from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
 
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
 ENCODERS = (v1.DebertaEncoder, v2.DebertaV2Encoder)
+SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
 # So many rows are projected in less time than is needed to see that the projections of before still hold.
 FEW_ROWS = 64
-SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
 
 
 class Distances(NamedTuple):

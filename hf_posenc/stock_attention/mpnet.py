@@ -73,6 +73,11 @@ def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
         return rows, int(rows.max()) + 1
 
 
+def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
+    """(1, heads, length, length), a view."""
+    return spread(bias[:, rows], length, length)[None]
+
+
 def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
     implementation = encoder.config._attn_implementation
@@ -86,7 +91,7 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
     bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)).t()
     # A length that is traced is any length.
     is_short = not is_traced() and x.device.type == "cpu" and length < BLOCKS_FROM
-    pairs = spread(bias[:, rows], length, length)[None].contiguous() if is_short else None
+    pairs = _by_pair(bias, rows, length).contiguous() if is_short else None
     return Bias(implementation, rows, bias, pairs)
 
 
@@ -105,7 +110,7 @@ def _forward(
     heads = attention.num_attention_heads
     if output_attentions:
         length = hidden_states.shape[1]
-        pairs = spread(position_bias.bias[:, position_bias.rows], length, length)[None]
+        pairs = _by_pair(position_bias.bias, position_bias.rows, length)
         return found(hidden_states, _additive(attention_mask, hidden_states), pairs, True, **kwargs)
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
