@@ -64,6 +64,7 @@ def strategy_of(
         has_ranges: whether each sequence attends to a range of keys, and the mask says nothing else.
     """
     kinds = frozenset(part.kind for part in parts)
+    tensors = (*inputs, *(tensor for part in parts for tensor in part.tensors))
     clipped = (0, 0)
     rows = [part.rows for part in parts if part.rows is not None]
     if rows and may_clip(sizes, kinds):
@@ -76,11 +77,12 @@ def strategy_of(
         has_ranges=has_ranges,
         is_shared=all(part.kind.is_shared(part.tensors) for part in parts),
         is_dense=all(tensor.stride(-1) == 1 for tensor in inputs),
+        has_backward=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),
     )
 
 
 class BlockwiseAttention(torch.autograd.Function):
-    """Attention with terms, block by block; nothing but its inputs is kept for the backward pass."""
+    """Attention with terms, block by block; its inputs are kept for the backward pass, and the weights of short sequences."""
 
     @staticmethod
     def forward(ctx, plan: Plan, kinds: Kinds, mask, content_query, query, key, value, *tensors):
@@ -88,16 +90,18 @@ class BlockwiseAttention(torch.autograd.Function):
 
         Returns (batch, heads, query, head_dim).
         """
-        output = _like_heads(content_query)
+        output, weights = _like_heads(content_query), None
         with torch.autocast(output.device.type, enabled=False):
             inputs, parts = _widened(kinds, content_query, query, key, value, tensors)
             wide = output if output.dtype == inputs.key.dtype else _like_heads(inputs.content_query)
-            ForwardPass(plan, mask, inputs, parts).run(wide)
+            if plan.strategy.keeps_weights:
+                weights = inputs.key.new_empty(*content_query.shape[:3], key.shape[2])
+            ForwardPass(plan, mask, inputs, parts, weights).run(wide)
         if wide is not output:
             output.copy_(wide)
         # Saved as a tensor, the mask is missed if somebody overwrites it before the backward pass.
         ctx.plan, ctx.kinds = plan, kinds
-        ctx.save_for_backward(mask, content_query, query, key, value, *tensors)
+        ctx.save_for_backward(weights, mask, content_query, query, key, value, *tensors)
         return output
 
     @staticmethod
@@ -107,11 +111,11 @@ class BlockwiseAttention(torch.autograd.Function):
             raise RuntimeError(
                 "position attention in blocks has no second derivative: use attn_implementation='eager' for it"
             )
-        mask, content_query, query, key, value, *tensors = ctx.saved_tensors
+        weights, mask, content_query, query, key, value, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[7:]
         with torch.autocast(key.device.type, enabled=False):
             inputs, parts = _widened(ctx.kinds, content_query, query, key, value, tensors, needed)
-            backward = BackwardPass(ctx.plan, mask, inputs, parts)
+            backward = BackwardPass(ctx.plan, mask, inputs, parts, weights)
             found = backward.run(output_gradient.to(inputs.key.dtype))
         own = backward.gradients
         gradients = [own.content_query, None if query is None else own.query, own.key, own.value, *found]

@@ -56,7 +56,11 @@ class ClippedKeys:
 
 
 class Pass:
-    """What the two passes share: the weights of a block."""
+    """What the two passes share: the weights of a block.
+
+    Attributes:
+        kept: (batch, heads, query, key), where the forward pass leaves weights for the backward pass; None if it does not.
+    """
 
     def __init__(
         self,
@@ -64,9 +68,10 @@ class Pass:
         mask: torch.Tensor | None,
         inputs: Inputs,
         parts: list[Part],
+        kept: torch.Tensor | None,
         gradients: Inputs | None = None,
     ):
-        self.plan, self.inputs = plan, inputs
+        self.plan, self.inputs, self.kept = plan, inputs, kept
         self.mask = AttentionMask(plan.ranges, mask, plan.is_causal)
         setting = Setting(plan.sizes, plan.strategy.clipping, plan.strategy.keys, inputs, gradients)
         self.terms = block_terms(setting, parts)
@@ -119,6 +124,9 @@ class Pass:
             nn.functional.threshold_(weights, torch.finfo(weights.dtype).eps ** 2, 0.0)
         return weights
 
+    def _kept_of(self, block: Block) -> torch.Tensor:
+        return self.kept[block.query_place][..., block.keys]
+
     @functools.cached_property
     def _has_steep_bias(self) -> bool:
         """Whether it alone can bring a weight near the smallest numbers."""
@@ -146,6 +154,8 @@ class ForwardPass(Pass):
         dropout = self.plan.dropout
         for block, clipped in self._blocks_and_clipped_keys():
             weights, others = self.weights(block, clipped), None
+            if self.kept is not None:
+                self._kept_of(block).copy_(weights)
             if clipped:
                 weights, others = weights.tensor_split([block.shape[-1]], -1)
             if dropout:
@@ -240,15 +250,17 @@ class ForwardPass(Pass):
 
 
 class BackwardPass(Pass):
-    """From the gradient of the output to those of everything; the weights of a block are computed again.
+    """From the gradient of the output to those of everything; weights that were not kept are computed again.
 
     Attributes:
         gradients: of the inputs, once [`run`] has been called.
     """
 
-    def __init__(self, plan: Plan, mask: torch.Tensor | None, inputs: Inputs, parts: list[Part]):
+    def __init__(
+        self, plan: Plan, mask: torch.Tensor | None, inputs: Inputs, parts: list[Part], kept: torch.Tensor | None
+    ):
         self.gradients = inputs.zeros()
-        super().__init__(plan, mask, inputs, parts, self.gradients)
+        super().__init__(plan, mask, inputs, parts, kept, self.gradients)
 
     def run(self, output_gradient: torch.Tensor) -> list[torch.Tensor | None]:
         """Add to the gradients of the inputs.
@@ -259,15 +271,16 @@ class BackwardPass(Pass):
         Returns:
             The gradients of the parts' tensors, in the order of `terms` and their parts.
         """
-        if self.plan.dropout:
-            output_gradient = output_gradient / self.plan.dropout.keep_probability
         for block in self.small_blocks():
-            self.scores.accumulate_gradient(block, self._score_gradient(block, output_gradient[block.query_place]))
+            gradient = output_gradient[block.query_place]
+            if self.plan.dropout:
+                gradient = gradient / self.plan.dropout.keep_probability
+            self.scores.accumulate_gradient(block, self._score_gradient(block, gradient))
         return [gradient for term in self.terms for gradient in term.gradients()]
 
     def _score_gradient(self, block: Block, output_gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of a block's scores, (heads, queries, keys); those of the values are added to on the way."""
-        weights = self.weights(block)
+        weights = self.weights(block) if self.kept is None else self._kept_of(block)
         dropout_mask = self.dropout_mask(block) if self.plan.dropout else None
         used = weights if dropout_mask is None else weights * dropout_mask
         gradient = self.values.accumulate_gradient(block, used, output_gradient)

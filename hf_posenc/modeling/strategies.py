@@ -12,6 +12,9 @@ from .blocks import Clipping, Sizes, clipping_of, equal_parts
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table at a time.
 ROWS, KEYS = 128, 64
+# Weights of sequences with so many pairs or fewer are kept for the backward pass: they take less than a layer's other
+# activations do, and less time to write than to compute again.
+KEPT_PAIRS = 128 * 128
 # From so many keys on, PyTorch's kernel takes what it can, and where keys have a table and every distance vectors of its own,
 # blocks have four times as many queries, and two times as many such keys: they meet fewer distances beside their pairs.
 MANY_KEYS = 2048
@@ -38,6 +41,7 @@ class Strategy:
         kernel_heads, kernel_rows: heads and queries that PyTorch's kernel is given at a time.
         clipping: distances at either end that share all vectors, where this is made use of.
         clipped_keys_by_kernel: whether PyTorch's kernel attends, in the forward pass, to the keys at these distances.
+        keeps_weights: whether the backward pass is given the weights of the forward pass.
     """
 
     kernel: Kernel
@@ -48,6 +52,7 @@ class Strategy:
     kernel_rows: int
     clipping: Clipping
     clipped_keys_by_kernel: bool
+    keeps_weights: bool
 
 
 def may_clip(sizes: Sizes, kinds: frozenset[type[BlockTerm]]) -> bool:
@@ -65,6 +70,7 @@ def choose_strategy(
     has_ranges: bool,
     is_shared: bool,
     is_dense: bool,
+    has_backward: bool,
 ) -> Strategy:
     """The strategy for an attention.
 
@@ -75,6 +81,7 @@ def choose_strategy(
         has_ranges: whether each sequence attends to a range of keys, and the mask says nothing else.
         is_shared: whether the terms add the same in all sequences.
         is_dense: whether the numbers of a vector lie side by side in all inputs, as PyTorch's kernel needs them.
+        has_backward: whether a backward pass may follow.
     """
     many_keys = sizes.key_length >= MANY_KEYS
     # The distances that are left, for the queries of a block.
@@ -96,6 +103,7 @@ def choose_strategy(
         kernel_rows,
         clipping,
         clipped_keys_by_kernel=is_clipped and many_keys and not dropout and has_ranges and is_dense,
+        keeps_weights=has_backward and kernel is Kernel.BLOCKS and sizes.query_length * sizes.key_length <= KEPT_PAIRS,
     )
 
 

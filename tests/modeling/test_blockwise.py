@@ -17,12 +17,13 @@ from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
 BATCH, HEADS, HEAD_DIM = 3, 5, 5
 
 
-# Queries and keys of a block, queries of one for PyTorch's kernel, and from how many keys on there are many.
+# Queries and keys of a block, queries of one for PyTorch's kernel, from how many keys on there are many, and up to how many
+# pairs weights are kept for the backward pass.
 BLOCKS = {
-    "small blocks": (6, 3, 6, 2048),
-    "blocks": (24, 12, 24, 2048),
-    "at length": (6, 6, 20, 30),
-    "one block": (64, 64, 64, 2048),
+    "small blocks": (6, 3, 6, 2048, 1 << 14),
+    "blocks": (24, 12, 24, 2048, 0),
+    "at length": (6, 6, 20, 30, 0),
+    "one block": (64, 64, 64, 2048, 1 << 14),
 }
 
 
@@ -35,8 +36,8 @@ BLOCKS = {
 )
 def blocks(request, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
-    rows, keys, kernel_rows, many_keys = request.param
-    for name, value in {"ROWS": rows, "KEYS": keys, "KERNEL_ROWS": kernel_rows, "MANY_KEYS": many_keys}.items():
+    rows, *_ = request.param
+    for name, value in zip(("ROWS", "KEYS", "KERNEL_ROWS", "MANY_KEYS", "KEPT_PAIRS"), request.param, strict=True):
         monkeypatch.setattr(strategies, name, value)
     if rows < 64:  # two heads, two, and one
         for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
@@ -262,6 +263,28 @@ def test_gradients_with_dropout_are_those_of_what_was_computed(kind, mask_kind):
     undropped = blockwise_attention(inputs[0], *inputs, terms, mask, 0.4, 0.0)
     assert (attend(*inputs) - undropped).abs().max() > 1e-2
     assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask_kind", ["left padding, per key", "holes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_weights_are_those_that_would_be_computed_again(kind, mask_kind, monkeypatch):
+    torch.manual_seed(0)
+    terms, mask = make_terms(kind, 17, 17), make_mask(mask_kind, 17, 17)
+    inputs = [random(BATCH, HEADS, 17, HEAD_DIM) for _ in range(3)]
+    results, kept = [], []
+    for pairs in (0, 17 * 17):
+        monkeypatch.setattr(strategies, "KEPT_PAIRS", pairs)
+        torch.manual_seed(1)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, sizes=sizes: sizes.append(tensor.shape) or tensor, lambda tensor: tensor
+        ):
+            output = blockwise_attention(inputs[0], *inputs, terms, mask, 0.4, 0.3)
+        kept.append((BATCH, HEADS, 17, 17) in sizes)
+        results.append(torch.autograd.grad(output.sin().sum(), [*inputs, *leaves(terms)]))
+    assert kept == [False, True]
+    for again, given in zip(*results):
+        torch.testing.assert_close(given, again, rtol=0, atol=1e-12)
 
 
 def test_far_keys_whose_distances_share_vectors_are_dropped_too():

@@ -9,8 +9,8 @@ from hf_posenc.modeling.strategies import Kernel, Strategy, choose_strategy, may
 
 def choose(kinds: set, length: int, *, batch: int = 8, clipped: tuple[int, int] = (0, 0), **differently) -> Strategy:
     """Without dropout, with a range of keys for each sequence, unless something else is given."""
-    facts = {"dropout": False, "has_ranges": True, "is_shared": True, "is_dense": True, **differently}
-    return choose_strategy(Sizes(batch, 12, length, length), frozenset(kinds), clipped, **facts)
+    facts = {"dropout": False, "has_ranges": True, "is_shared": True, "is_dense": True, "has_backward": False}
+    return choose_strategy(Sizes(batch, 12, length, length), frozenset(kinds), clipped, **facts | differently)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,21 @@ def test_clipping_is_made_use_of_where_it_saves_enough():
     assert not choose({QueryTable}, 512, clipped=(380, 380)).clipping
     assert not choose({QueryTable, PairBias}, 512, clipped=(448, 448)).clipping
     assert not may_clip(Sizes(1, 12, 128, 128), frozenset({QueryTable}))
+
+
+@pytest.mark.parametrize(
+    "kinds, length, facts, keeps",
+    [
+        ({QueryTable}, 128, {"has_backward": True}, True),
+        ({QueryTable}, 128, {}, False),
+        ({QueryTable}, 129, {"has_backward": True}, False),
+        ({DistanceBias}, 128, {"has_backward": True, "dropout": True}, True),
+        # PyTorch's kernel does not tell its weights.
+        ({DistanceBias}, 128, {"has_backward": True}, False),
+    ],
+)
+def test_weights_of_short_sequences_are_kept_for_the_backward_pass(kinds, length, facts, keeps):
+    assert choose(kinds, length, **facts).keeps_weights is keeps
 
 
 def test_a_strategy_can_be_printed():
