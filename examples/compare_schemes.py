@@ -7,7 +7,9 @@
 `punctuation` fine-tunes a checkpoint (the packaged MiniLM unless another is named) to restore the punctuation of a text;
 `masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
 lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas;
-`position_learning_rate` may be one of them.
+`position_learning_rate` may be one of them. `--position_learning_rates` tries several on a part of the training text, which
+nothing is trained on meanwhile, and all seeds then have the best. `--conversion_steps` converts the checkpoint to each scheme
+first, on the training text.
 
 Every finished run is a file of its own in the output folder: the same command goes on where it was stopped, and several
 processes may share the work if each is given schemes or seeds of its own. Then come `results.json` (everything),
@@ -24,8 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,7 +53,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_posenc import position_parameters
+from hf_posenc import convert, position_parameters
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -84,6 +85,15 @@ class CompareArguments:
     eval_lengths: list[int] = field(
         default_factory=list, metadata={"help": "Lengths to evaluate at. Default: the training length."}
     )
+    position_learning_rates: list[float] = field(
+        default_factory=list,
+        metadata={
+            "help": "Choose among these for each scheme that adds parameters. Default: --position_learning_rate for all."
+        },
+    )
+    conversion_steps: int = field(
+        default=0, metadata={"help": "Steps of healing of a conversion of the checkpoint to each scheme; 0: none."}
+    )
     held_out_share: float = field(default=0.2, metadata={"help": "punctuation: share of the text that is held out."})
     mask_share: float = field(default=0.15, metadata={"help": "masked_lm: share of the tokens that are masked."})
     max_eval_tokens: int = field(default=65536, metadata={"help": "masked_lm: tokens of the text to evaluate on."})
@@ -102,11 +112,20 @@ class CompareArguments:
                 raise ValueError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
         if self.task == "masked_lm" and not (self.train_file and self.eval_file):
             raise ValueError("the task masked_lm needs --train_file and --eval_file, two UTF-8 text files")
+        if self.conversion_steps and self.task == "masked_lm" and not self.model_name_or_path:
+            raise ValueError("--conversion_steps needs a checkpoint to convert: --model_name_or_path")
+        if self.conversion_steps < 0 or not all(rate > 0 for rate in self.position_learning_rates):
+            raise ValueError("conversion_steps and position_learning_rates must not be negative, nor a rate 0")
 
     @property
     def lengths(self) -> list[int]:
         """The lengths to evaluate at."""
         return self.eval_lengths or [self.length]
+
+    @property
+    def checkpoint(self) -> str | None:
+        """What is started from; None: from scratch."""
+        return self.model_name_or_path or (packaged_minilm() if self.task == "punctuation" else None)
 
 
 # The settings of TrainingArguments that a result depends on most.
@@ -129,7 +148,7 @@ class Candidate:
     """A scheme with its flags, as it was written on the command line."""
 
     label: str
-    flags: dict[str, Any]
+    flags: dict[str, Any] = field(hash=False)
     position_learning_rate: float | None
 
     @classmethod
@@ -164,13 +183,15 @@ class Task:
     """Data, and how a model for it is made and judged.
 
     Attributes:
+        text: what is trained on.
         length: tokens of a training example, at most.
         evaluate_on: for each length, its examples.
         quality: the metric that ranks schemes, and `higher_is_better`.
-        config: makes the config of a candidate from its flags.
+        config: makes a config from a checkpoint (None: from scratch) and flags.
         model: makes a model from a config, with freshly seeded weights where it has new ones.
     """
 
+    text: str
     length: int
     train: list[dict]
     evaluate_on: dict[int, list[dict]]
@@ -181,20 +202,26 @@ class Task:
     trainer: dict[str, Any]
 
 
-def punctuation_task(arguments: CompareArguments) -> Task:
-    """Token classification: what punctuation followed each word."""
-    checkpoint = arguments.model_name_or_path or packaged_minilm()
+def punctuation_task(arguments: CompareArguments, is_development: bool = False) -> Task:
+    """Token classification: what punctuation followed each word.
+
+    Args:
+        is_development: hold out a part of what is trained on otherwise, and look at nothing else.
+    """
     documents = language_reference() if arguments.train_file is None else read_documents(arguments.train_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    if is_development:
+        train, held_out = hold_out(train, arguments.held_out_share)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
     return Task(
+        text="\n\n".join(train),
         length=arguments.length,
         train=windows(train, tokenizer, arguments.length),
         evaluate_on={length: windows(held_out, tokenizer, length) for length in arguments.lengths},
         quality="f1",
         higher_is_better=True,
-        config=partial(load_config, checkpoint),
-        model=lambda config: AutoModelForTokenClassification.from_pretrained(checkpoint, config=config),
+        config=load_config,
+        model=lambda config: AutoModelForTokenClassification.from_pretrained(config.name_or_path, config=config),
         trainer={
             "data_collator": DataCollatorForTokenClassification(tokenizer),
             "processing_class": tokenizer,
@@ -203,27 +230,34 @@ def punctuation_task(arguments: CompareArguments) -> Task:
     )
 
 
-def masked_lm_task(arguments: CompareArguments) -> Task:
-    """Masked language modelling, from scratch or from a checkpoint."""
-    checkpoint = arguments.model_name_or_path
+def masked_lm_task(arguments: CompareArguments, is_development: bool = False) -> Task:
+    """Masked language modelling, from scratch or from a checkpoint; `is_development` as in [`punctuation_task`]."""
     lines = read_lines(arguments.train_file)
     tokenizer = (
-        AutoTokenizer.from_pretrained(checkpoint) if checkpoint else train_tokenizer(lines, arguments.vocabulary)
+        AutoTokenizer.from_pretrained(arguments.checkpoint)
+        if arguments.checkpoint
+        else train_tokenizer(lines, arguments.vocabulary)
     )
-    stream = token_stream(read_lines(arguments.eval_file), tokenizer, arguments.max_eval_tokens)
+    if is_development:
+        first = round((1 - arguments.held_out_share) * len(lines))
+        lines, judged = lines[:first], lines[first:]
+    else:
+        judged = read_lines(arguments.eval_file)
+    stream = token_stream(judged, tokenizer, arguments.max_eval_tokens)
     masked, labels = mask_stream(stream, tokenizer, arguments.mask_share, seed=0)
 
-    def config(**flags) -> PreTrainedConfig:
+    def config(checkpoint: str | None, **flags) -> PreTrainedConfig:
         if checkpoint:
             return AutoConfig.from_pretrained(checkpoint, **flags)
         return AutoConfig.for_model("bert", **scratch_sizes(arguments, tokenizer), **flags)
 
     def model(config: PreTrainedConfig) -> PreTrainedModel:
-        if checkpoint:
-            return AutoModelForMaskedLM.from_pretrained(checkpoint, config=config)
+        if config.name_or_path:
+            return AutoModelForMaskedLM.from_pretrained(config.name_or_path, config=config)
         return AutoModelForMaskedLM.from_config(config)
 
     return Task(
+        text="\n".join(lines),
         length=arguments.length,
         train=cut(token_stream(lines, tokenizer), tokenizer, arguments.length),
         evaluate_on={length: cut(masked, tokenizer, length, labels) for length in arguments.lengths},
@@ -259,7 +293,7 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
         return super().torch_call(examples)
 
 
-TASKS: dict[str, Callable[[CompareArguments], Task]] = {"punctuation": punctuation_task, "masked_lm": masked_lm_task}
+TASKS: dict[str, Callable[..., Task]] = {"punctuation": punctuation_task, "masked_lm": masked_lm_task}
 
 
 @dataclass
@@ -270,6 +304,7 @@ class Run:
         parameters: of the whole model; `position_parameters`: those that the scheme added.
         metrics: by length, then by name.
         learning_curve: (step, training loss) pairs.
+        position_learning_rate: of tables and biases that the scheme added; None: that of all others.
     """
 
     scheme: str
@@ -279,6 +314,7 @@ class Run:
     train_seconds: float
     metrics: dict[str, dict[str, float]]
     learning_curve: list[tuple[int, float]]
+    position_learning_rate: float | None = None
 
 
 def train_and_evaluate(
@@ -311,10 +347,63 @@ def train_and_evaluate(
         train_seconds=seconds,
         metrics=metrics,
         learning_curve=[(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
+        position_learning_rate=training.position_learning_rate,
     )
 
 
-def measure_cost(configs: dict[str, PreTrainedConfig], task: Task, batch_size: int, rounds: int) -> dict[str, float]:
+def with_best_rate(
+    candidate: Candidate,
+    config: PreTrainedConfig,
+    task: Task,
+    arguments: CompareArguments,
+    training: PositionTrainingArguments,
+) -> Candidate:
+    """The candidate with the position learning rate that is best on a development part, with the first seed.
+
+    What was tried is in the output folder. Nothing is tried for what adds no parameters, or names a rate of its own.
+    """
+    if candidate.position_learning_rate is not None or not position_parameters(task.model(config)):
+        return candidate
+    tried, development = {}, None
+    for rate in arguments.position_learning_rates:
+        own = replace(candidate, position_learning_rate=rate)
+        file = run_file(Path(training.output_dir) / "rates", f"{candidate.label}-{rate}", arguments.seeds[0])
+        if not file.exists():
+            development = development or TASKS[arguments.task](arguments, is_development=True)
+            print(f"\n{candidate.label}, position learning rate {rate}, on the development part", flush=True)
+            run = train_and_evaluate(own, config, arguments.seeds[0], development, copy.copy(training))
+            write_json(file, asdict(run))
+        run = Run(**json.loads(file.read_text(encoding="utf-8")))
+        tried[own] = run.metrics[str(arguments.lengths[0])][task.quality]
+    return (max if task.higher_is_better else min)(tried, key=tried.get)
+
+
+def converted(candidate: Candidate, task: Task, arguments: CompareArguments, folder: Path) -> str | None:
+    """The checkpoint that a candidate starts from: converted to its scheme, on the training text, if that is asked for.
+
+    What keeps the checkpoint's own positions needs no conversion.
+    """
+    if not arguments.conversion_steps or candidate.flags["position_scheme"].split("+")[0] == "absolute":
+        return arguments.checkpoint
+    output = folder / "conversions" / file_name(candidate.label)
+    if not output.exists():
+        print(f"\n{candidate.label}: conversion", flush=True)
+        text = folder / "conversions" / "text.txt"
+        write_whole(text, task.text)
+        convert(
+            arguments.checkpoint,
+            **candidate.flags,
+            text=[text],
+            max_steps=arguments.conversion_steps,
+            output=output,
+            resume=True,
+        )
+    return str(output)
+
+
+def measure_cost(
+    configs: dict[str, PreTrainedConfig], task: Task, checkpoint: str | None, batch_size: int, rounds: int
+) -> dict[str, float]:
     """Median time of forward and backward relative to `absolute`, all schemes in turns; the order alternates.
 
     The first two rounds are not counted.
@@ -322,7 +411,7 @@ def measure_cost(configs: dict[str, PreTrainedConfig], task: Task, batch_size: i
     reference = "absolute"
     models = {label: task.model(config).train() for label, config in configs.items()}
     if reference not in models:
-        models[reference] = task.model(task.config(position_scheme=reference)).train()
+        models[reference] = task.model(task.config(checkpoint, position_scheme=reference)).train()
     batch = task.trainer["data_collator"]([dict(example) for example in task.train[:batch_size]])
     seconds: dict[str, list[float]] = {label: [] for label in models}
     for turn in range(rounds + 2):
@@ -337,10 +426,14 @@ def measure_cost(configs: dict[str, PreTrainedConfig], task: Task, batch_size: i
     }
 
 
+def file_name(label: str) -> str:
+    """A label as a part of a path."""
+    return "".join(letter if letter.isalnum() or letter in "_-+.=" else "_" for letter in label)
+
+
 def run_file(folder: Path, label: str, seed: int) -> Path:
     """Where a run is recorded."""
-    name = "".join(letter if letter.isalnum() or letter in "_-+.=" else "_" for letter in label)
-    return folder / "runs" / f"{name}-seed{seed}.json"
+    return folder / "runs" / f"{file_name(label)}-seed{seed}.json"
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -481,13 +574,13 @@ def report(runs: list[Run], task: Task, costs: dict[str, float], settings: dict[
 
 
 def costs_of(
-    candidates: dict[str, PreTrainedConfig], task: Task, training: PositionTrainingArguments, rounds: int, folder: Path
+    configs: dict[str, PreTrainedConfig], task: Task, arguments: CompareArguments, batch_size: int, folder: Path
 ) -> dict[str, float]:
     """Relative costs, measured once for a list of schemes and then read from the folder."""
     file = folder / "relative_cost.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if rounds and not candidates.keys() <= known.keys():
-        known |= measure_cost(candidates, task, training.per_device_train_batch_size, rounds)
+    if arguments.cost_rounds and not configs.keys() <= known.keys():
+        known |= measure_cost(configs, task, arguments.checkpoint, batch_size, arguments.cost_rounds)
         write_json(file, known)
     return known
 
@@ -503,13 +596,20 @@ def main() -> None:
         folder = Path(training.output_dir)
         candidates = [Candidate.parse(label) for label in dict.fromkeys(arguments.schemes)]
         task = TASKS[arguments.task](arguments)
-        configs = {candidate.label: task.config(**candidate.flags) for candidate in candidates}
+        for candidate in candidates:  # not after hours of training
+            task.config(arguments.checkpoint, **candidate.flags)
         settings = settings_of(arguments, training)
         same_settings(folder / "settings.json", settings)
         write_json(folder / "settings.json", settings)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 
+    configs = {
+        candidate.label: task.config(converted(candidate, task, arguments, folder), **candidate.flags)
+        for candidate in candidates
+    }
+    if arguments.position_learning_rates:
+        candidates = [with_best_rate(one, configs[one.label], task, arguments, training) for one in candidates]
     for seed in arguments.seeds:
         for candidate in candidates:
             file = run_file(folder, candidate.label, seed)
@@ -518,7 +618,7 @@ def main() -> None:
             print(f"\n{candidate.label}, seed {seed}", flush=True)
             run = train_and_evaluate(candidate, configs[candidate.label], seed, task, copy.copy(training))
             write_json(file, asdict(run))
-    costs = costs_of(configs, task, training, arguments.cost_rounds, folder)
+    costs = costs_of(configs, task, arguments, training.per_device_train_batch_size, folder)
     print(f"\n{report(read_runs(folder), task, costs, settings, folder)}\nwritten to {folder}")
 
 

@@ -10,6 +10,8 @@ import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
 from scripts import save_checkpoint, tokens_kept
 
+import hf_posenc
+
 
 TINY = ["--max_steps", "3", "--logging_steps", "1", "--use_cpu", "true", "--disable_tqdm", "true"]
 FILES = {"results.json", "results.csv", "results.md", "quality_and_cost.png", "learning_curves.png", "settings.json"}
@@ -91,6 +93,70 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
     assert "masked_loss at 32" in (tmp_path / "results.md").read_text()
 
 
+def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(text, tmp_path, run_main, monkeypatch):
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
+    folder = tmp_path / "out"
+    options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+    options += ["--cost_rounds", "0", *TINY, "--position_learning_rates", "1e-4", "0.5", "0.9"]
+    options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2"]
+    trained = compare_schemes.train_and_evaluate
+    seen = []
+
+    def record(candidate, config, seed, task, training):
+        """Half the rate: as good as one can be, in the development runs."""
+        run = trained(candidate, config, seed, task, training)
+        seen.append((candidate.label, candidate.position_learning_rate, task))
+        if candidate.position_learning_rate == 0.5:
+            run.metrics["24"]["f1"] = 1.0
+        return run
+
+    monkeypatch.setattr(compare_schemes, "train_and_evaluate", record)
+    run_main(compare_schemes, *options, "--seeds", "1", "2")
+    assert [one[:2] for one in seen] == [
+        *[("t5", rate) for rate in (1e-4, 0.5, 0.9)],
+        *[("none", None), ("t5", 0.5), ("relative:position_learning_rate=0.2", 0.2)] * 2,
+    ]
+    runs = json.loads((folder / "results.json").read_text())["runs"]
+    rates = {run["scheme"]: run["position_learning_rate"] for run in runs}
+    assert rates["t5"] == 0.5 and rates["relative:position_learning_rate=0.2"] == 0.2
+
+    def texts(examples: list[dict]) -> set[tuple[int, ...]]:
+        return {tuple(example["input_ids"]) for example in examples}
+
+    development, task = seen[0][2], seen[-1][2]
+    judged = texts(development.evaluate_on[24])
+    assert judged and judged <= texts(task.train)
+    assert not judged & texts(development.train) and not judged & texts(task.evaluate_on[24])
+
+    seen.clear()
+    run_main(compare_schemes, *options, "--seeds", "1", "2")
+    assert not seen, "tried again"
+
+
+def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(text, tmp_path, run_main, monkeypatch):
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
+    folder = tmp_path / "out"
+    options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+    options += ["--cost_rounds", "0", *TINY, "--conversion_steps", "2", "--seeds", "1"]
+    asked = []
+
+    def convert(*arguments, **settings):
+        asked.append((settings["position_scheme"], settings["text"][0].read_text()))
+        return hf_posenc.convert(*arguments, trained_length=16, **settings)
+
+    monkeypatch.setattr(compare_schemes, "convert", convert)
+    monkeypatch.setattr(hf_posenc.conversion.healing, "STEP_TOKENS", 64)
+    run_main(compare_schemes, *options, "--schemes", "absolute", "absolute+t5", "t5")
+    assert [scheme for scheme, _ in asked] == ["t5"]
+    train = compare_schemes.punctuation_task(
+        CompareArguments(model_name_or_path=str(checkpoint), train_file=str(text))
+    ).text
+    assert asked[0][1] == train and len(train) < len(text.read_text())
+    [conversion] = (folder / "conversions").glob("t5*")
+    assert json.loads((conversion / "config.json").read_text())["position_per_layer"] is True
+    assert len([*(folder / "runs").iterdir()]) == 3
+
+
 def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, tmp_path):
     """Absolute positions asked for twice, under another flag that changes nothing, come to the same numbers."""
     checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
@@ -101,7 +167,9 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
         output_dir=str(tmp_path), max_steps=3, logging_steps=1, use_cpu=True, disable_tqdm=True, report_to="none"
     )
     first, second = (
-        compare_schemes.train_and_evaluate(candidate, task.config(**candidate.flags), 7, task, training)
+        compare_schemes.train_and_evaluate(
+            candidate, task.config(str(checkpoint), **candidate.flags), 7, task, training
+        )
         for candidate in (Candidate.parse("absolute"), Candidate.parse("absolute:position_combine=add"))
     )
     assert first.learning_curve == second.learning_curve
@@ -117,6 +185,7 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
         (["--task", "masked_lm"], "needs --train_file and --eval_file"),
         (["--train_file", "missing.txt"], "missing.txt"),
         (["--length", "4"], "at least 8"),
+        (["--position_learning_rates", "0"], "nor a rate 0"),
     ],
 )
 def test_mistakes_are_told_in_one_line(options, message, text, tmp_path, run_main):
