@@ -30,7 +30,7 @@ WARM_UP = 20
 BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features.
-RATE = 3e-4
+RATE = 1.5e-4
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
     "rel_embeddings": 0.01,
