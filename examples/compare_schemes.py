@@ -21,6 +21,7 @@ import copy
 import csv
 import io
 import json
+import math
 import platform
 import statistics
 import sys
@@ -499,22 +500,56 @@ def csv_lines(runs: list[Run]) -> str:
 
 def plot_quality_and_cost(rows: list[Row], quality: str) -> bytes:
     """A PNG: each scheme's quality at each length, over the time of a training step; bars are standard deviations."""
+    return as_png(draw_quality_and_cost(rows, quality))
+
+
+def draw_quality_and_cost(rows: list[Row], quality: str):
+    """The matplotlib figure of [`plot_quality_and_cost`]; names stand at the right in the order of the points, joined to them."""
     import matplotlib.pyplot as plt
 
     lengths = list(rows[0].quality)
     figure, axes = plt.subplots(
-        1, len(lengths), figsize=(5.5 * len(lengths) + 1.5, 4.5), squeeze=False, layout="constrained", sharey=True
+        1, len(lengths), figsize=(6.5 * len(lengths) + 1, 5.5), squeeze=False, layout="constrained", sharey=True
     )
     for axis, length in zip(axes[0], lengths):
         for row in rows:
-            mean, deviation = row.quality[length]
-            axis.errorbar(row.relative_cost, mean, deviation, fmt="o", capsize=3)
-            axis.annotate(row.scheme, (row.relative_cost, mean), xytext=(6, 4), textcoords="offset points", fontsize=8)
+            axis.errorbar(row.relative_cost, *row.quality[length], fmt="o", capsize=3)
         axis.set(xlabel="time of a training step / absolute", title=f"{length} tokens")
-        axis.margins(x=0.25)
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(quality)
-    return as_png(figure)
+    for axis, length in zip(axes[0], lengths):  # once the axis that they share knows its limits
+        low, high = axis.get_ylim()
+        ordered = sorted(rows, key=lambda row: row.quality[length][0])
+        places = spread_out([(row.quality[length][0] - low) / (high - low) for row in ordered], apart=0.05)
+        for row, place, line in zip(ordered, places, (axis.containers[rows.index(row)].lines[0] for row in ordered)):
+            axis.annotate(
+                row.scheme,
+                (row.relative_cost, row.quality[length][0]),
+                xytext=(1.02, place),
+                textcoords="axes fraction",
+                fontsize=8,
+                va="center",
+                color=line.get_color(),
+                arrowprops={"arrowstyle": "-", "color": line.get_color(), "alpha": 0.4},
+            )
+    return figure
+
+
+def spread_out(places: list[float], apart: float) -> list[float]:
+    """Numbers in rising order, moved until they are `apart`, between 0 and 1 (if there is room for them)."""
+
+    def pushed(places: list[float], first: float) -> list[float]:
+        found = []
+        for place in places:
+            found.append(max(place, found[-1] + apart if found else first))
+        return found
+
+    def down(places: list[float], first: float) -> list[float]:
+        return [-place for place in pushed([-place for place in reversed(places)], first)][::-1]
+
+    # The means of what is pushed up and of what is pushed down are apart, too.
+    middle = [(a + b) / 2 for a, b in zip(pushed(places, -math.inf), down(places, -math.inf))]
+    return down(pushed(middle, 0.0), -1.0)
 
 
 def plot_learning_curves(runs: list[Run]) -> bytes:

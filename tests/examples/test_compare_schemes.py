@@ -8,6 +8,7 @@ import compare_schemes
 import pytest
 import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
+from matplotlib.text import Text
 from scripts import save_checkpoint, tokens_kept
 
 import hf_posenc
@@ -211,3 +212,29 @@ def test_flags_after_a_colon_are_json_or_strings():
     assert candidate.flags == {"position_scheme": "deberta", "position_buckets": 64, "position_norm": True}
     assert candidate.position_learning_rate == 0.01
     assert Candidate.parse("absolute:position_combine=gate").flags["position_combine"] == "gate"
+
+
+def test_no_two_names_of_the_plot_overlap():
+    qualities = [0.5, 0.5, 0.501, 0.502, 0.1, 0.9, 0.9, 0.899, 0.12, 0.13, 0.5, 0.45]
+    rows = [
+        compare_schemes.Row(f"a scheme, {index}", 3, {"64": (mean, 0.02), "256": (1 - mean, 0.1)}, 0, 1 + index / 50)
+        for index, mean in enumerate(qualities)
+    ]
+    figure = compare_schemes.draw_quality_and_cost(rows, "f1")
+    figure.canvas.draw()
+    for axis in figure.axes:
+        boxes = [Text.get_window_extent(text) for text in axis.texts]  # without its line
+        assert len(boxes) == len(rows)
+        assert not any(a.overlaps(b) for index, a in enumerate(boxes) for b in boxes[:index])
+        for row, text in zip(sorted(rows, key=lambda row: row.quality[axis.get_title().split()[0]][0]), axis.texts):
+            assert text.get_text() == row.scheme and text.xy[0] == row.relative_cost
+
+
+@pytest.mark.parametrize("places", [[0.0], [0.1, 0.1, 0.1], [0.0, 0.0, 0.99, 1.0], [0.3, 0.31, 0.9]])
+def test_places_are_spread_out_no_further_than_needed(places):
+    found = compare_schemes.spread_out(places, apart=0.05)
+    assert all(b - a >= 0.05 - 1e-9 for a, b in zip(found, found[1:]))
+    assert min(found) >= 0 and max(found) <= 1
+    assert all(abs(a - b) <= 0.05 * len(places) for a, b in zip(found, places))
+    if places == [0.0]:
+        assert found == places
