@@ -76,6 +76,8 @@ CONVERSIONS = {
     "rope": Converted("rope"),
     "deberta": Converted("deberta"),
 }
+# What all others are compared with, query by query.
+COMPARED = "absolute+t5"
 BASELINES = ("truncated", "truncated late", "chunk mean", "best chunk")
 METHODS = (*BASELINES, *TABLES, *CONVERSIONS)
 
@@ -448,6 +450,12 @@ class Comparison:
         order = {method: number for number, method in enumerate(METHODS)}
         scores.sort(key=lambda one: (TASKS.index(one.task), order[one.method], one.length))
         summaries = [score.summary(self.arguments.seed) for score in scores]
+        differences = [
+            difference(score, other, self.arguments.seed)
+            for score in scores
+            for other in scores
+            if score.method == COMPARED != other.method and (score.task, score.length) == (other.task, other.length)
+        ]
         file = self.folder / "development.json"
         development = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         packages = ("hf_posenc", "transformers", "torch")
@@ -456,12 +464,22 @@ class Comparison:
             "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
             "development": development,
             "scores": summaries,
+            "differences": differences,
         }
         write_json(self.folder / "results.json", entries)
-        written = "\n\n".join([*tables(summaries), *([development_table(development)] if development else [])])
+        parts = [*tables(summaries), *difference_tables(differences)]
+        written = "\n\n".join(parts + ([development_table(development)] if development else []))
         write_whole(self.folder / "results.md", written + "\n")
         write_whole(self.folder / "results.png", plot(summaries))
         return written
+
+
+def difference(score: Score, other: Score, seed: int) -> dict[str, Any]:
+    """How much higher a method scores than another on the same queries, with the interval of that."""
+    differences = [a - b for a, b in zip(score.ndcg, other.ndcg, strict=True)]
+    low, high = interval(differences, score.groups, seed)
+    mean = statistics.fmean(differences)
+    return {"other": other.method, "task": score.task, "length": score.length, "mean": mean, "low": low, "high": high}
 
 
 def file_name(method: str) -> str:
@@ -502,6 +520,27 @@ def development_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
     return as_markdown(
         ["tokens of a chunk, development part", *(f"{method}: {task}" for method, task in columns)], rows
     )
+
+
+def difference_tables(differences: list[dict[str, Any]]) -> list[str]:
+    """For each task, by length, how much higher [`COMPARED`] scores than every other method; bold where that is sure."""
+    found = []
+    for task in dict.fromkeys(one["task"] for one in differences):
+        by_place = {(one["other"], one["length"]): one for one in differences if one["task"] == task}
+        lengths = sorted({length for _, length in by_place})
+        rows = []
+        for other in dict.fromkeys(other for other, _ in by_place):
+            cells = [difference_cell(by_place.get((other, length))) for length in lengths]
+            rows.append([other, *cells])
+        found.append(as_markdown([f"{task}: `{COMPARED}` minus", *(f"{length:,}" for length in lengths)], rows))
+    return found
+
+
+def difference_cell(one: dict[str, Any] | None) -> str:
+    if one is None:
+        return ""
+    written = f"{one['mean']:+.2f} ({one['low']:+.2f} to {one['high']:+.2f})"
+    return f"**{written}**" if one["low"] > 0 or one["high"] < 0 else written
 
 
 def score_cell(one: dict[str, Any]) -> str:

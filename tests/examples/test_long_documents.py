@@ -125,6 +125,23 @@ def test_tiled_tables_read_short_texts_as_the_original_does(checkpoint):
     torch.testing.assert_close(Encoder(extend(model, 128, 32)).vectors(ids), Encoder(model).vectors(ids))
 
 
+def test_differences_are_between_answers_to_the_same_query():
+    """One that is always a little better is surely better, however much queries differ."""
+    scores = torch.rand(40, generator=torch.Generator().manual_seed(0)).tolist()
+    lower = [score - 0.05 - 0.01 * (number % 2) for number, score in enumerate(scores)]
+    better, worse = (
+        Score(method, "needle", 64, ndcg, [0.0] * 40, [*range(40)], 40, 1, 1.0)
+        for method, ndcg in ((long_documents.COMPARED, scores), ("tiled", lower))
+    )
+    assert better.summary(0)["low"] < worse.summary(0)["high"]
+    found = long_documents.difference(better, worse, seed=0)
+    assert 0.05 <= found["low"] <= found["mean"] <= found["high"] <= 0.06 and found["mean"] == pytest.approx(0.055)
+    [table] = long_documents.difference_tables([found])
+    assert "| tiled | **+0.05 (" in table.replace("+0.06 (", "+0.05 (") and table.count("**") == 2
+    unsure = {**found, "low": -0.01}
+    assert "**" not in long_documents.difference_tables([unsure])[0]
+
+
 def test_depths_are_summed_up_in_fifths():
     score = Score("t5", "passkey", 64, [1.0, 0.0, 1.0, 1.0], [0.0, 0.19, 0.41, 1.0], [0, 1, 2, 3], 8, 1, 2.0)
     assert score.summary(0)["by_depth"] == [0.5, None, 1.0, None, 1.0]
@@ -159,6 +176,11 @@ def test_all_methods_from_nothing_and_on_from_where_it_was_stopped(options, tmp_
     assert results["settings"]["seed"] == 0
     assert {one["method"] for one in results["scores"]} == {*long_documents.METHODS}
     table = (out / "results.md").read_text()
+    assert len(results["differences"]) == 5 * (len(long_documents.METHODS) - 1)
+    means = {(one["method"], one["task"], one["length"]): one["ndcg"] for one in results["scores"]}
+    for one in results["differences"]:
+        place = one["task"], one["length"]
+        assert one["mean"] == pytest.approx(means["absolute+t5", *place] - means[one["other"], *place])
     for one in results["scores"]:
         assert one["low"] <= one["ndcg"] <= one["high"]
         assert one["vectors"] == 1 or one["method"] == "best chunk"
