@@ -77,7 +77,7 @@ CONVERSIONS = {
     "deberta": Converted("deberta"),
 }
 # What all others are compared with, query by query.
-COMPARED = "absolute+t5"
+COMPARED = "t5"
 BASELINES = ("truncated", "truncated late", "chunk mean", "best chunk")
 METHODS = (*BASELINES, *TABLES, *CONVERSIONS)
 

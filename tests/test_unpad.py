@@ -232,6 +232,7 @@ class TestVariants:
 
 
 class TestDropout:
+    @pytest.mark.slow
     @pytest.mark.parametrize("where", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
     @pytest.mark.parametrize("scheme", ["absolute", "t5"])
     def test_outputs_have_the_same_mean_and_deviation(self, where, scheme, packed):

@@ -50,6 +50,7 @@ def test_its_pictures_are_there_and_no_others(script):
     assert all((ROOT / "docs" / "pictures" / name).is_file() for name in shown)
 
 
+@pytest.mark.slow
 def test_numbers_are_taken_out_of_a_report_as_they_are(script, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tests" / "analysis")
     from reading import documents, subject

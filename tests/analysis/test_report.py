@@ -204,6 +204,7 @@ class TestCommands:
         BertModel(stock_config()).save_pretrained(tmp_path / "stock")
         assert run("plot", "encoding", tmp_path / "stock", "--out", tmp_path / "stock.png")[0] == 0
 
+    @pytest.mark.slow
     def test_other_commands_do_without_matplotlib(self, tmp_path):
         code = "import sys, hf_posenc.cli; print([name for name in sys.modules if name.startswith('matplotlib')])"
         assert run_fresh(code, tmp_path, plugin=True).strip() == "[]"

@@ -66,6 +66,7 @@ class TestEveryFamily:
 
 
 class TestLonger:
+    @pytest.mark.slow
     def test_absolute_gives_a_stock_checkpoint_that_needs_no_plugin(self, checkpoint, tmp_path):
         model, report = convert(
             checkpoint, "absolute", text=words_of(checkpoint), max_length=100, train="none", output=tmp_path / "out"
@@ -182,6 +183,7 @@ class TestReport:
         assert again.final()[0]["token_cosine"] == pytest.approx(report.final()[0]["token_cosine"], abs=1e-6)
         assert again.rows[0]["token_cosine"] == pytest.approx(1, abs=1e-6)
 
+    @pytest.mark.slow
     def test_a_killed_conversion_that_is_resumed_has_the_same_report(self, checkpoint, tmp_path):
         def command(out, *more):
             return [

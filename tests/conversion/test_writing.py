@@ -115,6 +115,7 @@ def test_numbers_are_saved_as_they_were(checkpoint, words, tmp_path):
 
 
 class TestNothingHalfWritten:
+    @pytest.mark.slow
     def test_a_full_disk(self, checkpoint, words, tmp_path):
         code = (
             "import resource, sys\nfrom hf_posenc.cli import main\n"

@@ -94,6 +94,7 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
     assert "masked_loss at 32" in (tmp_path / "results.md").read_text()
 
 
+@pytest.mark.slow
 def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(text, tmp_path, run_main, monkeypatch):
     checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
     folder = tmp_path / "out"
@@ -134,6 +135,7 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(text, tm
     assert not seen, "tried again"
 
 
+@pytest.mark.slow
 def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(text, tmp_path, run_main, monkeypatch):
     checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
     folder = tmp_path / "out"
