@@ -214,6 +214,13 @@ def convert(
         int | None, typer.Option("--max_steps", help="Budget of healing. Default: 800 steps, or --max_minutes.")
     ] = None,
     max_minutes: Annotated[float | None, typer.Option("--max_minutes", help="Budget of healing.")] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--learning_rate",
+            help="Of healing, at its highest. More than the default of 1.5e-4 helps tupe, and harms most.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write onnx/model.onnx beside the model, too.")] = False,
@@ -230,6 +237,8 @@ def convert(
 
     given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
     given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
+    if learning_rate is not None:
+        given["learning_rate"] = learning_rate
     _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
     if is_first_process():
         typer.echo(report.table())

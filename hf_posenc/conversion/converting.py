@@ -21,7 +21,7 @@ from ..parameters import position_parameters
 from .calibration import calibrate
 from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
 from .extension import METHODS, extend, stride_of
-from .healing import Healing, heal, is_first_process, settings_of
+from .healing import DEFAULT_RATE, Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
@@ -226,6 +226,7 @@ def convert(
     train: str = "all",
     max_steps: int | None = None,
     max_minutes: float | None = None,
+    learning_rate: float = DEFAULT_RATE,
     seed: int = 0,
     resume: bool = False,
     onnx: bool = False,
@@ -249,6 +250,7 @@ def convert(
             needed) or "mean".
         train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget of healing. Default: 800 steps.
+        learning_rate: of healing, at its highest; tables and biases of positions have rates of their own.
         seed: of the choice of text.
         resume: go on with what was interrupted; needs `output`.
         onnx: write `onnx/model.onnx` too.
@@ -263,7 +265,7 @@ def convert(
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
     """
-    healing = (train, max_steps, max_minutes, seed)
+    healing = (train, max_steps, max_minutes, seed, learning_rate)
     source = (model, tokenizer, trained_length)
     conversion = _planned(
         source, position_scheme, flags, output, text, held_out, max_length, extend, healing, resume, onnx

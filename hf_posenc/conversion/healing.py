@@ -30,7 +30,7 @@ WARM_UP = 20
 BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features.
-RATE = 1.5e-4
+DEFAULT_RATE = 1.5e-4
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
     "rel_embeddings": 0.01,
@@ -61,6 +61,7 @@ class Healing:
             tables that no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget, whichever ends first; 800 steps if neither is given.
         seed: of the choice of text.
+        learning_rate: the highest of everything but the positions that have rates of their own.
     """
 
     trained_length: int
@@ -69,11 +70,12 @@ class Healing:
     max_steps: int | None = None
     max_minutes: float | None = None
     seed: int = 0
+    learning_rate: float = DEFAULT_RATE
 
     def __post_init__(self) -> None:
         if self.train not in TRAIN:
             raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {self.train!r}")
-        for name in ("max_steps", "max_minutes"):
+        for name in ("max_steps", "max_minutes", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be greater than 0, got {value}; without healing: train='none'")
@@ -145,7 +147,9 @@ def heal(
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, healing)
     base = student.base_model
-    optimizer = torch.optim.AdamW(parameter_groups(base), betas=BETAS, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(base, healing.learning_rate), betas=BETAS, weight_decay=0.0, fused=True
+    )
     model, optimizer = accelerator.prepare(base, optimizer)
     run = _Run(accelerator, healing, windows, held_out, original, target, error)
     state = _load(checkpoint, student, optimizer)
@@ -328,14 +332,14 @@ def rows_beyond(
     return masks
 
 
-def parameter_groups(base: PreTrainedModel) -> list[dict[str, Any]]:
-    """The parameters to train, by their learning rate."""
+def parameter_groups(base: PreTrainedModel, learning_rate: float) -> list[dict[str, Any]]:
+    """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in base.parameters():
         if parameter.requires_grad:
             name = positions.get(parameter, "")
-            rate = next((rate for part, rate in POSITION_RATES.items() if f".{part}." in f".{name}"), RATE)
+            rate = next((rate for part, rate in POSITION_RATES.items() if f".{part}." in f".{name}"), learning_rate)
             groups.setdefault(rate, []).append(parameter)
     return [{"params": parameters, "lr": rate, "highest": rate} for rate, parameters in groups.items()]
 

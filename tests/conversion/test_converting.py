@@ -266,6 +266,7 @@ class TestBadInput:
             ),
             ("absolute", {"position_stride": 2}, ValueError, "follows from the lengths"),
             ("t5", {"max_steps": 0}, ValueError, "max_steps must be greater than 0"),
+            ("t5", {"learning_rate": 0}, ValueError, "learning_rate must be greater than 0"),
             ("t5", {"text": ["missing.txt"]}, FileNotFoundError, "no file or folder missing.txt"),
             ("t5", {"resume": True}, ValueError, "need an output folder"),
         ],

@@ -141,8 +141,8 @@ class TestHeal:
 
         monkeypatch.setattr(healing._Run, "_step", step)
         original, student = self.student()
-        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=40))
-        assert len(rates) == 40 and {*rates[0]} == {healing.RATE, 0.05}
+        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=40, learning_rate=0.002))
+        assert len(rates) == 40 and {*rates[0]} == {0.002, 0.05}
         for highest in rates[0]:
             found = [entry[highest] / highest for entry in rates]
             expected = [(1 - step / 40) * min(1, (step + 1) / 20) for step in range(40)]
@@ -156,16 +156,16 @@ class TestHeal:
             ("relative", "relative_value_embeddings", 0.02),
             ("relative_key", "distance_embedding", 0.02),
             ("transformer_xl", "pos_bias_u", 0.01),
-            ("transformer_xl", "linear_pos", healing.RATE),
+            ("transformer_xl", "linear_pos", 0.003),
             ("tupe", "others_to_cls", 0.05),
         ],
     )
     def test_positions_have_rates_of_their_own(self, scheme, part, rate):
         student = make_student(tiny_checkpoints.stock(), scheme, {})
         names = {parameter: name for name, parameter in student.named_parameters()}
-        [group] = [g for g in healing.parameter_groups(student) if any(part in names[p] for p in g["params"])]
+        [group] = [g for g in healing.parameter_groups(student, 0.003) if any(part in names[p] for p in g["params"])]
         assert group["lr"] == group["highest"] == rate
-        assert sum(len(g["params"]) for g in healing.parameter_groups(student)) == len(names)
+        assert sum(len(g["params"]) for g in healing.parameter_groups(student, 0.003)) == len(names)
 
     def test_it_ends_when_nothing_is_gained(self):
         gains = [{"cosine": 0.9}] * healing.PATIENCE
