@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import sys
 from argparse import Action, ArgumentDefaultsHelpFormatter
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
 from hf_posenc.inspection import flag_rows, longest_sequence, unpad_row
@@ -315,8 +317,11 @@ def cut_nothing_by_itself(tokenizer: PreTrainedTokenizerBase) -> None:
 def parse_arguments(*kinds: type, **defaults: Any) -> tuple[Any, ...]:
     """One object of each dataclass, from the command line or from a JSON file that is its only argument.
 
-    `position_scheme` is None where it was not given.
+    `position_scheme` is None where it was not given. Of several processes on a machine, the first one speaks for all: from here on
+    the others report errors only.
     """
+    if int(os.environ.get("LOCAL_RANK", 0)):
+        logging.set_verbosity_error()
     parser = ScriptParser(kinds, **{"position_scheme": None, **defaults})
     if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
         return parser.parse_file(Path(sys.argv[1]))

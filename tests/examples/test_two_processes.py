@@ -38,6 +38,7 @@ def test_the_loss_is_averaged_over_the_tokens_of_both_processes(tmp_path):
     options += ["--position_scheme", "absolute+t5", "--position_learning_rate", "0.1", "--learning_rate", "1e-3"]
     options += ["--do_train", "--max_steps", "20", "--logging_steps", "1", "--ddp_find_unused_parameters", "false"]
     options += ["--save_strategy", "no", "--report_to", "none"]
+    printed = {}
     for name, before, batch in (("one", (), 8), ("two", LAUNCH_TWO, 4)):
         own = ["--per_device_train_batch_size", batch, "--output_dir", tmp_path / name]
         python, *script = command("run_token_classification.py", *options, *own)
@@ -49,7 +50,12 @@ def test_the_loss_is_averaged_over_the_tokens_of_both_processes(tmp_path):
             timeout=300,
         )
         assert process.returncode == 0, process.stderr
+        printed[name] = process
     one, two = losses(tmp_path / "one"), losses(tmp_path / "two")
     assert len(one) == 20
     torch.testing.assert_close(torch.tensor(two), torch.tensor(one), atol=1e-4, rtol=0)
     assert max(one) - min(one) > 0.1  # something was learned
+    # One process prints for both: nothing of what it says is there twice.
+    for said in ("train metrics", "'loss': ", "LOAD REPORT"):
+        counts = {name: (done.stdout + done.stderr).count(said) for name, done in printed.items()}
+        assert counts["one"] == counts["two"] > 0, (said, counts)
