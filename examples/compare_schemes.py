@@ -621,8 +621,8 @@ def costs_of(
 
 
 def main() -> None:
-    # The quick start's budget.
-    defaults = {**DEFAULTS, "output_dir": "outputs/compare_schemes"}
+    # The quick start's settings, and a few steps more.
+    defaults = {**DEFAULTS, "max_steps": 240, "output_dir": "outputs/compare_schemes"}
     parser = ScriptParser((CompareArguments, PositionTrainingArguments), **defaults)
     try:
         arguments, training = parser.parse()

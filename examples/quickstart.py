@@ -87,7 +87,7 @@ class QuickstartArguments:
 # Where these differ from TrainingArguments: two cores finish in minutes, and there is nothing to resume.
 DEFAULTS = {
     "output_dir": "outputs/quickstart",
-    "max_steps": 240,
+    "max_steps": 200,
     "learning_rate": 5e-4,
     "position_learning_rate": 0.1,
     "warmup_steps": 0.1,
