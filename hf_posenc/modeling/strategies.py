@@ -94,6 +94,8 @@ def choose_strategy(
     kernel = _kernel(sizes, kinds, dropout=dropout, is_shared=is_shared, leaves_queries=many_keys and not is_clipped)
     if kernel is Kernel.BIAS and kinds == {DistanceBias} and has_ranges:
         kernel = Kernel.BIAS_BY_DISTANCE
+    clipped_keys_by_kernel = is_clipped and many_keys and not dropout and has_ranges and is_dense
+    is_short = sizes.query_length * sizes.key_length <= KEPT_PAIRS
     return Strategy(
         kernel,
         _heads(BLOCK_SIZE, FEWEST_HEADS, rows, sizes),
@@ -102,8 +104,9 @@ def choose_strategy(
         _heads(KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, kernel_rows, sizes),
         kernel_rows,
         clipping,
-        clipped_keys_by_kernel=is_clipped and many_keys and not dropout and has_ranges and is_dense,
-        keeps_weights=has_backward and kernel is Kernel.BLOCKS and sizes.query_length * sizes.key_length <= KEPT_PAIRS,
+        clipped_keys_by_kernel=clipped_keys_by_kernel,
+        # PyTorch's kernel does not tell its weights.
+        keeps_weights=has_backward and is_short and kernel is Kernel.BLOCKS and not clipped_keys_by_kernel,
     )
 
 

@@ -80,6 +80,14 @@ def test_weights_of_short_sequences_are_kept_for_the_backward_pass(kinds, length
     assert choose(kinds, length, **facts).keeps_weights is keeps
 
 
+def test_weights_of_clipped_keys_are_not_kept_for_few_queries_with_a_long_cache():
+    facts = {"dropout": False, "has_ranges": True, "is_shared": True, "is_dense": True, "has_backward": True}
+    sizes = Sizes(1, 12, 4, 4096)
+    found = choose_strategy(sizes, frozenset({QueryTable, KeyTable}), (3600, 100), **facts)
+    assert found.clipped_keys_by_kernel and not found.keeps_weights
+    assert choose_strategy(sizes, frozenset({QueryTable, KeyTable}), (0, 0), **facts).keeps_weights
+
+
 def test_a_strategy_can_be_printed():
     text = str(choose({QueryTable, KeyTable}, 4096))
     assert "Kernel.BLOCKS" in text and "rows=512" in text and "clipped_keys_by_kernel=False" in text
