@@ -1,4 +1,4 @@
-"""Everything behind docs/comparison.md: examples/compare_schemes.py, once for each question, and what each run found.
+"""Which scheme, and how positions should join the words: examples/compare_schemes.py, once for each question.
 
     python benchmarks/comparison.py --data DATA                         # hours; the same command goes on where it stopped
     python benchmarks/comparison.py --data DATA --only combine_scratch
@@ -6,7 +6,6 @@
 
 DATA holds wikitext2/valid.txt and test.txt. Results go to results/comparison/NAME; settings, versions and every run are in
 results.json there. A run that is there is not made again, so processes may share the work by schemes or by seeds.
-`python benchmarks/readme_tables.py` then puts the tables into the pages.
 """
 
 import argparse
@@ -20,20 +19,6 @@ import report
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "compare_schemes.py"
 FOLDER = report.RESULTS / "comparison"
-SCHEMES = (
-    "none",
-    "absolute",
-    "sinusoidal",
-    "relative",
-    "relative_key",
-    "relative_key_query",
-    "transformer_xl",
-    "t5",
-    "tupe",
-    "deberta",
-    "rope",
-    "alibi",
-)
 # Positions that join the words: how they do, and whether they do so again before every layer.
 HOW = ("", *(f":position_combine={name}" for name in ("concat", "gate", "attention")), ":position_every_layer=true")
 COMBINED = tuple(f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in HOW)
@@ -55,9 +40,9 @@ FILES = {"train_file": "valid", "eval_file": "test"}
 PARTS = {
     "combine_scratch": {"schemes": [*COMBINED, "none"], **SCRATCH},
     "combine_punctuation": {"schemes": [*COMBINED, "none"], **PUNCTUATION},
-    "punctuation": {"schemes": SCHEMES, **PUNCTUATION, **RATES},
-    "converted": {"schemes": SCHEMES, **PUNCTUATION, **RATES, "conversion_steps": 400},
-    "scratch": {"schemes": SCHEMES, **SCRATCH, **RATES},
+    "punctuation": {**PUNCTUATION, **RATES},
+    "converted": {**PUNCTUATION, **RATES, "conversion_steps": 400},
+    "scratch": {**SCRATCH, **RATES},
 }
 
 

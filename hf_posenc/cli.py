@@ -237,8 +237,7 @@ def convert(
 
     given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
     given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
-    if learning_rate is not None:
-        given["learning_rate"] = learning_rate
+    given["learning_rate"] = learning_rate
     _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
     if is_first_process():
         typer.echo(report.table())

@@ -21,7 +21,7 @@ from ..parameters import position_parameters
 from .calibration import calibrate
 from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
 from .extension import METHODS, extend, stride_of
-from .healing import DEFAULT_RATE, Healing, heal, is_first_process, settings_of
+from .healing import Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
@@ -226,7 +226,7 @@ def convert(
     train: str = "all",
     max_steps: int | None = None,
     max_minutes: float | None = None,
-    learning_rate: float = DEFAULT_RATE,
+    learning_rate: float | None = None,
     seed: int = 0,
     resume: bool = False,
     onnx: bool = False,
@@ -250,7 +250,7 @@ def convert(
             needed) or "mean".
         train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget of healing. Default: 800 steps.
-        learning_rate: of healing, at its highest; tables and biases of positions have rates of their own.
+        learning_rate: of healing, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
         seed: of the choice of text.
         resume: go on with what was interrupted; needs `output`.
         onnx: write `onnx/model.onnx` too.

@@ -61,7 +61,7 @@ class Healing:
             tables that no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget, whichever ends first; 800 steps if neither is given.
         seed: of the choice of text.
-        learning_rate: the highest of everything but the positions that have rates of their own.
+        learning_rate: the highest of everything but the positions that have rates of their own; 1.5e-4 if none is given.
     """
 
     trained_length: int
@@ -70,7 +70,7 @@ class Healing:
     max_steps: int | None = None
     max_minutes: float | None = None
     seed: int = 0
-    learning_rate: float = DEFAULT_RATE
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         if self.train not in TRAIN:
@@ -81,6 +81,8 @@ class Healing:
                 raise ValueError(f"{name} must be greater than 0, got {value}; without healing: train='none'")
         if self.max_steps is None and self.max_minutes is None:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
+        if self.learning_rate is None:
+            object.__setattr__(self, "learning_rate", DEFAULT_RATE)
 
     @property
     def reaches_further(self) -> bool:

@@ -3,6 +3,7 @@
 import csv
 import json
 import statistics
+from pathlib import Path
 
 import compare_schemes
 import pytest
@@ -27,10 +28,16 @@ def text(tmp_path_factory):
     return file
 
 
-def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(text, tmp_path, run_main, capsys):
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
-    folder = tmp_path / "out"
+@pytest.fixture
+def punctuation(text, tmp_path) -> tuple[Path, list]:
+    """An output folder, and the options of a comparison that writes into it and starts from a checkpoint, the first of them."""
+    checkpoint, folder = save_checkpoint(tmp_path / "checkpoint", text.read_text()), tmp_path / "out"
     options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+    return folder, options
+
+
+def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(punctuation, text, run_main, capsys):
+    folder, options = punctuation
     options += [
         "--cost_rounds",
         "3",
@@ -95,10 +102,8 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
 
 
 @pytest.mark.slow
-def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(text, tmp_path, run_main, monkeypatch):
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
-    folder = tmp_path / "out"
-    options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuation, text, run_main, monkeypatch):
+    folder, options = punctuation
     options += ["--cost_rounds", "0", *TINY, "--position_learning_rates", "1e-4", "0.5", "0.9"]
     options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2"]
     trained = compare_schemes.train_and_evaluate
@@ -136,10 +141,8 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(text, tm
 
 
 @pytest.mark.slow
-def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(text, tmp_path, run_main, monkeypatch):
-    checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())
-    folder = tmp_path / "out"
-    options = ["--model_name_or_path", checkpoint, "--train_file", text, "--output_dir", folder, "--length", "24"]
+def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuation, text, run_main, monkeypatch):
+    folder, options = punctuation
     options += ["--cost_rounds", "0", *TINY, "--conversion_steps", "2", "--seeds", "1"]
     asked = []
 
@@ -152,7 +155,7 @@ def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(text, tmp_
     run_main(compare_schemes, *options, "--schemes", "absolute", "absolute+t5", "t5")
     assert [scheme for scheme, _ in asked] == ["t5"]
     train = compare_schemes.punctuation_task(
-        CompareArguments(model_name_or_path=str(checkpoint), train_file=str(text))
+        CompareArguments(model_name_or_path=str(options[1]), train_file=str(text))
     ).text
     assert asked[0][1] == train and len(train) < len(text.read_text())
     [conversion] = (folder / "conversions").glob("t5*")
