@@ -221,6 +221,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="about how long a setting may take")
     parser.add_argument("--no_eighth", action="store_true", help="leave out 8 × 512")
     parser.add_argument("--no_memory", action="store_true", help="measure times only")
+    parser.add_argument("--resume", action="store_true", help="go on where a run with the same settings stopped")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--memory_of", nargs=2, metavar=("MODEL", "MODE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -237,8 +238,9 @@ def main() -> None:
     if arguments.data is None:
         parser.error("--data is needed: the folder with cola, sst2 and wikitext2")
 
-    results = []
     chosen = {name: getattr(arguments, name) for name in ("layers", "rounds", "seconds")}
+    results = report.stopped_at(arguments.name, chosen).get("results", []) if arguments.resume else []
+    there = {(entry["batches"], entry["mode"]) for entry in results}
 
     def keep(what: str, mode: str, padding: float, models: dict[str, dict]) -> None:
         results.append({"batches": what, "mode": mode, "padding": round(padding, 4), "models": models})
@@ -247,6 +249,8 @@ def main() -> None:
 
     for mode in arguments.modes:
         for text, size, order in settings(arguments):
+            if (described(text, size, order), mode) in there:
+                continue
             count = 1 if text == "WikiText-2" else 4
             parts = batches(arguments.data, text, size, order, count)
             models = measure(arguments, mode, parts, arguments.schemes)
@@ -256,7 +260,7 @@ def main() -> None:
                 for entry in models.values():
                     entry["memory_ratio"] = round(entry["memory"] / models[STOCK]["memory"], 4)
             keep(described(text, size, order), mode, share_of_padding(parts), models)
-        if not arguments.no_eighth:
+        if not arguments.no_eighth and (EIGHTH, mode) not in there:
             parts = [make_batch(Size(length=512), 8, 0.125, "cpu")]
             keep(EIGHTH, mode, share_of_padding(parts), measure(arguments, mode, parts, ["absolute", "deberta"]))
     print(table(results))

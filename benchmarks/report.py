@@ -1,5 +1,6 @@
 """What every benchmark here writes: results as JSON with the circumstances of the run, and a readable page beside it."""
 
+import json
 import os
 import platform
 import re
@@ -47,6 +48,19 @@ def mean_and_deviation(values: list[float]) -> str:
     """Mean and sample standard deviation for people; the mean alone where there is a single value."""
     spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.3f}{spread}"
+
+
+def stopped_at(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The results of a run that was stopped, to go on with; nothing where there is none.
+
+    Raises:
+        SystemExit: it had other settings.
+    """
+    file = RESULTS / f"{name}.json"
+    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if there and there["settings"] != settings:
+        sys.exit(f"error: {file} was measured with other settings than {settings}: run without --resume")
+    return there
 
 
 def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:

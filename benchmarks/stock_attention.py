@@ -272,10 +272,7 @@ def main() -> None:
         return
     name = arguments.name or ("stock_attention" if arguments.device == "cpu" else "stock_attention_cuda")
     chosen = {key: getattr(arguments, key) for key in ("layers", "rounds", "tokens", "device", "dtype")}
-    file = report.RESULTS / f"{name}.json"
-    before = json.loads(file.read_text()) if arguments.resume and file.exists() else {}
-    if before and before["settings"] != chosen:
-        raise SystemExit(f"{name}.json has other settings than these, {chosen}: run without --resume")
+    before = report.stopped_at(name, chosen) if arguments.resume else {}
     results: list[dict] = before.get("results", [])
     memory: list[dict] = before.get("memory", [])
     done = {(result["family"], result["mode"], result["shape"]) for result in results}
