@@ -10,7 +10,7 @@ from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.modeling.sinusoidal import sinusoids
 
-from .observation import Batch, LayerByLayer, observe, undisturbed
+from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
 
 # What a base of sinusoids is chosen among.
@@ -35,14 +35,14 @@ def start(
     - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
       the keys' mean, which adds a constant to each query's scores, is taken off.
     - `alibi`: heads in the order in which the slopes fit them best.
-    - `tupe`: projections of positions after what the first layer's make of them.
+    - `tupe`: heads in the order in which layers agree best on positions, and projections after what they agree on.
 
     Beside `absolute`, which stays, nothing is to be made up for. Other schemes have nothing to start with: they are calibrated.
 
     Args:
         student: a variant as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, base model or with a head.
         teacher: the stock model of the same checkpoint.
-        batches: text, `input_ids` and `attention_mask`, for bases and slopes of heads; random words if there is none.
+        batches: text, `input_ids` and `attention_mask`, for what depends on heads; random words if there is none.
         trained_length: positions that the checkpoint knows well; by default those of its whole table.
     """
     family: Family = student.config.family
@@ -59,11 +59,11 @@ def start(
             fold(student, family, mean)
             if batches is not None:
                 place_first_word(student, family, rows[0] - mean, batches)
-        if "tupe" in names:
-            project_positions(student, teacher, family)
         if batches is None:
             length = min(RANDOM_TEXT[1], len(rows))
             batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
+        if "tupe" in names:
+            project_positions(student, teacher, family, batches)
         if "rope" in names:
             balance_heads(student, family, batches)
         # Where the original has a bias per head, heads must stay where they are.
@@ -175,31 +175,124 @@ def _text_of(input_ids: torch.Tensor) -> Batch:
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 
-def project_positions(student: nn.Module, teacher: nn.Module, family: Family) -> None:
-    """`tupe`'s projections such that positions score as in the original's first layer, for a word on average.
+def project_positions(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
+    """`tupe`'s projections such that positions score what the student's attention lacks, and heads in an order that suits them.
 
-    All layers share them, and the first needs them most: they get its scores divided by the number of layers. The layer's input
-    is averaged over words for each position. Queries of positions keep the mean query, so that it asks for
-    positions too; keys of positions are without their mean, which adds a constant to each query's scores.
+    All layers share the projections, so that heads of one place should ask for the same positions in all of them: each layer's
+    heads are put in the order in which they do so most. Positions then score the weighted mean over the layers of what is missing,
+    as far as a head's width allows: the leading singular vectors are their queries and keys. [CLS] has a score of its own as a
+    key; each query's scores are counted from it.
     """
     encoder = family.encoder_of(student.base_model)
-    places = table_rows(teacher, family)
-    words = _random_words(teacher, RANDOM_TEXT[0], 1).expand(-1, len(places))
-    run = LayerByLayer(teacher.base_model, family, [_text_of(words)])
-    inputs = run.hidden_states[0].mean(0)  # (positions, hidden)
-    attention = run.attention(0)
-    query = getattr(attention, family.query)(inputs) / len(run.layers)
-    key = getattr(attention, family.key)(inputs)
-    key -= key.mean(0)
-    positions = encoder.pos_ln(places)
+    layers = family.layers_of(encoder)
+    wanted, weights = missing_scores(student, teacher, family, batches)
+    if family.native_scheme == "absolute":  # where the original has a bias per head, heads must stay where they are
+        for layer, order in enumerate(agreeing_heads(wanted, weights)):
+            permute_heads(layers[layer], family, order)
+            wanted[layer], weights[layer] = wanted[layer][order], weights[layer][order]
+    scores = _mean_over_layers(wanted, weights)  # (heads, query, key)
+    of_queries = weights.sum(0)[:, 1:, 0]
+    to_first = (of_queries * scores[:, 1:, 0]).sum(1) / of_queries.sum(1).clamp(min=SMALLEST_WEIGHT)
+    scores = scores[:, 1:, 1:] - scores[:, 1:, :1] + to_first[:, None, None]
+    attention = family.self_attention_of(layers[0])
+    left, strength, right = torch.linalg.svd(scores)
+    width = attention.head_dim
+    strength = strength[:, None, :width].sqrt()
+    query, key = left[..., :width] * strength / attention.scaling, right.mT[..., :width] * strength
+    places = encoder.pos_ln(table_rows(teacher, family)[1 : scores.shape[1] + 1])
     for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
-        matrix, constant, _ = fit_sinusoids(target, positions, len(places))
+        target = nn.functional.pad(target, (0, width - target.shape[-1])).transpose(0, 1).flatten(1)
+        matrix, constant, _ = fit_sinusoids(target, places, len(places))
         linear.weight.copy_(matrix)
         linear.bias.copy_(constant)
-    # What the others ask of [CLS]: (heads,)
-    heads = family.setting(student.config, "num_attention_heads")
-    to_first = (query.mean(0) * key[0]).unflatten(-1, (heads, -1)).sum(-1)
-    encoder.others_to_cls.weight.copy_(to_first * (query.shape[-1] / heads) ** -0.5)
+    encoder.others_to_cls.weight.copy_(to_first)
+
+
+def missing_scores(
+    student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """By how much the original's scores between two positions are greater than the student's, and how much it attends there.
+
+    Returns:
+        Two tensors (layers, heads, query, key) in float64, means over the texts that have both positions; 0 where none has.
+    """
+    original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
+    length = max(batch["input_ids"].shape[1] for batch in batches)
+    missing, weights = [], []
+    for layer in range(len(own.layers)):
+        attention, of_original = own.attention(layer), original.attention(layer)
+        sums = torch.zeros(2, attention.num_heads, length, length, dtype=torch.float64)
+        counts = torch.zeros(length, length, dtype=torch.float64)
+        for index, batch in enumerate(batches):
+            mask = batch["attention_mask"].double()
+            here = slice(0, mask.shape[1])
+            for sign, module, states in (
+                (1.0, of_original, original.hidden_states[index]),
+                (-1.0, attention, own.hidden_states[index]),
+            ):
+                query, key = (
+                    (getattr(module, name)(states).double() * mask[..., None]).unflatten(-1, (attention.num_heads, -1))
+                    for name in (family.query, family.key)
+                )
+                scaling = attention.scaling if sign < 0 else attention.head_dim**-0.5
+                sums[0, :, here, here] += sign * scaling * torch.einsum("bihd,bjhd->hij", query, key).cpu()
+            attended = original.run_for_weights(layer, index).double() * mask[:, None, :, None]
+            sums[1, :, here, here] += attended.sum(0).cpu()
+            counts[here, here] += (mask.T @ mask).cpu()
+            own.run(layer, index)
+        means = sums / counts.clamp(min=1)
+        missing.append(means[0])
+        weights.append(means[1])
+    return torch.stack(missing), torch.stack(weights)
+
+
+def agreeing_heads(scores: torch.Tensor, weights: torch.Tensor, rounds: int = 8) -> list[list[int]]:
+    """For each layer an order of its heads, such that heads of one place differ least in their scores over the layers.
+
+    In turns, places get the weighted mean of their heads' scores, and layers the best assignment of heads to places: k-means
+    with one head of each layer in each cluster. It begins with each layer's own scores once; the best end counts.
+
+    Args:
+        scores: (layers, heads, query, key); a constant added to a query's scores does not count.
+        weights: the same shape, of the squared differences.
+    """
+    best, fewest = [[*range(scores.shape[1])]] * len(scores), float("inf")
+    for centres in scores:
+        before = float("inf")
+        for _ in range(rounds):
+            costs = [_weighted_differences(*layer, centres) for layer in zip(scores, weights)]
+            orders = [best_assignment(cost) for cost in costs]
+            total = sum(float(cost[order, range(len(order))].sum()) for cost, order in zip(costs, orders))
+            if total < fewest:
+                best, fewest = orders, total
+            if total >= before:
+                break
+            before = total
+            ordered = [torch.stack([layer[order] for layer, order in zip(of, orders)]) for of in (scores, weights)]
+            centres = _mean_over_layers(*ordered)
+    return best
+
+
+def _weighted_differences(scores: torch.Tensor, weights: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
+    """Weighted squared differences of heads from places, (heads, places), a constant being free for each query.
+
+    Args:
+        scores, weights: (heads, query, key).
+        centres: (places, query, key).
+    """
+    totals = weights.sum(-1).clamp(min=SMALLEST_WEIGHT)
+    costs = []
+    for centre in centres:
+        difference = scores - centre
+        squares, means = ((weights * difference**power).sum(-1) for power in (2, 1))
+        costs.append((squares - means.square() / totals).sum(-1))
+    return torch.stack(costs, dim=1)
+
+
+def _mean_over_layers(scores: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weighted mean (heads, query, key) of scores (layers, heads, query, key), each query's counted from their weighted mean."""
+    constants = (weights * scores).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_WEIGHT)
+    return (weights * (scores - constants)).sum(0) / weights.sum(0).clamp(min=SMALLEST_WEIGHT)
 
 
 def _head_rows(linear: nn.Module, heads: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,11 +10,14 @@ from transformers import AutoModel
 
 from hf_posenc.conversion.observation import LayerByLayer, undisturbed
 from hf_posenc.conversion.start import (
+    agreeing_heads,
     balanced_basis,
     best_assignment,
     best_sinusoidal_base,
     fit_sinusoids,
+    missing_scores,
     order_heads,
+    project_positions,
     start,
     table_rows,
 )
@@ -217,6 +220,46 @@ def test_tupe_starts_nearer_than_without_positions(family, tmp_path):
         start(model, teacher)
     far, near = (attention_difference(model, teacher, family) for model in (plain, student))
     assert near < 0.9 * far
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tupe_s_positions_score_what_is_missing(family, tmp_path):
+    """Of the first layer, as far as a head's width allows: nothing is missing afterwards, counted from what [CLS] scores."""
+    teacher = original(family, num_hidden_layers=1)
+    batches = text(family=family)
+    student = student_of(teacher, tmp_path, beside(family, "tupe"))
+    with torch.no_grad(), undisturbed(student), undisturbed(teacher, "eager"):
+        wanted, _ = missing_scores(student, teacher, family_of(family), batches)
+        project_positions(student, teacher, family_of(family), batches)
+        encoder = family_of(family).encoder_of(student.base_model)
+        places = encoder.pos_ln(table_rows(teacher, family_of(family))[: wanted.shape[-1]])
+        query, key = (linear(places) for linear in (encoder.pos_q_linear, encoder.pos_k_linear))
+        heads = student.config.sizes.num_attention_heads
+        query, key = (one.unflatten(-1, (heads, -1)).transpose(0, 1).double() for one in (query, key))
+        scores = query @ key.mT * query.shape[-1] ** -0.5
+    wanted = wanted[0, :, 1:]
+    column = encoder.others_to_cls.weight.detach()[:, None, None]
+    # Heads may have changed places: every head's scores are one of those wanted.
+    wanted = wanted[:, :, 1:] - wanted[:, :, :1]
+    found = scores[:, 1:, 1:] - column
+    width = query.shape[-1]
+    for one in wanted:
+        rest = torch.linalg.svdvals(one)[width:].square().sum().sqrt()
+        nearest = min(float((one - other).norm()) for other in found)
+        assert nearest <= 1.5 * rest + 0.05 * one.norm()
+
+
+def test_agreeing_heads_are_found_again():
+    generator = torch.Generator().manual_seed(0)
+    places = 3 * torch.randn(4, 9, 9, generator=generator, dtype=torch.float64)
+    layers = [torch.randperm(4, generator=generator).tolist() for _ in range(3)]
+    scores = torch.stack([places[order] for order in layers])
+    scores = scores + 0.1 * torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+    scores = scores + 5 * torch.randn(3, 4, 9, 1, generator=generator, dtype=torch.float64)  # a constant of each query
+    weights = torch.rand(scores.shape, generator=generator, dtype=torch.float64)
+    found = agreeing_heads(scores, weights)
+    at_places = torch.tensor([[layer[head] for head in order] for layer, order in zip(layers, found)])
+    assert (at_places == at_places[0]).all() and sorted(at_places[0].tolist()) == [0, 1, 2, 3]
 
 
 @torch.no_grad()
