@@ -226,16 +226,14 @@ def missing_scores(
         for index, batch in enumerate(batches):
             mask = batch["attention_mask"].double()
             here = slice(0, mask.shape[1])
-            for sign, module, states in (
-                (1.0, of_original, original.hidden_states[index]),
-                (-1.0, attention, own.hidden_states[index]),
-            ):
-                query, key = (
-                    (getattr(module, name)(states).double() * mask[..., None]).unflatten(-1, (attention.num_heads, -1))
-                    for name in (family.query, family.key)
+            wanted, given = (
+                scaling * _score_sums(module, family, run.hidden_states[index], mask)
+                for module, run, scaling in (
+                    (of_original, original, attention.head_dim**-0.5),
+                    (attention, own, attention.scaling),
                 )
-                scaling = attention.scaling if sign < 0 else attention.head_dim**-0.5
-                sums[0, :, here, here] += sign * scaling * torch.einsum("bihd,bjhd->hij", query, key).cpu()
+            )
+            sums[0, :, here, here] += (wanted - given).cpu()
             attended = original.run_for_weights(layer, index).double() * mask[:, None, :, None]
             sums[1, :, here, here] += attended.sum(0).cpu()
             counts[here, here] += (mask.T @ mask).cpu()
@@ -244,6 +242,21 @@ def missing_scores(
         missing.append(means[0])
         weights.append(means[1])
     return torch.stack(missing), torch.stack(weights)
+
+
+def _score_sums(attention: nn.Module, family: Family, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Products of queries and keys between positions, (heads, length, length), summed over the texts that have both.
+
+    Args:
+        states: (batch, length, hidden), the input of the attention.
+        mask: float64 (batch, length), 1 for tokens.
+    """
+    width = getattr(attention, family.head_dim)
+    query, key = (
+        (getattr(attention, name)(states).double() * mask[..., None]).unflatten(-1, (-1, width))
+        for name in (family.query, family.key)
+    )
+    return torch.einsum("bihd,bjhd->hij", query, key)
 
 
 def agreeing_heads(scores: torch.Tensor, weights: torch.Tensor, rounds: int = 8) -> list[list[int]]:
