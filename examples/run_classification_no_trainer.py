@@ -53,7 +53,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from hf_posenc.training import move_to_own_groups, tables_and_biases
+from hf_posenc.training import move_to_own_groups, tables_and_biases, warn_of_tables_that_stay
 
 
 @dataclass
@@ -95,6 +95,8 @@ class LoopArguments:
         for name in ("learning_rate", "position_learning_rate", "weight_decay", "warmup_share"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.warmup_share > 1:
+            raise ValueError(f"warmup_share must be at most 1, got {self.warmup_share}")
 
 
 @dataclass
@@ -194,6 +196,8 @@ class Loop:
         self.steps_per_epoch = math.ceil(len(self.train_loader) / loop.gradient_accumulation_steps)
         self.steps = loop.max_train_steps or self.steps_per_epoch * loop.num_train_epochs
         self.epochs = math.ceil(self.steps / self.steps_per_epoch)
+        if loop.position_learning_rate is None and accelerator.is_main_process:
+            warn_of_tables_that_stay(model, loop.learning_rate, self.steps)
         # Not prepared: accelerate would let it step once for every process.
         self.scheduler = get_linear_schedule_with_warmup(optimizer, round(loop.warmup_share * self.steps), self.steps)
         self.progress = Progress()

@@ -240,7 +240,7 @@ def convert(
     given["learning_rate"] = learning_rate
     _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
     if is_first_process():
-        typer.echo(report.table())
+        typer.echo(f"{report.table()}\n\nwrote {out}")
 
 
 @app.command()

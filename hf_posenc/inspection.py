@@ -57,8 +57,12 @@ def check_exists(model: str, revision: str | None = None) -> None:
         validate_repo_id(model)
     except HFValidationError as error:
         raise OSError(f"{model}: there is no such folder, and it cannot be a name on the Hub") from error
-    if constants.HF_HUB_OFFLINE or try_to_load_from_cache(model, CONFIG_NAME, revision=revision):
+    if try_to_load_from_cache(model, CONFIG_NAME, revision=revision):
         return
+    if constants.HF_HUB_OFFLINE:
+        raise OSError(
+            f"{model}: there is no such folder, and the cache has no model of this name; HF_HUB_OFFLINE keeps from asking the Hub"
+        )
     try:
         HfApi().model_info(model, revision=revision, timeout=10)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:

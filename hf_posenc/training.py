@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer
 from transformers.utils import logging
 
+from .modeling.schemes import scheme_names
 from .parameters import position_parameters
 
 
@@ -113,8 +114,12 @@ def warn_of_tables_that_stay(model: torch.nn.Module, learning_rate: float, steps
     started = [name for name, parameter in tables_and_biases(model).items() if not parameter.detach().any()]
     farthest = learning_rate * steps / 2
     if started and farthest < VISIBLE:
+        is_added = "absolute" in scheme_names(model.config.position_scheme)
+        suited = (
+            "beside absolute, from 0.001 (deberta) to 0.01 (t5)" if is_added else "from 0.01 (deberta) to 0.1 (t5)"
+        )
         logger.warning(
-            f"{len(started)} tables and biases of positions start at 0 (such as {started[0]}), and {steps} steps at a learning rate of "
+            f"position parameters start at 0 ({len(started)}, such as {started[0]}), and {steps} steps at a learning rate of "
             f"{learning_rate:g} move a number in them by about {farthest:.2g} at most: give them a rate of their own, "
-            "position_learning_rate, from 0.01 (deberta) to 0.1 (t5)"
+            f"position_learning_rate, {suited}"
         )

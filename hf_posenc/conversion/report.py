@@ -90,6 +90,8 @@ class Report:
         parts.append(self.said_not_measured())
         return "\n\n".join(parts)
 
+    __str__ = table
+
     def said_not_measured(self) -> str:
         return f"Not measured: {'; '.join(self.not_measured)}."
 

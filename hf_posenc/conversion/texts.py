@@ -79,7 +79,12 @@ def _rows_of(source: str) -> Iterator[str]:
             f"there is no file or folder {source}; to load it as a data set, pip install datasets"
         ) from error
     name, _, config = source.partition(":")
-    rows = load_dataset(name, config or None, split="train", streaming=True)
+    try:
+        rows = load_dataset(name, config or None, split="train", streaming=True)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"there is no file or folder {source}, and no data set of this name can be loaded: {error}"
+        ) from error
     for row in rows:
         if not isinstance(row.get("text"), str):
             raise ValueError(f"the data set {source} has no column 'text' of strings; it has {', '.join(row)}")

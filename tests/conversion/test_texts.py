@@ -32,6 +32,14 @@ class TestReadDocuments:
         assert read_documents(["some/name:config"]) == ["one", "two"]
         assert asked == [(("some/name", "config"), {"split": "train", "streaming": True})]
 
+    def test_a_name_that_is_nothing_is_named(self, monkeypatch):
+        def load_dataset(*arguments, **keywords):
+            raise ConnectionError("the Hub is far away")
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        with pytest.raises(FileNotFoundError, match="no file or folder nowhere, and no data set .* the Hub is far away"):
+            read_documents(["nowhere"])
+
     def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
         monkeypatch.setattr(texts, "MAX_CHARACTERS", 7)
         for name in "abc":

@@ -129,3 +129,15 @@ def test_another_run_in_the_same_folder_is_refused(folder, tmp_path, mistake):
     (tmp_path / "run_settings.json").write_text('{"learning_rate": 0.5}')
     said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path)[1:])
     assert "learning_rate is 0.5 there and 0.001 here" in said
+
+
+def test_the_rate_grows_in_a_share_of_the_steps(folder, tmp_path, mistake):
+    said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path, "--warmup_share", "7")[1:])
+    assert "warmup_share must be at most 1, got 7.0" in said
+
+
+def test_positions_without_a_rate_of_their_own_are_told(folder, tmp_path, run_main, said):
+    given = arguments(folder, tmp_path, "--max_train_steps", "2")[1:]
+    place = given.index("--position_learning_rate")
+    run_main(run_classification_no_trainer, *given[:place], *given[place + 2 :])
+    assert sum("give them a rate of their own" in line for line in said) == 1
