@@ -39,6 +39,7 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import cli
+from hf_posenc.conversion import healing
 from hf_posenc.training import PositionTrainer
 
 
@@ -136,6 +137,8 @@ def world(tmp_path_factory, minilm) -> Path:
 def here(world, monkeypatch) -> Path:
     monkeypatch.chdir(world)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # What a conversion does in its hundreds of steps is tested elsewhere.
+    monkeypatch.setattr(healing, "DEFAULT_STEPS", 20)
     return world
 
 
