@@ -55,7 +55,9 @@ def test_tables_that_would_stay_at_zero_are_told_once(model, keywords, steps, is
     assert all("encoder.relative_attention_bias.weight" in line and "by about 0.001 at most" in line for line in said)
 
 
-@pytest.mark.parametrize(("scheme", "rates"), [("t5", "0.01 (deberta) to 0.1"), ("absolute+t5", "0.001 (deberta) to 0.01")])
+@pytest.mark.parametrize(
+    ("scheme", "rates"), [("t5", "0.01 (deberta) to 0.1"), ("absolute+t5", "0.001 (deberta) to 0.01")]
+)
 def test_the_rate_that_is_named_suits_the_scheme(scheme, rates, said, tmp_path):
     trainer(fresh(scheme), tmp_path).create_optimizer_and_scheduler(100)
     assert len(said) == 1 and f"from {rates} (t5)" in said[0]

@@ -37,7 +37,9 @@ class TestReadDocuments:
             raise ConnectionError("the Hub is far away")
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        with pytest.raises(FileNotFoundError, match="no file or folder nowhere, and no data set .* the Hub is far away"):
+        with pytest.raises(
+            FileNotFoundError, match="no file or folder nowhere, and no data set .* the Hub is far away"
+        ):
             read_documents(["nowhere"])
 
     def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
