@@ -163,29 +163,28 @@ def fast_attention() -> dict[str, dict[str, float]]:
     return {entry["shape"]: entry["speed"] for entry in chosen}
 
 
+def padding(name: str = "padding") -> dict[tuple[str, str], dict[str, Any]]:
+    """By batches and mode: the share of padding, of each model times as fast as stock BERT, and the memory of `absolute` beside it."""
+    return {
+        (entry["batches"], entry["mode"]): {
+            "padding": entry["padding"],
+            "memory": entry["models"]["absolute"].get("memory_ratio"),
+            **{model: 1 / own["ratio"] for model, own in entry["models"].items()},
+        }
+        for entry in results_of(name)
+    }
+
+
 def padding_table() -> str:
     """Times as fast as stock BERT, and memory beside it, a row for batches of a kind; at the end the record with 12 layers."""
-    models = [STOCK_AGAIN, "BERT, hf_posenc.unpad", "absolute", "absolute+t5", "deberta"]
+    columns = [STOCK_AGAIN, "BERT, hf_posenc.unpad", "absolute", "absolute+t5", "deberta", "memory"]
     rows = []
     for name, more in (("padding", ""), ("padding_12_layers", ", 12 layers")):
-        for entry in results_of(name):
-            own = entry["models"]
-            speeds = [f"{1 / own[model]['ratio']:.2f}" if model in own else "" for model in models]
-            memory = own["absolute"].get("memory_ratio")
-            kind = f"{entry['batches']}, {entry['mode']}{more}"
-            rows.append([kind, percent(entry["padding"]), *speeds, "" if memory is None else f"{memory:.2f}"])
-    return as_markdown(["times as fast as BERT", "padding", *models, "memory of absolute"], rows)
-
-
-def padding() -> dict[tuple[str, str], dict[str, Any]]:
-    """By batches and mode: the share of padding, and of each model times as fast as stock BERT."""
-    return {
-        (entry["batches"].removesuffix(", 32, random"), entry["mode"]): {
-            "padding": entry["padding"],
-            **{name: 1 / model["ratio"] for name, model in entry["models"].items()},
-        }
-        for entry in results_of("padding")
-    }
+        for (batches, mode), entry in padding(name).items():
+            found = [entry.get(column) for column in columns]
+            cells = ["" if value is None else f"{value:.2f}" for value in found]
+            rows.append([f"{batches}, {mode}{more}", percent(entry["padding"]), *cells])
+    return as_markdown(["times as fast as BERT", "padding", *columns[:-1], "memory of absolute"], rows)
 
 
 def as_fast(name: str, model: str, mode: str) -> str:
@@ -237,10 +236,10 @@ def figures() -> dict[str, list[str]]:
         return written(values(wikitext[scheme], str(length), "masked_loss"))
 
     def times(batches: str, mode: str, model: str = "absolute") -> str:
-        return f"{speed[batches, mode][model]:.1f}"
+        return f"{speed[f'{batches}, 32, random', mode][model]:.1f}"
 
     def share(batches: str) -> str:
-        return percent(speed[batches, "forward"]["padding"])
+        return percent(speed[f"{batches}, 32, random", "forward"]["padding"])
 
     def of_seeds(scheme: str, length: int) -> list[str]:
         return [f"{value:.3f}" for value in values(wikitext[scheme], str(length), "masked_loss")]

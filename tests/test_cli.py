@@ -88,17 +88,17 @@ class TestHelp:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())
 
-    def test_a_name_that_is_nowhere_is_named_offline_too(self, run, monkeypatch):
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-        code, _, err = run("inspect nope")
-        assert code == 2 and "nope: there is no such folder, and the cache has no model of this name" in err
-
     def test_the_command_is_installed_with_the_package(self):
         project = (ROOT / "pyproject.toml").read_text()
         assert 'hf-posenc = "hf_posenc.cli:main"' in project
 
 
 class TestErrors:
+    def test_a_name_that_is_nowhere_is_named_offline_too(self, run, monkeypatch):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        code, _, err = run("inspect nope")
+        assert code == 2 and "nope: there is no such folder, and the cache has no model of this name" in err
+
     @pytest.mark.parametrize(
         "line, said",
         [

@@ -2,8 +2,8 @@
 
 Names on the Hub and path/to/... are folders here: the packaged MiniLM where a pretrained BERT is asked for, tiny models elsewhere.
 The Python blocks of a page share their names. One with a block of text after it raises that error; `...` at the end of a
-text stands for more. Shell commands of the package are run, other scripts get as far as their arguments. Comments before a
-block:
+text stands for more. Conversions without a budget of their own take 20 steps. Shell commands of the package are run, other
+scripts get as far as their arguments. Comments before a block:
 
     <!-- without hf_posenc -->   runs in a process of its own, where the package cannot be imported
     <!-- parsed: REASON -->      the commands are only parsed
@@ -137,7 +137,7 @@ def world(tmp_path_factory, minilm) -> Path:
 def here(world, monkeypatch) -> Path:
     monkeypatch.chdir(world)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # What a conversion does in its hundreds of steps is tested elsewhere.
+    # The rest of a conversion's hundreds of steps shows nothing more of the code on a page.
     monkeypatch.setattr(healing, "DEFAULT_STEPS", 20)
     return world
 

@@ -187,9 +187,10 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     layers = family.layers_of(encoder)
     wanted, weights = missing_scores(student, teacher, family, batches)
     if family.native_scheme == "absolute":  # where the original has a bias per head, heads must stay where they are
-        for layer, order in enumerate(agreeing_heads(wanted, weights)):
-            permute_heads(layers[layer], family, order)
-            wanted[layer], weights[layer] = wanted[layer][order], weights[layer][order]
+        orders = agreeing_heads(wanted, weights)
+        for layer, order in zip(layers, orders):
+            permute_heads(layer, family, order)
+        wanted, weights = _in_order(wanted, orders), _in_order(weights, orders)
     scores = _mean_over_layers(wanted, weights)  # (heads, query, key)
     of_queries = weights.sum(0)[:, 1:, 0]
     to_first = (of_queries * scores[:, 1:, 0]).sum(1) / of_queries.sum(1).clamp(min=SMALLEST_WEIGHT)
@@ -199,7 +200,7 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     width = attention.head_dim
     strength = strength[:, None, :width].sqrt()
     query, key = left[..., :width] * strength / attention.scaling, right.mT[..., :width] * strength
-    places = encoder.pos_ln(table_rows(teacher, family)[1 : scores.shape[1] + 1])
+    places = encoder.pos_ln(table_rows(teacher, family)[1 : scores.shape[1] + 1]).cpu()
     for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
         target = nn.functional.pad(target, (0, width - target.shape[-1])).transpose(0, 1).flatten(1)
         matrix, constant, _ = fit_sinusoids(target, places, len(places))
@@ -281,9 +282,13 @@ def agreeing_heads(scores: torch.Tensor, weights: torch.Tensor, rounds: int = 8)
             if total >= before:
                 break
             before = total
-            ordered = [torch.stack([layer[order] for layer, order in zip(of, orders)]) for of in (scores, weights)]
-            centres = _mean_over_layers(*ordered)
+            centres = _mean_over_layers(_in_order(scores, orders), _in_order(weights, orders))
     return best
+
+
+def _in_order(of_heads: torch.Tensor, orders: list[list[int]]) -> torch.Tensor:
+    """What heads have, (layers, heads, ...), with the heads of each layer in their order."""
+    return torch.stack([layer[order] for layer, order in zip(of_heads, orders)])
 
 
 def _weighted_differences(scores: torch.Tensor, weights: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
@@ -297,8 +302,8 @@ def _weighted_differences(scores: torch.Tensor, weights: torch.Tensor, centres: 
     costs = []
     for centre in centres:
         difference = scores - centre
-        squares, means = ((weights * difference**power).sum(-1) for power in (2, 1))
-        costs.append((squares - means.square() / totals).sum(-1))
+        squares, sums = ((weights * difference**power).sum(-1) for power in (2, 1))
+        costs.append((squares - sums.square() / totals).sum(-1))
     return torch.stack(costs, dim=1)
 
 
