@@ -1,11 +1,12 @@
 """Which scheme, and how positions should join the words: examples/compare_schemes.py, once for each question.
 
     python benchmarks/comparison.py --data DATA                         # hours; the same command goes on where it stopped
-    python benchmarks/comparison.py --data DATA --only combine_scratch
+    python benchmarks/comparison.py --data DATA --only punctuation
     python benchmarks/comparison.py --data DATA --only punctuation --schemes t5 rope    # a second process, with its own
 
 DATA holds wikitext2/valid.txt and test.txt. Results go to results/comparison/NAME; settings, versions and every run are in
-results.json there. A run that is there is not made again, so processes may share the work by schemes or by seeds.
+results.json there. A run that is there is not made again, so processes may share the work by schemes or by seeds; costs are
+measured by the whole command alone.
 """
 
 import argparse
@@ -16,39 +17,47 @@ from pathlib import Path
 
 import report
 
+from hf_posenc.modeling.schemes import SCHEMES
+
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "compare_schemes.py"
 FOLDER = report.RESULTS / "comparison"
 # Positions that join the words: how they do, and whether they do so again before every layer.
-HOW = ("", *(f":position_combine={name}" for name in ("concat", "gate", "attention")), ":position_every_layer=true")
+HOW = (*(f":position_combine={name}" for name in ("concat", "gate", "attention")), ":position_every_layer=true")
 COMBINED = tuple(f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in HOW)
-RATES = {"position_learning_rates": ["0.003", "0.02", "0.1"]}
-PUNCTUATION = {"task": "punctuation", "max_steps": 240, "eval_lengths": [64, 256]}
+BFLOAT16 = {"bf16": "true", "use_cpu": "true"}
+RATES = ["0.003", "0.02", "0.1"]
+PUNCTUATION = {**BFLOAT16, "task": "punctuation", "max_steps": 240, "rate_steps": 120, "eval_lengths": [64, 256]}
+# Weights start as wide as suits the model's width (1 / sqrt(128) is 0.09): BERT's 0.02 leaves small models on a plateau for long.
 SCRATCH = {
+    **BFLOAT16,
     "task": "masked_lm",
-    "max_steps": 1200,
+    "max_steps": 800,
+    "rate_steps": 400,
     "learning_rate": 0.002,
-    "position_learning_rate": 0.01,
-    "per_device_train_batch_size": 16,
-    "length": 64,
-    "eval_lengths": [64, 256, 1024],
+    "adam_beta2": 0.98,
+    "per_device_train_batch_size": 32,
+    "length": 32,
+    "eval_lengths": [32, 128, 1024],
     "max_eval_tokens": 32768,
-    "config_overrides": "hidden_size=128,num_hidden_layers=2,num_attention_heads=4,intermediate_size=512",
+    "mask_share": 0.3,
+    "config_overrides": "hidden_size=128,num_hidden_layers=2,num_attention_heads=4,intermediate_size=512,"
+    "initializer_range=0.08,hidden_dropout_prob=0.0,attention_probs_dropout_prob=0.0",
 }
 FILES = {"train_file": "valid", "eval_file": "test"}
 # What is compared -> the options of compare_schemes.py that are not its defaults.
 PARTS = {
-    "combine_scratch": {"schemes": [*COMBINED, "none"], **SCRATCH},
-    "combine_punctuation": {"schemes": [*COMBINED, "none"], **PUNCTUATION},
-    "punctuation": {**PUNCTUATION, **RATES},
-    "converted": {**PUNCTUATION, **RATES, "conversion_steps": 400},
-    "scratch": {**SCRATCH, **RATES},
+    "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *COMBINED], "position_learning_rates": RATES},
+    # Here tables do not start at zero.
+    "converted": {**PUNCTUATION, "conversion_steps": 200, "position_learning_rates": ["0.0005", "0.01"]},
+    "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINED], "position_learning_rates": RATES},
 }
 
 
 def command(name: str, data: Path, schemes: list[str] | None, seeds: list[int] | None) -> list[str]:
     options = {**PARTS[name], "output_dir": FOLDER / name}
-    options |= {key: value for key, value in {"schemes": schemes, "seeds": seeds}.items() if value}
+    share = {key: value for key, value in {"schemes": schemes, "seeds": seeds}.items() if value}
+    options |= {**share, "cost_rounds": 0} if share else {}
     if options["task"] == "masked_lm":
         options |= {part: data / "wikitext2" / f"{file}.txt" for part, file in FILES.items()}
     words = [sys.executable, str(SCRIPT), "--disable_tqdm", "true"]

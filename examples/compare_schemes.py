@@ -7,8 +7,8 @@
 `punctuation` fine-tunes a checkpoint (the packaged MiniLM unless another is named) to restore the punctuation of a text;
 `masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
 lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas;
-`position_learning_rate` may be one of them. `--position_learning_rates` tries several on a part of the training text, which
-nothing is trained on meanwhile, and all seeds then have the best. `--conversion_steps` converts the checkpoint to each scheme
+`position_learning_rate` may be one of them. `--position_learning_rates` tries several for `--rate_steps` on a part of the
+training text, which nothing is trained on meanwhile, and all seeds then have the best. `--conversion_steps` converts the checkpoint to each scheme
 first, on the training text.
 
 Every finished run is a file of its own in the output folder: the same command goes on where it was stopped, and several
@@ -56,6 +56,7 @@ from transformers import (
 
 from hf_posenc import convert, position_parameters
 from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.training import tables_and_biases
 
 
 @dataclass
@@ -92,6 +93,9 @@ class CompareArguments:
             "help": "Choose among these for each scheme that adds parameters. Default: --position_learning_rate for all."
         },
     )
+    rate_steps: int | None = field(
+        default=None, metadata={"help": "Steps of each run that such a rate is tried in. Default: --max_steps."}
+    )
     conversion_steps: int = field(
         default=0, metadata={"help": "Steps of healing of a conversion of the checkpoint to each scheme; 0: none."}
     )
@@ -117,6 +121,8 @@ class CompareArguments:
             raise ValueError("--conversion_steps needs a checkpoint to convert: --model_name_or_path")
         if self.conversion_steps < 0 or not all(rate > 0 for rate in self.position_learning_rates):
             raise ValueError("conversion_steps and position_learning_rates must not be negative, nor a rate 0")
+        if self.rate_steps is not None and self.rate_steps < 1:
+            raise ValueError(f"rate_steps must be at least 1, got {self.rate_steps}")
 
     @property
     def lengths(self) -> list[int]:
@@ -139,6 +145,7 @@ RECORDED = (
     "position_learning_rate",
     "warmup_steps",
     "weight_decay",
+    "adam_beta2",
     "bf16",
     "fp16",
 )
@@ -361,10 +368,16 @@ def with_best_rate(
 ) -> Candidate:
     """The candidate with the position learning rate that is best on a development part, with the first seed.
 
-    What was tried is in the output folder. Nothing is tried for what adds no parameters, or names a rate of its own.
+    What was tried is in the output folder. Nothing is tried for what has no parameters that the rate applies to, or names
+    a rate of its own; scales, of which a layer has one, take the first.
     """
-    if candidate.position_learning_rate is not None or not position_parameters(task.model(config)):
+    learned = tables_and_biases(task.model(config)).values()
+    if candidate.position_learning_rate is not None or not learned:
         return candidate
+    if all(parameter.numel() == 1 for parameter in learned):
+        return replace(candidate, position_learning_rate=arguments.position_learning_rates[0])
+    training = copy.copy(training)
+    training.max_steps = arguments.rate_steps or training.max_steps
     tried, development = {}, None
     for rate in arguments.position_learning_rates:
         own = replace(candidate, position_learning_rate=rate)
@@ -584,6 +597,8 @@ def settings_of(arguments: CompareArguments, training: PositionTrainingArguments
     kept = {
         name: value for name, value in asdict(arguments).items() if name not in ("schemes", "seeds", "cost_rounds")
     }
+    for name in ("train_file", "eval_file"):
+        kept[name] = kept[name] and Path(kept[name]).name
     return {**kept, **{name: getattr(training, name) for name in RECORDED}}
 
 
