@@ -25,6 +25,8 @@ FOLDER = report.RESULTS / "comparison"
 # Positions that join the words: how they do, and whether they do so again before every layer.
 HOW = (*(f":position_combine={name}" for name in ("concat", "gate", "attention")), ":position_every_layer=true")
 COMBINED = tuple(f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in HOW)
+# Beside the positions that the checkpoint has.
+ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true", "use_cpu": "true"}
 RATES = ["0.003", "0.02", "0.1"]
 PUNCTUATION = {**BFLOAT16, "task": "punctuation", "max_steps": 240, "rate_steps": 120, "eval_lengths": [64, 256]}
@@ -47,7 +49,7 @@ SCRATCH = {
 FILES = {"train_file": "valid", "eval_file": "test"}
 # What is compared -> the options of compare_schemes.py that are not its defaults.
 PARTS = {
-    "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *COMBINED], "position_learning_rates": RATES},
+    "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *ADDED, *COMBINED], "position_learning_rates": RATES},
     # Here tables do not start at zero.
     "converted": {**PUNCTUATION, "conversion_steps": 200, "position_learning_rates": ["0.0005", "0.01"]},
     "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINED], "position_learning_rates": RATES},

@@ -134,6 +134,11 @@ def check_width(column_names: list[str], width: int, path: Path) -> list[str]:
     return column_names
 
 
+def looks_like_data(name: str) -> bool:
+    """Whether a column's name is a number, or has two words at least with a space between them."""
+    return len(name.split()) > 1 or name.replace(".", "", 1).lstrip("-").isdigit()
+
+
 def check_columns(splits: dict[str, Dataset], wanted: Iterable[str], option: str | None = None) -> None:
     """Raise ValueError unless every split has the columns, with a value in every row; warn of empty text.
 
@@ -146,6 +151,8 @@ def check_columns(splits: dict[str, Dataset], wanted: Iterable[str], option: str
                 raise ValueError(
                     f"the {split} data have no column {column!r}; their columns are {', '.join(rows.column_names)}"
                     + (f"; {option} names another" if option else "")
+                    + "; if that is the first row of a csv or tsv file without a header, name its columns with --column_names"
+                    * any(looks_like_data(name) for name in rows.column_names)
                 )
             values = rows.data.column(column)
             if values.null_count:

@@ -104,24 +104,25 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
 @pytest.mark.slow
 def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuation, text, run_main, monkeypatch):
     folder, options = punctuation
-    options += ["--cost_rounds", "0", *TINY, "--position_learning_rates", "1e-4", "0.5", "0.9"]
-    options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2"]
+    options += ["--cost_rounds", "0", *TINY, "--position_learning_rates", "1e-4", "0.5", "0.9", "--rate_steps", "2"]
+    options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2", "sinusoidal"]
     trained = compare_schemes.train_and_evaluate
     seen = []
 
     def record(candidate, config, seed, task, training):
         """Half the rate: as good as one can be, in the development runs."""
         run = trained(candidate, config, seed, task, training)
-        seen.append((candidate.label, candidate.position_learning_rate, task))
+        seen.append((candidate.label, candidate.position_learning_rate, training.max_steps, task))
         if candidate.position_learning_rate == 0.5:
             run.metrics["24"]["f1"] = 1.0
         return run
 
     monkeypatch.setattr(compare_schemes, "train_and_evaluate", record)
     run_main(compare_schemes, *options, "--seeds", "1", "2")
-    assert [one[:2] for one in seen] == [
-        *[("t5", rate) for rate in (1e-4, 0.5, 0.9)],
-        *[("none", None), ("t5", 0.5), ("relative:position_learning_rate=0.2", 0.2)] * 2,
+    assert [one[:3] for one in seen] == [
+        *[("t5", rate, 2) for rate in (1e-4, 0.5, 0.9)],
+        *[("none", None, 3), ("t5", 0.5, 3), ("relative:position_learning_rate=0.2", 0.2, 3), ("sinusoidal", 1e-4, 3)]
+        * 2,
     ]
     runs = json.loads((folder / "results.json").read_text())["runs"]
     rates = {run["scheme"]: run["position_learning_rate"] for run in runs}
@@ -130,7 +131,7 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuat
     def texts(examples: list[dict]) -> set[tuple[int, ...]]:
         return {tuple(example["input_ids"]) for example in examples}
 
-    development, task = seen[0][2], seen[-1][2]
+    development, task = seen[0][-1], seen[-1][-1]
     judged = texts(development.evaluate_on[24])
     assert judged and judged <= texts(task.train)
     assert not judged & texts(development.train) and not judged & texts(task.evaluate_on[24])
@@ -192,6 +193,7 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
         (["--train_file", "missing.txt"], "missing.txt"),
         (["--length", "4"], "at least 8"),
         (["--position_learning_rates", "0"], "nor a rate 0"),
+        (["--rate_steps", "0"], "rate_steps must be at least 1"),
     ],
 )
 def test_mistakes_are_told_in_one_line(options, message, text, tmp_path, run_main):

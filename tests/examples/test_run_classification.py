@@ -366,6 +366,7 @@ WRONG_FILES = {
     "missing.jsonl": '{"sentence": "the cat", "label": 1}\n{"sentence": null, "label": 0}\n',
     "twice.csv": "label,label\n1,1\n",
     "text.docx": "sentence,label\n",
+    "bare.csv": "the cat sat,1\nthe dog,0\n",
 }
 
 
@@ -382,6 +383,7 @@ WRONG_FILES = {
         ("--train_file missing.jsonl", "the train data have no sentence in row 2"),
         ("--train_file twice.csv", "two columns of the same name"),
         ("--train_file train.csv --text_column words", "no column 'words'; their columns are sentence, label"),
+        ("--train_file bare.csv", "a csv or tsv file without a header, name its columns with --column_names"),
         ("--train_file train.csv --label_column class", "no column 'class'; their columns are sentence, label"),
         ("--train_file train.csv --column_names a b c", "train.csv has 2 columns, and 3 names for them: a, b, c"),
         ("--train_file train.csv --text_column a b c", "text_column must name one column or two, got a, b, c"),
