@@ -1,4 +1,4 @@
-"""long_classification.py: what is labelled, what a run reads, and the whole from the command line."""
+"""long_classification.py: what documents are made of, what a run reads, and the whole from the command line."""
 
 import json
 import random
@@ -6,12 +6,16 @@ import random
 import long_classification
 import pytest
 import torch
-from long_classification import IGNORED, SHORTEST, Task, as_batch, mixed, paragraphs_of
+from long_classification import LONGEST, PARAGRAPHS, SHORTEST, Classifier, Task, mixed, paragraphs_of
+from long_documents import chunks
 from long_prose import PEOPLE
 from scripts import save_checkpoint
-from transformers import AutoTokenizer
+from transformers import AutoModel, AutoTokenizer
 
 from hf_posenc import convert
+
+
+ARTICLES = 6
 
 
 def article(number: int) -> list[str]:
@@ -23,123 +27,146 @@ def article(number: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for name, first in (("train.txt", 0), ("test.txt", 6)):
-        paragraphs = (" \n \n ".join(article(number)) for number in range(first, first + 6))
-        (folder / name).write_text("".join(f" \n = T = \n \n {own} \n" for own in paragraphs), encoding="utf-8")
-    return folder
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    paragraphs = (" \n \n ".join(article(number)) for number in range(ARTICLES))
+    file.write_text("".join(f" \n = T = \n \n {own} \n" for own in paragraphs), encoding="utf-8")
+    return file
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory, texts):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    text = "".join((texts / name).read_text() for name in ("train.txt", "test.txt"))
-    return save_checkpoint(folder, text, dropout=0.0)
+def checkpoint(tmp_path_factory, text):
+    return save_checkpoint(tmp_path_factory.mktemp("checkpoint"), text.read_text(), dropout=0.0)
 
 
 @pytest.fixture
-def options(texts, checkpoint, tmp_path, monkeypatch):
+def options(text, checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(long_classification, "TRAINED_LENGTH", 32)
-    files = [
-        "--train_file",
-        texts / "train.txt",
-        "--test_file",
-        texts / "test.txt",
-        "--model_name_or_path",
-        checkpoint,
-    ]
-    sizes = ["--lengths", "192", "480", "--max_steps", "2", "--tested", "4", "--seeds", "1"]
-    return [*files, *sizes, "--output_dir", tmp_path / "out"]
+    files = ["--text_file", text, "--model_name_or_path", checkpoint, "--output_dir", tmp_path / "out"]
+    return [*files, "--lengths", "256", "512", "--max_steps", "2", "--tested", "4", "--seeds", "1"]
 
 
-def test_labels_say_which_paragraphs_are_of_the_first_ones_article(checkpoint):
+def task_of(options, *more: str) -> Task:
+    parser = long_classification.ScriptParser((long_classification.ClassificationArguments,))
+    [arguments] = parser.parse_args_into_dataclasses([*map(str, options), *more])
+    return Task(arguments)
+
+
+def test_every_section_of_a_document_is_of_another_article(checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    articles = paragraphs_of([article(number) for number in range(6)], tokenizer)
-    assert all(SHORTEST <= len(one) <= 96 for own in articles for one in own)
-    names = {tokenizer.convert_tokens_to_ids(f"article{number}") for number in range(6)}
-    drawn = random.Random(0)
-    shares = []
-    for _ in range(20):
-        document = mixed(articles, 400, tokenizer, drawn)
-        assert len(document.ids) == len(document.labels) == 400
+    articles = paragraphs_of([article(number) for number in range(ARTICLES)], tokenizer)
+    assert all(len(own) >= PARAGRAPHS and SHORTEST <= len(one) <= LONGEST for own in articles for one in own)
+    names = {tokenizer.convert_tokens_to_ids(f"article{number}"): number for number in range(ARTICLES)}
+    drawn, orders = random.Random(0), set()
+    for _ in range(10):
+        document = mixed(articles, 800, tokenizer, drawn)
+        assert len(document.ids) == len(document.articles) == 800
         assert (document.ids[0], document.ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        named = [(token, label) for token, label in zip(document.ids, document.labels) if token in names]
-        own = document.ids[1]
-        assert own in names and len({token for token, _ in named}) == 2
-        first = document.labels.index(next(label for label in document.labels if label != IGNORED))
-        assert {*document.labels[:first]} == {IGNORED} and first == 1 + len(
-            next(o for o in articles if o[0][0] == own)[0]
-        )
-        assert all(label == int(token != own) for token, label in named if label != IGNORED)
-        shares.append(sum(label == 1 for label in document.labels) / 400)
-    assert 0.35 < sum(shares) / len(shares) < 0.6
+        assert all(names.get(token, own) == own for token, own in zip(document.ids, document.articles))
+        order = [*dict.fromkeys(document.articles[1:-1])]
+        ends = [799 - document.articles[::-1].index(own) for own in order]
+        assert len(order) == 3 and ends == [255, 511, 798]
+        shares = document.shares(ARTICLES)
+        assert shares.sum().item() == pytest.approx(1)
+        assert shares[order].tolist() == pytest.approx([255 / 798, 256 / 798, 287 / 798])
+        orders.add(tuple(order))
+    assert len(orders) > 5
 
 
 def test_the_same_seed_gives_the_same_documents(checkpoint):
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    articles = paragraphs_of([article(number) for number in range(6)], tokenizer)
-    first, second, other = (mixed(articles, 200, tokenizer, random.Random(seed)) for seed in (1, 1, 2))
+    articles = paragraphs_of([article(number) for number in range(ARTICLES)], tokenizer)
+    first, second, other = (mixed(articles, 512, tokenizer, random.Random(seed)) for seed in (1, 1, 2))
     assert first == second != other
 
 
-def test_all_models_are_trained_and_tested_and_none_twice(options, texts, checkpoint, tmp_path, run_main, capsys):
-    convert(
-        str(checkpoint),
-        "absolute+t5",
-        output=tmp_path / "converted",
-        text=[texts / "train.txt"],
-        trained_length=32,
-        max_length=480,
-        train="none",
-    )
+def test_nothing_that_is_tested_was_trained_on(options):
+    task = task_of(options, "--models", "absolute")
+    trained = {tuple(paragraph[:20]) for own in task.learned for paragraph in own}
+    pieces = {tuple(document.ids[place : place + 20]) for document in task.tested for place in range(512 - 20)}
+    assert len(trained) == 3 * ARTICLES and not trained & pieces
+
+
+def test_the_vector_of_a_document_is_the_mean_over_the_tokens_of_its_pieces(checkpoint):
+    encoder = AutoModel.from_pretrained(checkpoint)
+    documents = [[2, *(5 + place % 20 for place in range(number)), 3] for number in (70, 21)]
+    found = Classifier(encoder, 3, lambda document: chunks(document, 32, False)).vectors(documents)
+    for document, own in zip(documents, found):
+        with torch.no_grad():
+            states = [encoder(torch.tensor([piece])).last_hidden_state[0] for piece in chunks(document, 32, False)]
+        torch.testing.assert_close(own, torch.cat(states).mean(dim=0), rtol=0.02, atol=0.02)  # bfloat16
+
+
+def test_the_head_starts_as_prototypes(checkpoint):
+    """Their own examples have the highest logits, and the mean of all articles none that is higher than another."""
+    model = Classifier(AutoModel.from_pretrained(checkpoint), 3).train()
+    examples = [[[2, *range(first, first + 6), 3], [2, *range(first + 2, first + 8), 3]] for first in (4, 12, 20)]
+    model.start_with(examples)
+    vectors = torch.stack([model.vectors(own).mean(dim=0) for own in examples])
+    logits = model.head(vectors).detach()
+    assert logits.argmax(dim=1).tolist() == [0, 1, 2]
+    assert logits.diagonal().mean().item() == pytest.approx(long_classification.SHARPNESS, rel=0.05)
+    torch.testing.assert_close(model.head(vectors.mean(dim=0)), torch.zeros(3), atol=0.1, rtol=0)
+
+
+def test_all_models_are_trained_and_tested_and_none_twice(options, text, checkpoint, tmp_path, run_main, capsys):
+    for scheme in ("t5", "absolute+t5"):
+        convert(
+            str(checkpoint),
+            scheme,
+            output=tmp_path / "converted" / scheme,
+            text=[text],
+            trained_length=32,
+            max_length=512,
+            train="none",
+        )
     options += ["--converted", tmp_path / "converted"]
     run_main(long_classification, *options)
     runs = {file.name: file.read_text() for file in (tmp_path / "out" / "runs").iterdir()}
-    # Stock reads 64 tokens and is trained at none of the lengths.
-    assert len(runs) == 2 * 4
+    # What is truncated reads 64 tokens, and is trained at none of the lengths.
+    assert len(runs) == 2 * 6
     for run in map(json.loads, runs.values()):
-        assert run["steps"] == 2 and run["read"] == 480 and 0 <= run["accuracy"] <= 1 and len(run["by_depth"]) == 4
+        assert run["steps"] == 2 and 0 <= run["precision"] <= 1
+        assert [value is None for value in run["by_depth"]] == [False, True, False, True]
+        both = [value for value in run["by_depth"] if value is not None]
+        assert run["precision"] == pytest.approx(sum(both) / 2)
     table = (tmp_path / "out" / "results.md").read_text()
-    assert table.count("\n") == 2 + 8 and table in capsys.readouterr().out
+    assert table.count("\n") == 2 + 12 and table in capsys.readouterr().out
     run_main(long_classification, *options)
     assert runs == {file.name: file.read_text() for file in (tmp_path / "out" / "runs").iterdir()}
     with pytest.raises(SystemExit, match="tested is 4 there and 5 here"):
         run_main(long_classification, *options, "--tested", "5")
 
 
-def test_what_is_not_read_counts_as_a_guess(options):
-    [arguments] = long_classification.ScriptParser(
-        (long_classification.ClassificationArguments,)
-    ).parse_args_into_dataclasses([*map(str, options), "--models", "absolute"])
-    task = Task(arguments)
+def test_what_is_not_read_is_not_found(options):
+    """A head that tells articles without fail finds those of the first section, where no more than that is read."""
+    task = task_of(options, "--models", "absolute")
 
     class Right(torch.nn.Module):
-        """Knows every label."""
+        def __init__(self, read):
+            super().__init__()
+            self.read = read
 
-        device = torch.device("cpu")
+        def forward(self, documents):
+            [document] = documents
+            known = next(one for one in task.tested if one.ids == document)
+            counts = torch.bincount(torch.tensor(known.articles[1 : self.read]), minlength=task.labels)
+            others = torch.tensor([one not in known.articles for one in range(task.labels)])
+            return torch.where(others, 0.5, counts.float())[None]
 
-        def forward(self, input_ids):
-            ids, labels = as_batch(task.tested)
-            [row] = (ids[:, : input_ids.shape[1]] == input_ids).all(dim=1).nonzero()[0]
-            wanted = labels[row, : input_ids.shape[1]].clamp(min=0)
-            return type("Output", (), {"logits": torch.nn.functional.one_hot(wanted, 2)[None].float()})
-
-    accuracy, by_depth = task.test(Right(), 240)
-    assert by_depth == [1.0, 1.0, 0.5, 0.5]
-    labelled = as_batch(task.tested)[1] != IGNORED
-    expected = (labelled[:, :240].sum() + 0.5 * labelled[:, 240:].sum()) / labelled.sum()
-    assert accuracy == pytest.approx(expected.item())
+    assert task.test(Right(511)) == (1.0, [1.0, None, 1.0, None])
+    assert task.test(Right(250)) == (0.5, [1.0, None, 0.0, None])
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (["--models", "t6"], "unknown models t6"),
-        ([], "name the folder of the model that was converted with --converted"),
-        (["--models", "t5", "--lengths", "100"], "lengths must be at least 192"),
-        (["--models", "t5", "--lengths", "300"], "the greatest length must be at least 480"),
-        (["--models", "t5", "--train_file", "missing.txt"], "missing.txt"),
+        ([], "name the folder of converted models with --converted"),
+        (["--models", "t5 converted", "--converted", "nowhere"], "--converted nowhere has no folder t5"),
+        (["--models", "t5", "--lengths", "100"], "lengths must be at least 256"),
+        (["--models", "t5", "--lengths", "1536"], "documents of 1536 tokens take more than 6"),
+        (["--models", "t5", "--text_file", "missing.txt"], "missing.txt"),
         (["--models", "t5", "--seeds", "0"], "must be greater than 0"),
     ],
 )
