@@ -30,6 +30,15 @@ ROOT = Path(__file__).parents[1]
 # What docs/conversion.md has between them is the page of the results.
 CONVERSION, BEGIN, END = "docs/conversion.md", "<!-- measured -->", "<!-- end of what was measured -->"
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
+SCRATCH_STEPS = (100, 200, 300, 400, 500, 600, 700, 800)
+# How positions join the words: what is added to the name of a scheme in a comparison -> what the pages call it.
+COMBINED = {
+    "": "added once",
+    ":position_every_layer=true": "added before every layer",
+    ":position_combine=concat": "concatenated",
+    ":position_combine=gate": "by a gate",
+    ":position_combine=attention": "by attention",
+}
 
 # The columns of the tables of speed; see `ratio_table`.
 SHORT = [
@@ -66,6 +75,11 @@ def read_runs(folder: Path) -> Runs:
     return runs
 
 
+def read_scratch() -> Runs:
+    """The runs from scratch of comparison.py."""
+    return read_runs(report.RESULTS / "comparison" / "scratch")
+
+
 def values(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
     return [run["metrics"][length][metric] for run in runs]
 
@@ -83,32 +97,52 @@ def deviations_above(own: list[float], baseline: list[float]) -> float:
     return (statistics.fmean(own) - statistics.fmean(baseline)) / pooled
 
 
-def quality_table(punctuation: Runs, wikitext: Runs) -> str:
-    """A row per scheme: F1 on punctuation, how far above `none`, and the loss on WikiText at each length."""
+def quality_table(punctuation: Runs) -> str:
+    """A row per scheme: F1 on punctuation, and how far above `none`."""
     baseline = values(punctuation["none"], "64", "f1")
-    lengths = list(next(iter(wikitext.values()))[0]["metrics"]) if wikitext else []
     rows = []
     for scheme, runs in punctuation.items():
         f1 = values(runs, "64", "f1")
         above = "" if scheme == "none" else f"{deviations_above(f1, baseline):.1f}"
-        losses = [written(values(wikitext.get(scheme, []), length, "masked_loss")) for length in lengths]
-        rows.append((statistics.fmean(f1), [scheme, written(f1), above, *losses]))
-    ranked = [row for _, row in sorted(rows, key=lambda row: -row[0])]
-    heads = ["WikiText-2: loss" * (i == 0) + f" at {length}" for i, length in enumerate(lengths)]
-    return as_markdown(["scheme", "punctuation: F1", "above none", *map(str.strip, heads)], ranked)
+        rows.append((statistics.fmean(f1), [scheme, written(f1), above]))
+    return as_markdown(
+        ["scheme", "punctuation: F1", "above none"], [row for _, row in sorted(rows, key=lambda row: -row[0])]
+    )
 
 
-def curve_table(punctuation: Runs) -> str:
-    """Training loss over the steps, mean of the seeds, of `none`, of what is not clearly above it, and of `t5`."""
-    baseline = values(punctuation["none"], "64", "f1")
-    others = [name for name in punctuation if name != "none"]
-    stuck = [name for name in others if deviations_above(values(punctuation[name], "64", "f1"), baseline) <= 2]
+def scratch_table(scratch: Runs) -> str:
+    """A row per scheme by itself: the chosen rate, the loss at each length, and how far below that of `none` at the first."""
+    baseline = values(scratch["none"], "32", "masked_loss")
     rows = []
-    for scheme in ["none", *stuck, "t5"]:
-        curves = [dict(run["learning_curve"]) for run in punctuation[scheme]]
-        means = [f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in CURVE_STEPS]
-        rows.append([scheme, *means])
-    return as_markdown(["training loss at step", *map(str, CURVE_STEPS)], rows)
+    for scheme, runs in scratch.items():
+        if ":" in scheme:
+            continue
+        losses = {length: values(runs, length, "masked_loss") for length in runs[0]["metrics"]}
+        below = "" if scheme == "none" else f"{deviations_above(baseline, losses['32']):.1f}"
+        rate = f"{runs[0]['position_learning_rate']:g}" if runs[0]["position_parameters"] else ""
+        rows.append((statistics.fmean(losses["32"]), [scheme, rate, *map(written, losses.values()), below]))
+    lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
+    return as_markdown(
+        ["scheme", "position rate", *lengths, "below none"], [row for _, row in sorted(rows, key=lambda row: row[0])]
+    )
+
+
+def combined_table(scratch: Runs) -> str:
+    """How positions join the words, from scratch: loss at the training length, a column for each scheme."""
+    rows = [
+        [how, *(written(values(scratch[scheme + flag], "32", "masked_loss")) for scheme in ("absolute", "sinusoidal"))]
+        for flag, how in COMBINED.items()
+    ]
+    return as_markdown(["positions are", "absolute: loss", "sinusoidal: loss"], rows)
+
+
+def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:
+    """Training loss over the steps, mean of the seeds."""
+    rows = []
+    for scheme in schemes:
+        curves = [dict(run["learning_curve"]) for run in runs[scheme]]
+        rows.append([scheme, *(f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in steps)])
+    return as_markdown(["training loss at step", *map(str, steps)], rows)
 
 
 def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
@@ -200,11 +234,14 @@ def cola_table() -> str:
 
 def tables() -> dict[str, list[str]]:
     """All tables as Markdown, by the page that has them."""
-    punctuation = read_runs(report.RESULTS / "punctuation")
+    punctuation, scratch = read_runs(report.RESULTS / "punctuation"), read_scratch()
     return {
         "docs/comparison.md": [
-            quality_table(punctuation, read_runs(report.RESULTS / "wikitext")),
-            curve_table(punctuation),
+            quality_table(punctuation),
+            curve_table(punctuation, ["none", "sinusoidal", "tupe", "t5"], CURVE_STEPS),
+            scratch_table(scratch),
+            curve_table(scratch, ["none", "sinusoidal", "absolute", "tupe"], SCRATCH_STEPS),
+            combined_table(scratch),
             cola_table(),
         ],
         "docs/speed.md": [
@@ -219,7 +256,7 @@ def tables() -> dict[str, list[str]]:
 
 def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
-    punctuation, wikitext = read_runs(report.RESULTS / "punctuation"), read_runs(report.RESULTS / "wikitext")
+    punctuation, scratch = read_runs(report.RESULTS / "punctuation"), read_scratch()
     longer = read_runs(report.RESULTS / "punctuation_lengths")
     rates = read_runs(report.RESULTS / "punctuation_rates")
     cola = {row[0]: row[2] for row in cells(cola_table())}
@@ -233,7 +270,7 @@ def figures() -> dict[str, list[str]]:
         return written(values(longer[scheme], str(length), "f1")).removesuffix(" (1)")
 
     def loss(scheme: str, length: int) -> str:
-        return written(values(wikitext[scheme], str(length), "masked_loss"))
+        return written(values(scratch[scheme], str(length), "masked_loss"))
 
     def times(batches: str, mode: str, model: str = "absolute") -> str:
         return f"{speed[f'{batches}, 32, random', mode][model]:.1f}"
@@ -241,22 +278,11 @@ def figures() -> dict[str, list[str]]:
     def share(batches: str) -> str:
         return percent(speed[f"{batches}, 32, random", "forward"]["padding"])
 
-    def of_seeds(scheme: str, length: int) -> list[str]:
-        return [f"{value:.3f}" for value in values(wikitext[scheme], str(length), "masked_loss")]
-
     cosine = converted_cosine()
     found = {one["method"]: one["ndcg"] for one in long_scores("passkey", 2048)}
     forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
     own = f"its own positions {at('absolute', 256)} (one seed)"
-    reached = sorted(of_seeds("transformer_xl", 64))
-    lone = min(range(3), key=lambda seed: float(of_seeds("tupe", 64)[seed]))
     mean_row, directions = smoothness_of_the_table()
-    rises = [
-        statistics.fmean(values(runs, "256", "masked_loss")) - statistics.fmean(values(runs, "64", "masked_loss"))
-        for scheme, runs in wikitext.items()
-        if scheme not in ("rope", "t5", "tupe")
-    ]
-    highest_rise = f"{math.ceil(max(rises) / 0.005) * 0.005:.3f}"
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         "README.md": [
@@ -277,8 +303,8 @@ def figures() -> dict[str, list[str]]:
             f"documents of 2,048 tokens found by their pass key: {100 * found['t5']:.0f} of 100, by the mean of chunks "
             f"{100 * found['chunk mean']:.0f}",
             f"F1 {f1('t5')}; pretrained positions {f1('absolute')}",
-            f"masked words: loss {loss('rope', 64)}; `absolute` {loss('absolute', 64)}, no positions {loss('none', 64)}",
-            f"loss at four times the length: {loss('relative', 256)}; `rope` {loss('rope', 256)}",
+            f"masked words: loss {loss('relative_key', 32)}; `absolute` {loss('absolute', 32)}, no positions {loss('none', 32)}",
+            f"loss at 32 times the length: {loss('transformer_xl', 1024)}; `rope` {loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
             f"{as_fast('model_training', 't5', 'training')} times as fast as stock BERT (`sdpa`)",
             f"forward {as_fast('model_forward', 'rope', 'forward')} times as fast as stock BERT (`sdpa`)",
@@ -289,10 +315,6 @@ def figures() -> dict[str, list[str]]:
             f"against {f1('deberta')} at the table's rate",
             f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
             f"{percent(directions)} of the rest",
-            f"All others rise by less than {highest_rise} in the mean",
-            f"`transformer_xl` reaches {reached[0]}, {reached[1]} and {reached[2]}",
-            f"`tupe`: one seed reaches {of_seeds('tupe', 64)[lone]}",
-            f"loses too, {of_seeds('tupe', 256)[lone]} at 256",
         ],
         "docs/fast-attention.md": [f"(a second eager model came out at {low:.2f} to {high:.2f})"],
         "docs/padding.md": [

@@ -1,6 +1,6 @@
 """Make the pictures of README and docs, small.
 
-python docs/pictures.py                     # schemes.png, from benchmarks/results
+python docs/pictures.py                     # schemes.png, combine.png, every-layer.png, from benchmarks/results
 
 hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
 python docs/pictures.py minilm.html spaces terms probes order phase-shift   # those of a report
@@ -49,7 +49,8 @@ def measured(comparison: str, metric: str) -> dict[str, dict[int, list[float]]]:
 def schemes() -> bytes:
     """Loss of masked words from scratch for each scheme, and F1 of punctuation at lengths beyond that of training."""
     figure, [[left, right]] = panels(columns=2, height=3.1)
-    losses = {scheme: lengths[64] for scheme, lengths in measured("wikitext", "masked_loss").items()}
+    losses = {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
+    losses = {scheme: own for scheme, own in losses.items() if ":" not in scheme}
     ranked = sorted(losses, key=lambda scheme: -statistics.fmean(losses[scheme]))
     nothing = statistics.fmean(losses["none"])
     for row, scheme in enumerate(ranked):
@@ -76,6 +77,43 @@ def schemes() -> bytes:
     return written.getvalue()
 
 
+# What is added to the name of a scheme in a comparison -> what it says of how positions join the words.
+JOINED = {
+    "combine.png": {
+        "": "added",
+        ":position_combine=concat": "concatenated",
+        ":position_combine=gate": "by a gate",
+        ":position_combine=attention": "by attention",
+    },
+    "every-layer.png": {"": "once", ":position_every_layer=true": "before every layer"},
+}
+# Comparisons with such runs: metric, length, title and what is better.
+OF_JOINED = {
+    "comparison/scratch": ("masked_loss", 32, "From scratch: loss of masked words", "lower is better"),
+    "comparison/punctuation": ("f1", 64, "Fine-tuned: F1 of punctuation", "higher is better"),
+}
+
+
+@styled
+def joined(ways: dict[str, str]) -> bytes:
+    """Each seed as a dot, a row for each way in which positions join the words; the line is the mean without positions."""
+    found = {name: measured(name, metric) for name, (metric, *_) in OF_JOINED.items()}
+    found = {name: own for name, own in found.items() if all(f"sinusoidal{flag}" in own for flag in ways)}
+    rows = [(scheme, flag) for scheme in ("sinusoidal", "absolute") for flag in reversed(ways)]
+    figure, axes = panels(columns=len(found), height=0.9 + 0.28 * len(rows), sharey=True)
+    for axis, (name, own) in zip(axes[0], found.items()):
+        _, length, title, better = OF_JOINED[name]
+        for place, (scheme, flag) in enumerate(rows):
+            values = own[scheme + flag][length]
+            axis.plot(values, [place] * len(values), "o", color=BLUE if scheme == "absolute" else VERMILION, alpha=0.7)
+        axis.axvline(statistics.fmean(own["none"][length]), color=GREY, linewidth=0.8, linestyle=":")
+        axis.set_yticks(range(len(rows)), [f"{scheme}, {ways[flag]}" for scheme, flag in rows])
+        axis.set(title=title, xlabel=f"{better}; three seeds; dotted: no positions")
+    written = io.BytesIO()
+    figure.savefig(written, format="png")
+    return written.getvalue()
+
+
 def small(picture: bytes) -> bytes:
     """A PNG of `WIDTH` pixels and as many colours as a drawing needs."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
@@ -91,7 +129,7 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", help="Which of its figures.")
     arguments = parser.parse_args()
     if arguments.page is None:
-        chosen = {"schemes.png": schemes()}
+        chosen = {"schemes.png": schemes(), **{name: joined(ways) for name, ways in JOINED.items()}}
     else:
         wanted = tuple(f"{figure}-" for figure in arguments.figures)
         made = pictures(arguments.page.read_text(encoding="utf-8"))

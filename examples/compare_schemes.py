@@ -522,7 +522,7 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
 
     lengths = list(rows[0].quality)
     figure, axes = plt.subplots(
-        1, len(lengths), figsize=(6.5 * len(lengths) + 1, 5.5), squeeze=False, layout="constrained", sharey=True
+        1, len(lengths), figsize=(6.5 * len(lengths) + 1, 5.5), squeeze=False, layout="constrained"
     )
     for axis, length in zip(axes[0], lengths):
         for row in rows:
@@ -530,7 +530,7 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
         axis.set(xlabel="time of a training step / absolute", title=f"{length} tokens")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel(quality)
-    for axis, length in zip(axes[0], lengths):  # once the axis that they share knows its limits
+    for axis, length in zip(axes[0], lengths):
         low, high = axis.get_ylim()
         ordered = sorted(rows, key=lambda row: row.quality[length][0])
         places = spread_out([(row.quality[length][0] - low) / (high - low) for row in ordered], apart=0.05)
@@ -543,7 +543,7 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
                 fontsize=8,
                 va="center",
                 color=line.get_color(),
-                arrowprops={"arrowstyle": "-", "color": line.get_color(), "alpha": 0.4},
+                arrowprops={"arrowstyle": "-", "color": line.get_color(), "alpha": 0.4, "relpos": (0, 0.5)},
             )
     return figure
 
@@ -566,16 +566,19 @@ def spread_out(places: list[float], apart: float) -> list[float]:
 
 
 def plot_learning_curves(runs: list[Run]) -> bytes:
-    """A PNG: training loss over steps, a line per scheme (mean over the seeds)."""
+    """A PNG: training loss over steps, a line per scheme (mean over the seeds), dashed where it has flags of its own."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     schemes = list(dict.fromkeys(run.scheme for run in runs))
-    for scheme, colour in zip(schemes, plt.get_cmap("tab20")(range(len(schemes)))):
+    of_kind = {False: 0, True: 0}
+    for scheme in schemes:
+        colour, style = of_kind[":" in scheme], "--" if ":" in scheme else "-"
+        of_kind[":" in scheme] += 1
         curves = [run.learning_curve for run in runs if run.scheme == scheme]
         steps = [step for step, _ in curves[0]]
         losses = [statistics.fmean(loss for _, loss in points) for points in zip(*curves)]
-        axis.plot(steps, losses, label=scheme, color=colour)
+        axis.plot(steps, losses, label=scheme, color=plt.get_cmap("tab20")(colour % 20), linestyle=style)
     axis.set(xlabel="step", ylabel="training loss")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, ncols=2)

@@ -120,9 +120,12 @@ def test_recommended_schemes_are_better_than_none(measured):
     read_runs, values, above = measured["read_runs"], measured["values"], measured["deviations_above"]
     results = ROOT / "benchmarks" / "results"
     better = set()
-    for name, metric, sign in (("punctuation", "f1", 1), ("wikitext", "masked_loss", -1)):
+    for name, length, metric, sign in (
+        ("punctuation", "64", "f1", 1),
+        ("comparison/scratch", "32", "masked_loss", -1),
+    ):
         runs = read_runs(results / name)
-        own = {scheme: [sign * value for value in values(found, "64", metric)] for scheme, found in runs.items()}
+        own = {scheme: [sign * value for value in values(found, length, metric)] for scheme, found in runs.items()}
         better |= {scheme for scheme in own if above(own[scheme], own["none"]) > 2}
     [table] = re.findall(r"^\| you want .*(?:\n\|.*)*", README, flags=re.MULTILINE)
     takes = [row.split("|")[2] for row in table.splitlines()[2:]]
