@@ -119,11 +119,14 @@ def scratch_table(scratch: Runs) -> str:
             continue
         losses = {length: values(runs, length, "masked_loss") for length in runs[0]["metrics"]}
         below = "" if scheme == "none" else f"{deviations_above(baseline, losses['32']):.1f}"
-        rate = f"{runs[0]['position_learning_rate']:g}" if runs[0]["position_parameters"] else ""
-        rows.append((statistics.fmean(losses["32"]), [scheme, rate, *map(written, losses.values()), below]))
+        [rate] = {run["position_learning_rate"] for run in runs}
+        is_chosen = runs[0]["position_parameters"] > 1  # a single number takes the lowest
+        cells = [f"{rate:g}" if is_chosen else "", *map(written, losses.values()), below]
+        rows.append((statistics.fmean(losses["32"]), [scheme, *cells]))
     lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
     return as_markdown(
-        ["scheme", "position rate", *lengths, "below none"], [row for _, row in sorted(rows, key=lambda row: row[0])]
+        ["scheme", "learning rate of positions", *lengths, "below none"],
+        [row for _, row in sorted(rows, key=lambda row: row[0])],
     )
 
 

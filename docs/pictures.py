@@ -12,6 +12,7 @@ import io
 import json
 import re
 import statistics
+import sys
 from pathlib import Path
 
 from PIL import Image
@@ -20,7 +21,13 @@ from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
 
 
 FOLDER = Path(__file__).parent / "pictures"
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from readme_tables import COMBINED  # noqa: E402
+
+
+RESULTS = BENCHMARKS / "results"
 WIDTH, COLOURS = 900, 128
 SECTION = re.compile(r'<section id="([^"]+)".*?</section>', re.DOTALL)
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" alt="([^".]+)\.')
@@ -77,38 +84,27 @@ def schemes() -> bytes:
     return written.getvalue()
 
 
-# What is added to the name of a scheme in a comparison -> what it says of how positions join the words.
+# The ways of combining positions with the words that a picture compares: what the name of a scheme ends in, see `COMBINED`.
 JOINED = {
-    "combine.png": {
-        "": "added",
-        ":position_combine=concat": "concatenated",
-        ":position_combine=gate": "by a gate",
-        ":position_combine=attention": "by attention",
-    },
-    "every-layer.png": {"": "once", ":position_every_layer=true": "before every layer"},
-}
-# Comparisons with such runs: metric, length, title and what is better.
-OF_JOINED = {
-    "comparison/scratch": ("masked_loss", 32, "From scratch: loss of masked words", "lower is better"),
-    "comparison/punctuation": ("f1", 64, "Fine-tuned: F1 of punctuation", "higher is better"),
+    "combine.png": ("", ":position_combine=concat", ":position_combine=gate", ":position_combine=attention"),
+    "every-layer.png": ("", ":position_every_layer=true"),
 }
 
 
 @styled
-def joined(ways: dict[str, str]) -> bytes:
-    """Each seed as a dot, a row for each way in which positions join the words; the line is the mean without positions."""
-    found = {name: measured(name, metric) for name, (metric, *_) in OF_JOINED.items()}
-    found = {name: own for name, own in found.items() if all(f"sinusoidal{flag}" in own for flag in ways)}
-    rows = [(scheme, flag) for scheme in ("sinusoidal", "absolute") for flag in reversed(ways)]
-    figure, axes = panels(columns=len(found), height=0.9 + 0.28 * len(rows), sharey=True)
-    for axis, (name, own) in zip(axes[0], found.items()):
-        _, length, title, better = OF_JOINED[name]
-        for place, (scheme, flag) in enumerate(rows):
-            values = own[scheme + flag][length]
-            axis.plot(values, [place] * len(values), "o", color=BLUE if scheme == "absolute" else VERMILION, alpha=0.7)
-        axis.axvline(statistics.fmean(own["none"][length]), color=GREY, linewidth=0.8, linestyle=":")
-        axis.set_yticks(range(len(rows)), [f"{scheme}, {ways[flag]}" for scheme, flag in rows])
-        axis.set(title=title, xlabel=f"{better}; three seeds; dotted: no positions")
+def joined(ways: tuple[str, ...]) -> bytes:
+    """Loss from scratch, each seed as a dot, a row for each way; the line is the mean without positions."""
+    losses = {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
+    rows = [(scheme, way) for scheme in ("sinusoidal", "absolute") for way in reversed(ways)]
+    figure, [[axis]] = panels(height=0.9 + 0.28 * len(rows))
+    for place, (scheme, way) in enumerate(rows):
+        values = losses[scheme + way]
+        axis.plot(values, [place] * len(values), "o", color=BLUE if scheme == "absolute" else VERMILION, alpha=0.7)
+    axis.axvline(statistics.fmean(losses["none"]), color=GREY, linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(rows)), [f"{scheme}, {COMBINED[way]}" for scheme, way in rows])
+    axis.set(
+        title="From scratch: loss of masked words", xlabel="lower is better; a dot for each seed; dotted: no positions"
+    )
     written = io.BytesIO()
     figure.savefig(written, format="png")
     return written.getvalue()

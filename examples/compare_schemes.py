@@ -135,6 +135,8 @@ class CompareArguments:
         return self.model_name_or_path or (packaged_minilm() if self.task == "punctuation" else None)
 
 
+# Rates are tried with this seed, whichever seeds a process runs with: all runs of a scheme have one rate.
+RATE_SEED = 42
 # The settings of TrainingArguments that a result depends on most.
 RECORDED = (
     "max_steps",
@@ -366,26 +368,26 @@ def with_best_rate(
     arguments: CompareArguments,
     training: PositionTrainingArguments,
 ) -> Candidate:
-    """The candidate with the position learning rate that is best on a development part, with the first seed.
+    """The candidate with the position learning rate that is best on a development part, with `RATE_SEED`.
 
     What was tried is in the output folder. Nothing is tried for what has no parameters that the rate applies to, or names
-    a rate of its own; scales, of which a layer has one, take the first.
+    a rate of its own; scales, of which a layer has one, take the lowest.
     """
     learned = tables_and_biases(task.model(config)).values()
     if candidate.position_learning_rate is not None or not learned:
         return candidate
     if all(parameter.numel() == 1 for parameter in learned):
-        return replace(candidate, position_learning_rate=arguments.position_learning_rates[0])
+        return replace(candidate, position_learning_rate=min(arguments.position_learning_rates))
     training = copy.copy(training)
     training.max_steps = arguments.rate_steps or training.max_steps
     tried, development = {}, None
     for rate in arguments.position_learning_rates:
         own = replace(candidate, position_learning_rate=rate)
-        file = run_file(Path(training.output_dir) / "rates", f"{candidate.label}-{rate}", arguments.seeds[0])
+        file = run_file(Path(training.output_dir) / "rates", f"{candidate.label}-{rate}", RATE_SEED)
         if not file.exists():
             development = development or TASKS[arguments.task](arguments, is_development=True)
             print(f"\n{candidate.label}, position learning rate {rate}, on the development part", flush=True)
-            run = train_and_evaluate(own, config, arguments.seeds[0], development, copy.copy(training))
+            run = train_and_evaluate(own, config, RATE_SEED, development, copy.copy(training))
             write_json(file, asdict(run))
         run = Run(**json.loads(file.read_text(encoding="utf-8")))
         tried[own] = run.metrics[str(arguments.lengths[0])][task.quality]

@@ -13,7 +13,9 @@ Every finished run is a file of its own in the output folder: the same command g
 `results.json` and `results.md`.
 """
 
+import itertools
 import json
+import math
 import platform
 import random
 import statistics
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 from arguments import ScriptParser
-from long_documents import chunks, file_name, truncated, whole
+from long_documents import file_name, truncated, whole
 from long_texts import ids_of, read_articles
 from minilm import packaged_minilm
 from records import as_markdown, check_writable, same_settings, write_json, write_whole
@@ -89,8 +91,9 @@ class ClassificationArguments:
             raise ValueError("name the folder of converted models with --converted, or other --models")
         if min(self.lengths) < SECTION:
             raise ValueError(f"lengths must be at least {SECTION} tokens, got {min(self.lengths)}")
-        if min(self.tested, *self.seeds) < 1 or not self.minutes > 0:
-            raise ValueError("minutes, tested and seeds must be greater than 0")
+        steps = 1 if self.max_steps is None else self.max_steps
+        if min(self.tested, steps) < 1 or not self.minutes > 0 or min(self.seeds) < 0:
+            raise ValueError("minutes, max_steps and tested must be greater than 0, and seeds not negative")
 
 
 @dataclass
@@ -133,6 +136,14 @@ def _shuffled(paragraphs: list[list[int]], drawn: random.Random) -> Iterator[lis
     """Paragraphs in random order, all of them before any comes again."""
     while True:
         yield from drawn.sample(paragraphs, len(paragraphs))
+
+
+def equal_chunks(document: list[int], size: int) -> list[list[int]]:
+    """As few pieces of at most `size` tokens as there can be, [CLS] and [SEP] counted, of lengths that differ by one at most."""
+    first, *inner, last = document
+    number = math.ceil(len(inner) / (size - 2))
+    ends = [len(inner) * piece // number for piece in range(number + 1)]
+    return [[first, *inner[start:end], last] for start, end in itertools.pairwise(ends)]
 
 
 class Classifier(nn.Module):
@@ -246,7 +257,7 @@ class Task:
             stock = AutoModel.from_pretrained(self.source, **usual)
             return Classifier(stock, self.labels, partial(truncated, length=length))
         if name == "chunk mean":
-            cut = partial(chunks, size=TRAINED_LENGTH, overlap=False)
+            cut = partial(equal_chunks, size=TRAINED_LENGTH)
             return Classifier(AutoModel.from_pretrained(self.source, **usual), self.labels, cut)
         if name.endswith(CONVERTED):
             return Classifier(AutoModel.from_pretrained(self.folder(name), **usual), self.labels)
@@ -373,6 +384,7 @@ def main() -> None:
     results = {
         "settings": settings,
         "versions": versions,
+        "threads": torch.get_num_threads(),
         "articles": task.labels,
         "runs": [asdict(run) for run in runs],
     }

@@ -6,13 +6,21 @@ import random
 import long_classification
 import pytest
 import torch
-from long_classification import LONGEST, PARAGRAPHS, SHORTEST, Classifier, Task, mixed, paragraphs_of
-from long_documents import chunks
+from long_classification import (
+    LONGEST,
+    PARAGRAPHS,
+    SHORTEST,
+    Classifier,
+    Task,
+    equal_chunks,
+    mixed,
+    paragraphs_of,
+)
 from long_prose import PEOPLE
 from scripts import save_checkpoint
 from transformers import AutoModel, AutoTokenizer
 
-from hf_posenc import convert
+from hf_posenc import convert, position_parameters
 
 
 ARTICLES = 6
@@ -80,8 +88,62 @@ def test_the_same_seed_gives_the_same_documents(checkpoint):
     assert first == second != other
 
 
-def test_nothing_that_is_tested_was_trained_on(options):
+@pytest.mark.parametrize("length", [3, 9, 32, 33, 256])
+def test_chunks_are_as_few_and_as_equal_as_can_be(length):
+    document = [*range(length)]
+    pieces = equal_chunks(document, 32)
+    assert [token for piece in pieces for token in piece[1:-1]] == document[1:-1]
+    assert all((piece[0], piece[-1]) == (0, length - 1) for piece in pieces)
+    lengths = [*map(len, pieces)]
+    assert max(lengths) <= 32 and max(lengths) - min(lengths) <= 1 and len(pieces) == -(-(length - 2) // 30)
+
+
+def test_models_are_what_their_names_say(options, text, checkpoint, tmp_path):
+    """Scheme, rows of the table, what is read, and parameters that start at zero have a rate of their own."""
+    convert(str(checkpoint), "t5", output=tmp_path / "t5", text=[text], trained_length=32, train="none")
+    task = task_of(options, "--models", "t5 converted", "--converted", str(tmp_path))
+    document = [*range(512)]
+    expected = {
+        "truncated": ("absolute", 64, [64]),
+        "chunk mean": ("absolute", 64, [32] * 17),
+        "absolute": ("absolute", 512, [512]),
+        "t5": ("t5", None, [512]),
+        "absolute+t5": ("absolute+t5", 512, [512]),
+        "t5 converted": ("t5", None, [512]),
+    }
+    for name, (scheme, rows, read) in expected.items():
+        model = task.model(name, 64)
+        assert getattr(model.encoder.config, "position_scheme", "absolute") == scheme
+        table = getattr(model.encoder.embeddings, "position_embeddings", None)
+        assert (None if rows is None else rows) == (None if table is None else len(table.weight))
+        assert [len(piece) for piece in model.cut(document)] == read
+        if name != "t5 converted":
+            assert not any(one.any() for one in position_parameters(model).values())
+    assert torch.equal(
+        task.model("absolute", 64).encoder.embeddings.position_embeddings.weight[32:64], table_of(checkpoint)
+    )
+
+
+def table_of(checkpoint) -> torch.Tensor:
+    """The rows that a tiled table repeats."""
+    return AutoModel.from_pretrained(checkpoint).embeddings.position_embeddings.weight[:32]
+
+
+def test_runs_train_on_other_paragraphs_than_they_are_tested_on(options, monkeypatch):
     task = task_of(options, "--models", "absolute")
+    drawn_from, rates = [], []
+    real, step = long_classification.mixed, torch.optim.AdamW.step
+    monkeypatch.setattr(long_classification, "mixed", lambda *given: drawn_from.append(given[0]) or real(*given))
+    monkeypatch.setattr(
+        torch.optim.AdamW,
+        "step",
+        lambda self: rates.append([group["highest"] for group in self.param_groups]) or step(self),
+    )
+    for starts_at_zero, expected in ((True, [1e-4, 0.001, 0.01]), (False, [1e-4, 0.001])):
+        rates.clear()
+        task.train(task.model("t5", 256), 256, 1, starts_at_zero=starts_at_zero)
+        assert rates == [expected] * 2
+    assert drawn_from and all(articles is task.learned for articles in drawn_from)
     trained = {tuple(paragraph[:20]) for own in task.learned for paragraph in own}
     pieces = {tuple(document.ids[place : place + 20]) for document in task.tested for place in range(512 - 20)}
     assert len(trained) == 3 * ARTICLES and not trained & pieces
@@ -90,10 +152,10 @@ def test_nothing_that_is_tested_was_trained_on(options):
 def test_the_vector_of_a_document_is_the_mean_over_the_tokens_of_its_pieces(checkpoint):
     encoder = AutoModel.from_pretrained(checkpoint)
     documents = [[2, *(5 + place % 20 for place in range(number)), 3] for number in (70, 21)]
-    found = Classifier(encoder, 3, lambda document: chunks(document, 32, False)).vectors(documents)
+    found = Classifier(encoder, 3, lambda document: equal_chunks(document, 32)).vectors(documents)
     for document, own in zip(documents, found):
         with torch.no_grad():
-            states = [encoder(torch.tensor([piece])).last_hidden_state[0] for piece in chunks(document, 32, False)]
+            states = [encoder(torch.tensor([piece])).last_hidden_state[0] for piece in equal_chunks(document, 32)]
         torch.testing.assert_close(own, torch.cat(states).mean(dim=0), rtol=0.02, atol=0.02)  # bfloat16
 
 
@@ -167,7 +229,8 @@ def test_what_is_not_read_is_not_found(options):
         (["--models", "t5", "--lengths", "100"], "lengths must be at least 256"),
         (["--models", "t5", "--lengths", "1536"], "documents of 1536 tokens take more than 6"),
         (["--models", "t5", "--text_file", "missing.txt"], "missing.txt"),
-        (["--models", "t5", "--seeds", "0"], "must be greater than 0"),
+        (["--models", "t5", "--seeds", "-1"], "and seeds not negative"),
+        (["--models", "t5", "--max_steps", "0"], "max_steps and tested must be greater than 0"),
     ],
 )
 def test_mistakes_are_told_in_a_line(options, mistake, wrong, message):

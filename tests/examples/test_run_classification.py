@@ -416,7 +416,8 @@ WRONG_FILES = {
     ],
 )
 def test_mistakes_end_in_one_line_before_weights_are_read(arguments, message, checkpoint, mistake_in_training):
-    assert message in mistake_in_training(run_classification, checkpoint, WRONG_FILES, arguments)
+    said = mistake_in_training(run_classification, checkpoint, WRONG_FILES, arguments)
+    assert message in said and ("without a header" in said) == ("bare.csv" in arguments)
 
 
 def test_nothing_to_do_is_a_mistake_too(checkpoint, files, mistake):
