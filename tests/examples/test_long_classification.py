@@ -119,14 +119,11 @@ def test_models_are_what_their_names_say(options, text, checkpoint, tmp_path):
         assert [len(piece) for piece in model.cut(document)] == read
         if name != "t5 converted":
             assert not any(one.any() for one in position_parameters(model).values())
-    assert torch.equal(
-        task.model("absolute", 64).encoder.embeddings.position_embeddings.weight[32:64], table_of(checkpoint)
-    )
-
-
-def table_of(checkpoint) -> torch.Tensor:
-    """The rows that a tiled table repeats."""
-    return AutoModel.from_pretrained(checkpoint).embeddings.position_embeddings.weight[:32]
+    tables = {
+        name: task.model(name, 64).encoder.embeddings.position_embeddings.weight for name in ("absolute", "truncated")
+    }
+    assert torch.equal(tables["absolute"][:32], tables["truncated"][:32])
+    assert torch.equal(tables["absolute"][32:63], tables["truncated"][1:32])  # [CLS] has the first row
 
 
 def test_runs_train_on_other_paragraphs_than_they_are_tested_on(options, monkeypatch):
