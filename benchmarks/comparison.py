@@ -1,4 +1,4 @@
-"""Which scheme, and how positions should join the words: examples/compare_schemes.py, once for each question.
+"""Which scheme, and how positions should be combined with the words: examples/compare_schemes.py, once for each question.
 
     python benchmarks/comparison.py --data DATA                         # hours; the same command goes on where it stopped
     python benchmarks/comparison.py --data DATA --only punctuation
@@ -22,9 +22,15 @@ from hf_posenc.modeling.schemes import SCHEMES
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "compare_schemes.py"
 FOLDER = report.RESULTS / "comparison"
-# Positions that join the words: how they do, and whether they do so again before every layer.
-HOW = (*(f":position_combine={name}" for name in ("concat", "gate", "attention")), ":position_every_layer=true")
-COMBINED = tuple(f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in HOW)
+# How positions are combined with the words: what the name of a scheme ends in -> what pages and pictures call it.
+COMBINED = {
+    "": "added once",
+    ":position_every_layer=true": "added before every layer",
+    ":position_combine=concat": "concatenated",
+    ":position_combine=gate": "by a gate",
+    ":position_combine=attention": "by attention",
+}
+COMBINATIONS = [f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in COMBINED if how]
 # Beside the positions that the checkpoint has.
 ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true", "use_cpu": "true"}
@@ -49,10 +55,10 @@ SCRATCH = {
 FILES = {"train_file": "valid", "eval_file": "test"}
 # What is compared -> the options of compare_schemes.py that are not its defaults.
 PARTS = {
-    "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *ADDED, *COMBINED], "position_learning_rates": RATES},
+    "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *ADDED, *COMBINATIONS], "position_learning_rates": RATES},
     # Here tables do not start at zero.
     "converted": {**PUNCTUATION, "conversion_steps": 200, "position_learning_rates": ["0.0005", "0.01"]},
-    "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINED], "position_learning_rates": RATES},
+    "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS], "position_learning_rates": RATES},
 }
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import conversion
 import report
 import torch
+from comparison import COMBINED
 from contestants import STOCK, STOCK_AGAIN
 from minilm import packaged_minilm
 from records import as_markdown
@@ -31,14 +32,6 @@ ROOT = Path(__file__).parents[1]
 CONVERSION, BEGIN, END = "docs/conversion.md", "<!-- measured -->", "<!-- end of what was measured -->"
 CURVE_STEPS = (20, 40, 80, 120, 160, 200, 240)
 SCRATCH_STEPS = (100, 200, 300, 400, 500, 600, 700, 800)
-# How positions join the words: what is added to the name of a scheme in a comparison -> what the pages call it.
-COMBINED = {
-    "": "added once",
-    ":position_every_layer=true": "added before every layer",
-    ":position_combine=concat": "concatenated",
-    ":position_combine=gate": "by a gate",
-    ":position_combine=attention": "by attention",
-}
 
 # The columns of the tables of speed; see `ratio_table`.
 SHORT = [
@@ -131,7 +124,7 @@ def scratch_table(scratch: Runs) -> str:
 
 
 def combined_table(scratch: Runs) -> str:
-    """How positions join the words, from scratch: loss at the training length, a column for each scheme."""
+    """How positions are combined with the words, from scratch: loss at the training length, a column for each scheme."""
     rows = [
         [how, *(written(values(scratch[scheme + flag], "32", "masked_loss")) for scheme in ("absolute", "sinusoidal"))]
         for flag, how in COMBINED.items()

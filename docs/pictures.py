@@ -15,6 +15,7 @@ import statistics
 import sys
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from PIL import Image
 
 from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
@@ -24,7 +25,7 @@ FOLDER = Path(__file__).parent / "pictures"
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
-from readme_tables import COMBINED  # noqa: E402
+from comparison import COMBINED  # noqa: E402
 
 
 RESULTS = BENCHMARKS / "results"
@@ -52,12 +53,16 @@ def measured(comparison: str, metric: str) -> dict[str, dict[int, list[float]]]:
     return found
 
 
+def losses_from_scratch() -> dict[str, list[float]]:
+    """Of each scheme and seed, at the training length."""
+    return {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
+
+
 @styled
-def schemes() -> bytes:
+def schemes() -> Figure:
     """Loss of masked words from scratch for each scheme, and F1 of punctuation at lengths beyond that of training."""
     figure, [[left, right]] = panels(columns=2, height=3.1)
-    losses = {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
-    losses = {scheme: own for scheme, own in losses.items() if ":" not in scheme}
+    losses = {scheme: own for scheme, own in losses_from_scratch().items() if ":" not in scheme}
     ranked = sorted(losses, key=lambda scheme: -statistics.fmean(losses[scheme]))
     nothing = statistics.fmean(losses["none"])
     for row, scheme in enumerate(ranked):
@@ -79,22 +84,13 @@ def schemes() -> bytes:
         title="Fine-tuned at 64 tokens, read longer: F1", xlabel="tokens; higher is better; one seed", ylim=(0.5, 0.65)
     )
     right.legend(loc="upper right")
-    written = io.BytesIO()
-    figure.savefig(written, format="png")
-    return written.getvalue()
-
-
-# The ways of combining positions with the words that a picture compares: what the name of a scheme ends in, see `COMBINED`.
-JOINED = {
-    "combine.png": ("", ":position_combine=concat", ":position_combine=gate", ":position_combine=attention"),
-    "every-layer.png": ("", ":position_every_layer=true"),
-}
+    return figure
 
 
 @styled
-def joined(ways: tuple[str, ...]) -> bytes:
-    """Loss from scratch, each seed as a dot, a row for each way; the line is the mean without positions."""
-    losses = {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
+def combinations(flag: str) -> Figure:
+    """Loss from scratch with each value of a flag, each seed as a dot; the line is the mean without positions."""
+    losses, ways = losses_from_scratch(), [way for way in COMBINED if not way or flag in way]
     rows = [(scheme, way) for scheme in ("sinusoidal", "absolute") for way in reversed(ways)]
     figure, [[axis]] = panels(height=0.9 + 0.28 * len(rows))
     for place, (scheme, way) in enumerate(rows):
@@ -105,6 +101,12 @@ def joined(ways: tuple[str, ...]) -> bytes:
     axis.set(
         title="From scratch: loss of masked words", xlabel="lower is better; a dot for each seed; dotted: no positions"
     )
+    return figure
+
+
+@styled  # ticks of logarithmic axes are made here
+def as_png(figure: Figure) -> bytes:
+    """The content of a PNG file."""
     written = io.BytesIO()
     figure.savefig(written, format="png")
     return written.getvalue()
@@ -125,7 +127,12 @@ def main() -> None:
     parser.add_argument("figures", nargs="*", help="Which of its figures.")
     arguments = parser.parse_args()
     if arguments.page is None:
-        chosen = {"schemes.png": schemes(), **{name: joined(ways) for name, ways in JOINED.items()}}
+        drawn = {
+            "schemes.png": schemes(),
+            "combine.png": combinations("position_combine"),
+            "every-layer.png": combinations("position_every_layer"),
+        }
+        chosen = {name: as_png(figure) for name, figure in drawn.items()}
     else:
         wanted = tuple(f"{figure}-" for figure in arguments.figures)
         made = pictures(arguments.page.read_text(encoding="utf-8"))

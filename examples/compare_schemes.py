@@ -531,8 +531,6 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
             axis.errorbar(row.relative_cost, *row.quality[length], fmt="o", capsize=3)
         axis.set(xlabel="time of a training step / absolute", title=f"{length} tokens")
         axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel(quality)
-    for axis, length in zip(axes[0], lengths):
         low, high = axis.get_ylim()
         ordered = sorted(rows, key=lambda row: row.quality[length][0])
         places = spread_out([(row.quality[length][0] - low) / (high - low) for row in ordered], apart=0.05)
@@ -547,6 +545,7 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
                 color=line.get_color(),
                 arrowprops={"arrowstyle": "-", "color": line.get_color(), "alpha": 0.4, "relpos": (0, 0.5)},
             )
+    axes[0][0].set_ylabel(quality)
     return figure
 
 
@@ -573,14 +572,13 @@ def plot_learning_curves(runs: list[Run]) -> bytes:
 
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     schemes = list(dict.fromkeys(run.scheme for run in runs))
-    of_kind = {False: 0, True: 0}
+    kinds = [[scheme for scheme in schemes if (":" in scheme) == flagged] for flagged in (False, True)]
+    colours = {scheme: plt.get_cmap("tab20")(number % 20) for kind in kinds for number, scheme in enumerate(kind)}
     for scheme in schemes:
-        colour, style = of_kind[":" in scheme], "--" if ":" in scheme else "-"
-        of_kind[":" in scheme] += 1
         curves = [run.learning_curve for run in runs if run.scheme == scheme]
         steps = [step for step, _ in curves[0]]
         losses = [statistics.fmean(loss for _, loss in points) for points in zip(*curves)]
-        axis.plot(steps, losses, label=scheme, color=plt.get_cmap("tab20")(colour % 20), linestyle=style)
+        axis.plot(steps, losses, label=scheme, color=colours[scheme], linestyle="--" if ":" in scheme else "-")
     axis.set(xlabel="step", ylabel="training loss")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8, ncols=2)

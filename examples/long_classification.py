@@ -185,12 +185,8 @@ class Classifier(nn.Module):
         ids = pad_sequence(rows, batch_first=True, padding_value=self.encoder.config.pad_token_id or 0)
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(self.encoder.device)):
             states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-        sums, counts = (states * mask[..., None]).sum(1), mask.sum(1, keepdim=True)
-        of_document = torch.arange(len(pieces)).repeat_interleave(torch.tensor([*map(len, pieces)]))
-        means = [
-            torch.zeros(len(pieces), own.shape[1]).index_add(0, of_document, own.float()) for own in (sums, counts)
-        ]
-        return means[0] / means[1]
+        of_documents = states[mask.bool()].split([sum(map(len, own)) for own in pieces])
+        return torch.stack([tokens.mean(dim=0) for tokens in of_documents])
 
 
 @dataclass
@@ -252,23 +248,19 @@ class Task:
 
     def model(self, name: str, length: int) -> Classifier:
         """A model to be trained at a length, without dropout of attention weights, for which kernels are slow on CPUs."""
-        usual = {"attention_probs_dropout_prob": 0.0}
-        if name == "truncated":
-            stock = AutoModel.from_pretrained(self.source, **usual)
-            return Classifier(stock, self.labels, partial(truncated, length=length))
-        if name == "chunk mean":
-            cut = partial(equal_chunks, size=TRAINED_LENGTH)
-            return Classifier(AutoModel.from_pretrained(self.source, **usual), self.labels, cut)
+        cuts = {
+            "truncated": partial(truncated, length=length),
+            "chunk mean": partial(equal_chunks, size=TRAINED_LENGTH),
+        }
+        source, flags = self.source, {}
         if name.endswith(CONVERTED):
-            return Classifier(AutoModel.from_pretrained(self.folder(name), **usual), self.labels)
-        usual |= {} if name == "absolute" else {"position_scheme": name, "position_per_layer": True}
-        if name == "t5":
-            return Classifier(AutoModel.from_pretrained(self.source, **usual), self.labels)
-        longer = extend(AutoModel.from_pretrained(self.source), self.longest, TRAINED_LENGTH)
-        rows = longer.config.max_position_embeddings
-        tiled = AutoModel.from_config(AutoConfig.from_pretrained(self.source, max_position_embeddings=rows, **usual))
-        tiled.load_state_dict(longer.state_dict(), strict=name == "absolute")
-        return Classifier(tiled, self.labels)
+            source = self.folder(name)
+        elif "t5" in name:
+            flags = {"position_scheme": name, "position_per_layer": True}
+        encoder = AutoModel.from_pretrained(source, attention_probs_dropout_prob=0.0, **flags)
+        if name in ("absolute", "absolute+t5"):
+            encoder = extend(encoder, self.longest, TRAINED_LENGTH)
+        return Classifier(encoder, self.labels, cuts.get(name, whole))
 
     def run(self, name: str, length: int, seed: int) -> Run:
         """Fine-tune and test."""
@@ -323,9 +315,7 @@ class Task:
         precisions: list[float] = []
         found: list[list[bool]] = [[] for _ in range(QUARTERS)]
         for document in self.tested:
-            begins = {
-                article: place for place, article in reversed([*enumerate(document.articles)]) if article is not None
-            }
+            begins = {article: document.articles.index(article) for article in {*document.articles} - {None}}
             probable = {*model([document.ids])[0].topk(len(begins)).indices.tolist()}
             precisions.append(len(probable & begins.keys()) / len(begins))
             for article, place in begins.items():

@@ -252,7 +252,6 @@ class PositionConfigMixin(PositionFlags):
         if legacy_scheme(kwargs) is not None:
             given.setdefault("position_scheme", legacy_scheme(kwargs))
         kwargs.pop(LEGACY_KEY, None)
-        said = str(kwargs.get("name_or_path", ""))
         result = super().from_dict(override_flags(config_dict, given), **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
@@ -260,7 +259,7 @@ class PositionConfigMixin(PositionFlags):
         stored = {flag: config_dict[flag] for flag in FLAGS if config_dict.get(flag) is not None}
         # Only Auto classes say where it is from (what is stored says where it once was); that what is left of the keywords
         # is wanted back tells that a model asks.
-        place = said or ("" if isinstance(result, tuple) else None)
+        place = str(kwargs.get("name_or_path", "")) or ("" if isinstance(result, tuple) else None)
         if not stored and not trained:
             config._check_native_flags()
         config._stored_flags = (place, stored | ({"position_scheme": trained} if trained else {}))

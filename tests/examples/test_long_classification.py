@@ -99,7 +99,7 @@ def test_chunks_are_as_few_and_as_equal_as_can_be(length):
 
 
 def test_models_are_what_their_names_say(options, text, checkpoint, tmp_path):
-    """Scheme, rows of the table, what is read, and parameters that start at zero have a rate of their own."""
+    """Their scheme, the rows of their table, what they read, and that new position parameters are zero."""
     convert(str(checkpoint), "t5", output=tmp_path / "t5", text=[text], trained_length=32, train="none")
     task = task_of(options, "--models", "t5 converted", "--converted", str(tmp_path))
     document = [*range(512)]
