@@ -301,6 +301,35 @@ class TestLoadReport:
         AutoModel.from_pretrained(tmp_path / "saved", config=configs[entry_point])
         assert listed(transformers_said) == dict.fromkeys(gone, "MISSING")
 
+    @pytest.mark.parametrize("flags_are", ["beside it", "in it", "of a config by hand"])
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_does_not_list_what_is_new_where_a_stock_config_was_read_first(
+        self, family, flags_are, tmp_path, transformers_said
+    ):
+        """As sentence-transformers does with its `model_kwargs`."""
+        stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))
+        stock(stock_config(family)).save_pretrained(tmp_path)
+        flags = {"position_scheme": FAMILIES[family].family.native_scheme + "+deberta"}
+        config = AutoConfig.from_pretrained(tmp_path) if flags_are != "of a config by hand" else stock_config(family)
+        if flags_are != "beside it":
+            config.position_scheme = flags.pop("position_scheme")
+        model = AutoModelForMaskedLM.from_pretrained(tmp_path, config=config, **flags)
+        assert any("rel_embeddings" in name for name in position_parameters(model))
+        assert listed(transformers_said) == {}
+
+    def test_lists_damage_under_a_stock_config_with_flags_beside_it(self, tmp_path, transformers_said):
+        build("absolute+t5").save_pretrained(tmp_path)
+        gone = damage(tmp_path, "relative_attention_bias")
+        for config in (stock_config(), AutoConfig.from_pretrained(tmp_path)):
+            AutoModel.from_pretrained(tmp_path, config=config, position_scheme="absolute+t5+deberta")
+            assert written_out(listed(transformers_said)) == gone
+
+    def test_lists_everything_where_there_is_no_config_beside_the_weights(self, tmp_path, transformers_said):
+        BertModel(stock_config()).save_pretrained(tmp_path)
+        (tmp_path / "config.json").unlink()
+        AutoModel.from_pretrained(tmp_path, config=stock_config(), position_scheme="absolute+t5")
+        assert listed(transformers_said) == {"encoder.relative_attention_bias.weight": "MISSING"}
+
     def test_lists_a_damaged_table_of_a_checkpoint_of_transformers_4(self, tmp_path, transformers_said):
         model = BertForMaskedLM(stock_config(position_scheme="relative_key"))
         model.save_pretrained(tmp_path)

@@ -97,6 +97,26 @@ def carries_flags(entries: dict[str, Any]) -> bool:
     return any(entries.get(flag) is not None for flag in FLAGS) or legacy_scheme(entries) is not None
 
 
+def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
+    """The flags among the entries of a checkpoint's config.json, v4's name for a scheme included."""
+    stored = {flag: entries[flag] for flag in FLAGS if entries.get(flag) is not None}
+    scheme = entries.get("position_scheme") or legacy_scheme(entries)
+    return stored | ({"position_scheme": scheme} if scheme else {})
+
+
+def flags_at(place: str, stock_model_type: str) -> dict[str, Any] | None:
+    """The flags in the config.json of a folder, or of a name on the Hub that is in the cache; None where there is none, or of
+    another family."""
+    if not place:
+        return None
+    try:
+        entries, _ = PreTrainedConfig.get_config_dict(place, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    family = str(entries.get("model_type")).removeprefix("posenc_")
+    return stored_flags(entries) if family == stock_model_type else None
+
+
 def flags_in_use(position_scheme: str) -> set[str]:
     """The flags that apply to a composite of schemes."""
     names = scheme_names(position_scheme)
@@ -246,7 +266,7 @@ class PositionConfigMixin(PositionFlags):
 
         Where `position_scheme` is overridden, stored flags that the new schemes do not use are dropped, with one log line.
         """
-        trained = config_dict.get("position_scheme") or legacy_scheme(config_dict)
+        stored = stored_flags(config_dict)
         given = {flag: value for flag in FLAGS if (value := kwargs.pop(flag, None)) is not None}
         check_names(kwargs)
         if legacy_scheme(kwargs) is not None:
@@ -255,14 +275,13 @@ class PositionConfigMixin(PositionFlags):
         result = super().from_dict(override_flags(config_dict, given), **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
-        config._trained_position_scheme = trained
-        stored = {flag: config_dict[flag] for flag in FLAGS if config_dict.get(flag) is not None}
+        config._trained_position_scheme = stored.get("position_scheme")
         # Only Auto classes say where it is from (what is stored says where it once was); that what is left of the keywords
         # is wanted back tells that a model asks.
         place = str(kwargs.get("name_or_path", "")) or ("" if isinstance(result, tuple) else None)
-        if not stored and not trained:
+        if not stored:
             config._check_native_flags()
-        config._stored_flags = (place, stored | ({"position_scheme": trained} if trained else {}))
+        config._stored_flags = (place, stored)
         return result
 
     @classmethod

@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_in_use
+from .configuration_posenc import flags_at, flags_in_use
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
@@ -548,17 +548,19 @@ class PosencPreTrainedModel:
     def _new_positions(self, missing: set[str]) -> set[str]:
         """The missing keys of schemes that the checkpoint never had. They are initialised, as transformers does before.
 
-        What the checkpoint should have and lacks is damage, and not among them. Nor is anything where nothing tells what the
-        checkpoint had: the config was made by hand, or may have been read from another place than the weights.
+        What the checkpoint should have and lacks is damage, and not among them. Where the config was made by hand, or may have
+        been read from another place than the weights, the one beside the weights tells; where there is none, nothing is new.
         """
         config = self.config
         place, stored = config._stored_flags
         if place not in ("", config.name_or_path):  # transformers has put the place of the weights there
-            return set()
+            stored = flags_at(config.name_or_path, config.stock_model_type)
+            if stored is None:
+                return set()
         config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
         positions = {key for key in missing if self._is_position(key)}
         # The same model without what is new: as much as that should have been in the checkpoint.
-        trained = config.trained_schemes
+        trained = {*scheme_names(stored.get("position_scheme") or config.family.native_scheme)}
         kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
         if not positions or (not stored and kept in ("absolute", "none")):
             return positions
