@@ -35,7 +35,13 @@ COMBINATIONS = [f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for ho
 ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true", "use_cpu": "true"}
 RATES = ["0.003", "0.02", "0.1"]
-PUNCTUATION = {**BFLOAT16, "task": "punctuation", "max_steps": 240, "rate_steps": 120, "eval_lengths": [64, 256]}
+PUNCTUATION = {
+    "use_cpu": "true",
+    "task": "punctuation",
+    "max_steps": 240,
+    "rate_steps": 120,
+    "eval_lengths": [64, 256],
+}
 # Weights start as wide as suits the model's width (1 / sqrt(128) is 0.09): BERT's 0.02 leaves small models on a plateau for long.
 SCRATCH = {
     **BFLOAT16,
@@ -57,7 +63,14 @@ FILES = {"train_file": "valid", "eval_file": "test"}
 PARTS = {
     "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *ADDED, *COMBINATIONS], "position_learning_rates": RATES},
     # Here tables do not start at zero.
-    "converted": {**PUNCTUATION, "conversion_steps": 200, "position_learning_rates": ["0.0005", "0.01"]},
+    "converted": {
+        **PUNCTUATION,
+        "schemes": [scheme for scheme in SCHEMES if scheme != "absolute"],  # which the checkpoint has
+        "conversion_steps": 200,
+        "position_learning_rates": ["0.0005", "0.01"],
+    },
+    # What as many steps of fine-tuning as conversion and fine-tuning together reach.
+    "longer": {**PUNCTUATION, "schemes": ["absolute", "deberta"], "max_steps": 440, "position_learning_rate": 0.02},
     "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS], "position_learning_rates": RATES},
 }
 

@@ -14,10 +14,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import comparison
 import conversion
 import report
 import torch
-from comparison import COMBINED
 from contestants import STOCK, STOCK_AGAIN
 from minilm import packaged_minilm
 from records import as_markdown
@@ -68,13 +68,18 @@ def read_runs(folder: Path) -> Runs:
     return runs
 
 
-def read_scratch() -> Runs:
-    """The runs from scratch of comparison.py."""
-    return read_runs(report.RESULTS / "comparison" / "scratch")
+def read_part(name: str) -> Runs:
+    """The runs of a part of comparison.py."""
+    return read_runs(comparison.FOLDER / name)
 
 
 def values(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
     return [run["metrics"][length][metric] for run in runs]
+
+
+def by_seed(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
+    """The same in the order of the seeds: runs of one seed have the same data in the same order."""
+    return values(sorted(runs, key=lambda run: run["seed"]), length, metric)
 
 
 def written(numbers: list[float]) -> str:
@@ -90,17 +95,28 @@ def deviations_above(own: list[float], baseline: list[float]) -> float:
     return (statistics.fmean(own) - statistics.fmean(baseline)) / pooled
 
 
-def quality_table(punctuation: Runs) -> str:
-    """A row per scheme: F1 on punctuation, and how far above `none`."""
+def chosen_rate(runs: list[dict[str, Any]]) -> str:
+    """The position learning rate that all seeds have; nothing where none was chosen, as for a single number."""
+    [rate] = {run["position_learning_rate"] for run in runs}
+    return f"{rate:g}" if runs[0]["position_parameters"] > 1 else ""
+
+
+def quality_table(punctuation: Runs, converted: Runs) -> str:
+    """A row per scheme: F1 on punctuation and how far above `none`, then the same where the checkpoint was converted first."""
     baseline = values(punctuation["none"], "64", "f1")
     rows = []
     for scheme, runs in punctuation.items():
+        if ":" in scheme:
+            continue
         f1 = values(runs, "64", "f1")
         above = "" if scheme == "none" else f"{deviations_above(f1, baseline):.1f}"
-        rows.append((statistics.fmean(f1), [scheme, written(f1), above]))
-    return as_markdown(
-        ["scheme", "punctuation: F1", "above none"], [row for _, row in sorted(rows, key=lambda row: -row[0])]
-    )
+        healed = converted.get(scheme, [])
+        first = [written(values(healed, length, "f1")) for length in ("64", "256")]
+        own = [written(f1), written(values(runs, "256", "f1")), chosen_rate(runs), above]
+        rows.append((statistics.fmean(f1), [scheme, *own, *first, chosen_rate(healed) if healed else ""]))
+    columns = ["scheme", "punctuation: F1 at 64", "at 256", "rate", "above none"]
+    columns += ["converted first: F1 at 64", "at 256", "rate"]
+    return as_markdown(columns, [row for _, row in sorted(rows, key=lambda row: -row[0])])
 
 
 def scratch_table(scratch: Runs) -> str:
@@ -112,9 +128,7 @@ def scratch_table(scratch: Runs) -> str:
             continue
         losses = {length: values(runs, length, "masked_loss") for length in runs[0]["metrics"]}
         below = "" if scheme == "none" else f"{deviations_above(baseline, losses['32']):.1f}"
-        [rate] = {run["position_learning_rate"] for run in runs}
-        is_chosen = runs[0]["position_parameters"] > 1  # a single number takes the lowest
-        cells = [f"{rate:g}" if is_chosen else "", *map(written, losses.values()), below]
+        cells = [chosen_rate(runs), *map(written, losses.values()), below]
         rows.append((statistics.fmean(losses["32"]), [scheme, *cells]))
     lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
     return as_markdown(
@@ -123,13 +137,18 @@ def scratch_table(scratch: Runs) -> str:
     )
 
 
-def combined_table(scratch: Runs) -> str:
-    """How positions are combined with the words, from scratch: loss at the training length, a column for each scheme."""
-    rows = [
-        [how, *(written(values(scratch[scheme + flag], "32", "masked_loss")) for scheme in ("absolute", "sinusoidal"))]
-        for flag, how in COMBINED.items()
+def combined_table(scratch: Runs, punctuation: Runs) -> str:
+    """How positions are combined with the words: quality at the training length, from scratch and fine-tuned."""
+    measured = [
+        (scheme, *part)
+        for part in (("loss", scratch, "32", "masked_loss"), ("F1", punctuation, "64", "f1"))
+        for scheme in ("absolute", "sinusoidal")
     ]
-    return as_markdown(["positions are", "absolute: loss", "sinusoidal: loss"], rows)
+    rows = [
+        [how, *(written(values(runs[scheme + flag], length, metric)) for scheme, _, runs, length, metric in measured)]
+        for flag, how in comparison.COMBINED.items()
+    ]
+    return as_markdown(["positions are", *(f"{scheme}: {name}" for scheme, name, *_ in measured)], rows)
 
 
 def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:
@@ -230,14 +249,14 @@ def cola_table() -> str:
 
 def tables() -> dict[str, list[str]]:
     """All tables as Markdown, by the page that has them."""
-    punctuation, scratch = read_runs(report.RESULTS / "punctuation"), read_scratch()
+    punctuation, converted, scratch = map(read_part, ("punctuation", "converted", "scratch"))
     return {
         "docs/comparison.md": [
-            quality_table(punctuation),
-            curve_table(punctuation, ["none", "sinusoidal", "tupe", "t5"], CURVE_STEPS),
+            quality_table(punctuation, converted),
+            curve_table(punctuation, ["none", "sinusoidal", "kerple", "tupe", "t5"], CURVE_STEPS),
             scratch_table(scratch),
             curve_table(scratch, ["none", "sinusoidal", "absolute", "tupe"], SCRATCH_STEPS),
-            combined_table(scratch),
+            combined_table(scratch, punctuation),
             cola_table(),
         ],
         "docs/speed.md": [
@@ -252,18 +271,20 @@ def tables() -> dict[str, list[str]]:
 
 def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
-    punctuation, scratch = read_runs(report.RESULTS / "punctuation"), read_scratch()
-    longer = read_runs(report.RESULTS / "punctuation_lengths")
-    rates = read_runs(report.RESULTS / "punctuation_rates")
+    punctuation, converted, longer, scratch = map(read_part, comparison.PARTS)
     cola = {row[0]: row[2] for row in cells(cola_table())}
     speed, fast = padding(), fast_attention()
     moved = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))["models"]["MiniLM"]
 
-    def f1(scheme: str) -> str:
-        return written(values(punctuation[scheme], "64", "f1"))
+    def f1(scheme: str, length: int = 64, runs: Runs = punctuation) -> str:
+        return written(values(runs[scheme], str(length), "f1"))
 
-    def at(scheme: str, length: int) -> str:
-        return written(values(longer[scheme], str(length), "f1")).removesuffix(" (1)")
+    def ahead(scheme: str) -> str:
+        own, baseline = (by_seed(punctuation[name], "256", "f1") for name in (scheme, "absolute"))
+        differences = [ours - theirs for ours, theirs in zip(own, baseline)]
+        return f"{min(differences):.3f} to {max(differences):.3f}"
+
+    best = max(converted, key=lambda scheme: statistics.fmean(values(converted[scheme], "64", "f1")))
 
     def loss(scheme: str, length: int) -> str:
         return written(values(scratch[scheme], str(length), "masked_loss"))
@@ -277,7 +298,6 @@ def figures() -> dict[str, list[str]]:
     cosine = converted_cosine()
     found = {one["method"]: one["ndcg"] for one in long_scores("passkey", 2048)}
     forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
-    own = f"its own positions {at('absolute', 256)} (one seed)"
     mean_row, directions = smoothness_of_the_table()
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
@@ -286,19 +306,21 @@ def figures() -> dict[str, list[str]]:
             f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "
             f"100 queries; truncated to 256 tokens, for {100 * found['truncated']:.0f}; as the mean of its chunks' embeddings, for "
             f"{100 * found['chunk mean']:.0f}",
-            f"MiniLM keeps an F1 of {at('absolute+relative_key', 256)} in restoring punctuation with `absolute+relative_key`, and "
-            f"falls to {at('absolute', 256)} with its own positions alone (one seed;",
+            f"MiniLM keeps an F1 of {f1('absolute+t5', 256)} in restoring punctuation with `absolute+t5`, and falls to "
+            f"{f1('absolute', 256)} with its own positions alone (",
             f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
             f"{fast['1x16']['hf_posenc']:.1f} times",
             "Moving a whole text by a single position changes MiniLM's vector of it by "
             + percent(moved["phase-shift"]["by_1"]),
-            f"CoLA: {cola['absolute+t5']} beside {cola['absolute']} with its own positions",
-            f"punctuation: F1 {at('absolute+t5', 64)}, its own positions {at('absolute', 64)} (one seed); without any {f1('none')}",
-            f"F1 at four times the length: {at('absolute+relative_key', 256)}, {own}",
-            f"cosine of token vectors with the original's: {cosine}",
+            f"| the checkpoint's own positions | punctuation: F1 {f1('absolute')}, with `absolute+t5` {f1('absolute+t5')}, with no "
+            f"positions {f1('none')}; CoLA: {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']} |",
+            f"| `absolute+t5`, rate `{chosen_rate(punctuation['absolute+t5'])}` | F1 at four times the length: "
+            f"{f1('absolute+t5', 256)}, its own positions {f1('absolute', 256)}; ahead with each of three seeds |",
             f"documents of 2,048 tokens found by their pass key: {100 * found['t5']:.0f} of 100, by the mean of chunks "
             f"{100 * found['chunk mean']:.0f}",
-            f"F1 {f1('t5')}; pretrained positions {f1('absolute')}",
+            f"cosine of token vectors with the original's: {cosine}",
+            f"| `hf-posenc convert` to `{best}` first | F1 {f1(best, runs=converted)}, not converted first {f1(best)}, "
+            f"pretrained positions {f1('absolute')} |",
             f"masked words: loss {loss('relative_key', 32)}; `absolute` {loss('absolute', 32)}, no positions {loss('none', 32)}",
             f"loss at 32 times the length: {loss('transformer_xl', 1024)}; `rope` {loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
@@ -307,8 +329,8 @@ def figures() -> dict[str, list[str]]:
             f"forward {min(forward)} to {max(forward)} times as fast as stock BERT",
         ],
         "docs/comparison.md": [
-            f"`deberta` reaches {written(values(rates['deberta:position_learning_rate=0.01'], '64', 'f1'))} with a tenth of it",
-            f"against {f1('deberta')} at the table's rate",
+            f"ahead of `absolute` with each of the three seeds, by {ahead('absolute+t5')}, and `absolute+relative_key` by "
+            f"{ahead('absolute+relative_key')};",
             f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
             f"{percent(directions)} of the rest",
         ],

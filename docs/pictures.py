@@ -28,7 +28,6 @@ sys.path.insert(0, str(BENCHMARKS))
 from comparison import COMBINED  # noqa: E402
 
 
-RESULTS = BENCHMARKS / "results"
 WIDTH, COLOURS = 900, 128
 SECTION = re.compile(r'<section id="([^"]+)".*?</section>', re.DOTALL)
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" alt="([^".]+)\.')
@@ -43,26 +42,25 @@ def pictures(page: str) -> dict[str, bytes]:
     }
 
 
-def measured(comparison: str, metric: str) -> dict[str, dict[int, list[float]]]:
-    """What the seeds of a comparison reached, by scheme and length."""
-    found: dict[str, dict[int, list[float]]] = {}
-    for file in sorted((RESULTS / comparison / "runs").glob("*.json")):
+# The parts of comparison.py -> what ranks them there, and the tokens of their training examples.
+PARTS = {"scratch": ("masked_loss", "32"), "punctuation": ("f1", "64"), "converted": ("f1", "64")}
+
+
+def at_training_length(part: str) -> dict[str, list[float]]:
+    """What the seeds of each scheme reached in a part of the comparison."""
+    metric, length = PARTS[part]
+    found: dict[str, list[float]] = {}
+    for file in sorted((BENCHMARKS / "results" / "comparison" / part / "runs").glob("*.json")):
         run = json.loads(file.read_text(encoding="utf-8"))
-        for length, metrics in run["metrics"].items():
-            found.setdefault(run["scheme"], {}).setdefault(int(length), []).append(metrics[metric])
+        found.setdefault(run["scheme"], []).append(run["metrics"][length][metric])
     return found
-
-
-def losses_from_scratch() -> dict[str, list[float]]:
-    """Of each scheme and seed, at the training length."""
-    return {scheme: lengths[32] for scheme, lengths in measured("comparison/scratch", "masked_loss").items()}
 
 
 @styled
 def schemes() -> Figure:
-    """Loss of masked words from scratch for each scheme, and F1 of punctuation at lengths beyond that of training."""
-    figure, [[left, right]] = panels(columns=2, height=3.1)
-    losses = {scheme: own for scheme, own in losses_from_scratch().items() if ":" not in scheme}
+    """Of each scheme: loss of masked words from scratch, and F1 of punctuation fine-tuned, converted first or not."""
+    figure, [[left, right]] = panels(columns=2, height=3.6)
+    losses = {scheme: own for scheme, own in at_training_length("scratch").items() if ":" not in scheme}
     ranked = sorted(losses, key=lambda scheme: -statistics.fmean(losses[scheme]))
     nothing = statistics.fmean(losses["none"])
     for row, scheme in enumerate(ranked):
@@ -73,34 +71,44 @@ def schemes() -> Figure:
     left.set_yticks(range(len(ranked)), ranked)
     left.set(title="From scratch: loss of masked words", xlabel="lower is better; three seeds")
 
-    scores = measured("punctuation_lengths", "f1")
-    for scheme, colour in (("absolute+relative_key", BLUE), ("absolute+t5", VERMILION), ("absolute", GREY)):
-        lengths = sorted(scores[scheme])
-        values = [statistics.fmean(scores[scheme][length]) for length in lengths]
-        right.plot(lengths, values, "o-", color=colour, label=scheme)
-    right.set_xscale("log", base=2)
-    right.set_xticks(lengths, map(str, lengths))
-    right.set(
-        title="Fine-tuned at 64 tokens, read longer: F1", xlabel="tokens; higher is better; one seed", ylim=(0.5, 0.65)
-    )
-    right.legend(loc="upper right")
+    parts = {
+        "fine-tuned": (at_training_length("punctuation"), BLUE),
+        "converted, then fine-tuned": (at_training_length("converted"), VERMILION),
+    }
+    best: dict[str, float] = {}
+    for scores, _ in parts.values():
+        for scheme, own in scores.items():
+            best[scheme] = max(statistics.fmean(own), best.get(scheme, 0.0))
+    ranked = sorted((scheme for scheme in best if ":" not in scheme), key=best.get)
+    for label, (scores, colour) in parts.items():
+        rows = [row for row, scheme in enumerate(ranked) if scheme in scores]
+        means = [statistics.fmean(scores[ranked[row]]) for row in rows]
+        spreads = [statistics.stdev(scores[ranked[row]]) for row in rows]
+        right.errorbar(means, rows, xerr=spreads, fmt="o", color=colour, label=label)
+    right.axvline(statistics.fmean(parts["fine-tuned"][0]["none"]), color=GREY, linewidth=0.8, linestyle=":")
+    right.set_yticks(range(len(ranked)), ranked)
+    right.set(title="Fine-tuned: F1 of punctuation", xlabel="higher is better; three seeds")
+    right.legend(loc="lower right")
     return figure
 
 
 @styled
 def combinations(flag: str) -> Figure:
-    """Loss from scratch with each value of a flag, each seed as a dot; the line is the mean without positions."""
-    losses, ways = losses_from_scratch(), [way for way in COMBINED if not way or flag in way]
+    """Quality from scratch and fine-tuned with each value of a flag, each seed as a dot; the line is the mean without positions."""
+    ways = [way for way in COMBINED if not way or flag in way]
     rows = [(scheme, way) for scheme in ("sinusoidal", "absolute") for way in reversed(ways)]
-    figure, [[axis]] = panels(height=0.9 + 0.28 * len(rows))
-    for place, (scheme, way) in enumerate(rows):
-        values = losses[scheme + way]
-        axis.plot(values, [place] * len(values), "o", color=BLUE if scheme == "absolute" else VERMILION, alpha=0.7)
-    axis.axvline(statistics.fmean(losses["none"]), color=GREY, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(rows)), [f"{scheme}, {COMBINED[way]}" for scheme, way in rows])
-    axis.set(
-        title="From scratch: loss of masked words", xlabel="lower is better; a dot for each seed; dotted: no positions"
-    )
+    figure, [axes] = panels(columns=2, height=0.9 + 0.28 * len(rows))
+    titles = {"scratch": "From scratch: loss of masked words", "punctuation": "Fine-tuned: F1 of punctuation"}
+    for axis, (part, title), better in zip(axes, titles.items(), ("lower", "higher")):
+        scores = at_training_length(part)
+        for place, (scheme, way) in enumerate(rows):
+            values = scores[scheme + way]
+            colour = BLUE if scheme == "absolute" else VERMILION
+            axis.plot(values, [place] * len(values), "o", color=colour, alpha=0.7)
+        axis.axvline(statistics.fmean(scores["none"]), color=GREY, linewidth=0.8, linestyle=":")
+        axis.set_yticks(range(len(rows)), [f"{scheme}, {COMBINED[way]}" for scheme, way in rows])
+        axis.set(title=title, xlabel=f"{better} is better")
+    axes[1].set_yticklabels([])
     return figure
 
 
@@ -117,7 +125,7 @@ def small(picture: bytes) -> bytes:
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     written = io.BytesIO()
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+    image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
     return written.getvalue()
 
 

@@ -8,8 +8,8 @@
 `masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
 lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas;
 `position_learning_rate` may be one of them. `--position_learning_rates` tries several for `--rate_steps` on a part of the
-training text, which nothing is trained on meanwhile, and all seeds then have the best. `--conversion_steps` converts the checkpoint to each scheme
-first, on the training text.
+training text, which nothing is fine-tuned on meanwhile, and all seeds then have the best. `--conversion_steps` converts the
+checkpoint to each scheme first, on all of the training text.
 
 Every finished run is a file of its own in the output folder: the same command goes on where it was stopped, and several
 processes may share the work if each is given schemes or seeds of its own. Then come `results.json` (everything),
@@ -533,7 +533,8 @@ def draw_quality_and_cost(rows: list[Row], quality: str):
         axis.grid(alpha=0.3)
         low, high = axis.get_ylim()
         ordered = sorted(rows, key=lambda row: row.quality[length][0])
-        places = spread_out([(row.quality[length][0] - low) / (high - low) for row in ordered], apart=0.05)
+        apart = min(0.05, 1 / max(len(rows) - 1, 1))
+        places = spread_out([(row.quality[length][0] - low) / (high - low) for row in ordered], apart)
         for row, place, line in zip(ordered, places, (axis.containers[rows.index(row)].lines[0] for row in ordered)):
             axis.annotate(
                 row.scheme,
