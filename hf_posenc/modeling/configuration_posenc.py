@@ -104,19 +104,6 @@ def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
     return stored | ({"position_scheme": scheme} if scheme else {})
 
 
-def flags_at(place: str, stock_model_type: str) -> dict[str, Any] | None:
-    """The flags in the config.json of a folder, or of a name on the Hub that is in the cache; None where there is none, or of
-    another family."""
-    if not place:
-        return None
-    try:
-        entries, _ = PreTrainedConfig.get_config_dict(place, local_files_only=True)
-    except (OSError, ValueError):
-        return None
-    family = str(entries.get("model_type")).removeprefix("posenc_")
-    return stored_flags(entries) if family == stock_model_type else None
-
-
 def flags_in_use(position_scheme: str) -> set[str]:
     """The flags that apply to a composite of schemes."""
     names = scheme_names(position_scheme)
@@ -239,6 +226,19 @@ class PositionConfigMixin(PositionFlags):
     def trained_schemes(self) -> set[str]:
         """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
         return {*scheme_names(self._trained_position_scheme or self.family.native_scheme)}
+
+    def flags_beside_weights(self) -> dict[str, Any] | None:
+        """The flags in the config.json of the place that a model's weights are from, a folder or the cache of the Hub.
+
+        None where there is none, or it is of another family.
+        """
+        if not self.name_or_path:
+            return None
+        try:
+            entries, _ = self.get_config_dict(self.name_or_path, local_files_only=True)
+        except (OSError, ValueError):
+            return None
+        return stored_flags(entries) if entries.get("model_type") == self.model_type else None
 
     def _check_native_flags(self) -> None:
         """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""

@@ -14,7 +14,7 @@ from transformers.utils import TransformersKwargs, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_at, flags_in_use
+from .configuration_posenc import flags_in_use
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
@@ -552,13 +552,13 @@ class PosencPreTrainedModel:
         been read from another place than the weights, the one beside the weights tells; where there is none, nothing is new.
         """
         config = self.config
+        positions = {key for key in missing if self._is_position(key)}
         place, stored = config._stored_flags
         if place not in ("", config.name_or_path):  # transformers has put the place of the weights there
-            stored = flags_at(config.name_or_path, config.stock_model_type)
+            stored = config.flags_beside_weights() if positions else None
             if stored is None:
                 return set()
         config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
-        positions = {key for key in missing if self._is_position(key)}
         # The same model without what is new: as much as that should have been in the checkpoint.
         trained = {*scheme_names(stored.get("position_scheme") or config.family.native_scheme)}
         kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
