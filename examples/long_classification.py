@@ -13,9 +13,7 @@ Every finished run is a file of its own in the output folder: the same command g
 `results.json` and `results.md`.
 """
 
-import itertools
 import json
-import math
 import platform
 import random
 import statistics
@@ -30,7 +28,7 @@ from typing import Any
 
 import torch
 from arguments import ScriptParser
-from long_documents import file_name, truncated, whole
+from long_documents import chunks, file_name, truncated, whole
 from long_texts import ids_of, read_articles
 from minilm import packaged_minilm
 from records import as_markdown, check_writable, same_settings, write_json, write_whole
@@ -138,14 +136,6 @@ def _shuffled(paragraphs: list[list[int]], drawn: random.Random) -> Iterator[lis
         yield from drawn.sample(paragraphs, len(paragraphs))
 
 
-def equal_chunks(document: list[int], size: int) -> list[list[int]]:
-    """As few pieces of at most `size` tokens as there can be, [CLS] and [SEP] counted, of lengths that differ by one at most."""
-    first, *inner, last = document
-    number = math.ceil(len(inner) / (size - 2))
-    ends = [len(inner) * piece // number for piece in range(number + 1)]
-    return [[first, *inner[start:end], last] for start, end in itertools.pairwise(ends)]
-
-
 class Classifier(nn.Module):
     """A linear head on the mean of the last states; of a document in pieces, on the mean of theirs.
 
@@ -250,7 +240,7 @@ class Task:
         """A model to be trained at a length, without dropout of attention weights, for which kernels are slow on CPUs."""
         cuts = {
             "truncated": partial(truncated, length=length),
-            "chunk mean": partial(equal_chunks, size=TRAINED_LENGTH),
+            "chunk mean": partial(chunks, size=TRAINED_LENGTH),
         }
         source, flags = self.source, {}
         if name.endswith(CONVERTED):

@@ -14,6 +14,7 @@ bootstrap intervals over documents), `results.md` and `results.png`.
 
 import gc
 import json
+import math
 import platform
 import statistics
 import sys
@@ -177,12 +178,17 @@ def truncated(document: list[int], length: int) -> list[list[int]]:
     return [document if len(document) <= length else [*document[: length - 1], document[-1]]]
 
 
-def chunks(document: list[int], size: int, overlap: bool) -> list[list[int]]:
-    """Pieces of at most `size` tokens, each between [CLS] and [SEP]; `overlap`: each begins in the middle of the one before."""
-    inner, number = size - 2, len(document) - 2
-    step = inner // 2 if overlap else inner
-    starts = range(0, max(number - (inner - step), 1), step)
-    return [[document[0], *document[1 + start : 1 + min(start + inner, number)], document[-1]] for start in starts]
+def chunks(document: list[int], size: int, overlap: bool = False) -> list[list[int]]:
+    """As few pieces of at most `size` tokens, [CLS] and [SEP] of each counted, as there can be, and as equal.
+
+    Args:
+        overlap: each piece begins in the middle of the one before.
+    """
+    first, *inner, last = document
+    joined = 2 if overlap else 1  # parts of a piece
+    parts = max(math.ceil(joined * len(inner) / (size - 2)), joined)
+    edges = [len(inner) * part // parts for part in range(parts + 1)]
+    return [[first, *inner[start:end], last] for start, end in zip(edges, edges[joined:])]
 
 
 @dataclass(frozen=True)

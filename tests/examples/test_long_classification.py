@@ -6,16 +6,8 @@ import random
 import long_classification
 import pytest
 import torch
-from long_classification import (
-    LONGEST,
-    PARAGRAPHS,
-    SHORTEST,
-    Classifier,
-    Task,
-    equal_chunks,
-    mixed,
-    paragraphs_of,
-)
+from long_classification import LONGEST, PARAGRAPHS, SHORTEST, Classifier, Task, mixed, paragraphs_of
+from long_documents import chunks
 from long_prose import PEOPLE
 from scripts import save_checkpoint
 from transformers import AutoModel, AutoTokenizer
@@ -88,16 +80,6 @@ def test_the_same_seed_gives_the_same_documents(checkpoint):
     assert first == second != other
 
 
-@pytest.mark.parametrize("length", [3, 9, 32, 33, 256])
-def test_chunks_are_as_few_and_as_equal_as_can_be(length):
-    document = [*range(length)]
-    pieces = equal_chunks(document, 32)
-    assert [token for piece in pieces for token in piece[1:-1]] == document[1:-1]
-    assert all((piece[0], piece[-1]) == (0, length - 1) for piece in pieces)
-    lengths = [*map(len, pieces)]
-    assert max(lengths) <= 32 and max(lengths) - min(lengths) <= 1 and len(pieces) == -(-(length - 2) // 30)
-
-
 def test_models_are_what_their_names_say(options, text, checkpoint, tmp_path):
     """Their scheme, the rows of their table, what they read, and that new position parameters are zero."""
     convert(str(checkpoint), "t5", output=tmp_path / "t5", text=[text], trained_length=32, train="none")
@@ -149,10 +131,10 @@ def test_runs_train_on_other_paragraphs_than_they_are_tested_on(options, monkeyp
 def test_the_vector_of_a_document_is_the_mean_over_the_tokens_of_its_pieces(checkpoint):
     encoder = AutoModel.from_pretrained(checkpoint)
     documents = [[2, *(5 + place % 20 for place in range(number)), 3] for number in (70, 21)]
-    found = Classifier(encoder, 3, lambda document: equal_chunks(document, 32)).vectors(documents)
+    found = Classifier(encoder, 3, lambda document: chunks(document, 32)).vectors(documents)
     for document, own in zip(documents, found):
         with torch.no_grad():
-            states = [encoder(torch.tensor([piece])).last_hidden_state[0] for piece in equal_chunks(document, 32)]
+            states = [encoder(torch.tensor([piece])).last_hidden_state[0] for piece in chunks(document, 32)]
         torch.testing.assert_close(own, torch.cat(states).mean(dim=0), rtol=0.02, atol=0.02)  # bfloat16
 
 

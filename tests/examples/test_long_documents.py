@@ -1,5 +1,6 @@
 """long_documents.py: its scores on known answers, what each method reads, and the whole from the command line."""
 
+import itertools
 import json
 import math
 import re
@@ -73,20 +74,38 @@ def test_scores_of_one_document_are_drawn_together():
     assert apart[1] - apart[0] < 0.6 * (alone[1] - alone[0])
 
 
-@pytest.mark.parametrize(("size", "overlap"), [(10, False), (10, True), (12, True), (64, False), (102, True)])
-def test_chunks_hold_every_token_and_overlap_by_half(size, overlap):
-    document = [1000, *range(100), 2000]
-    pieces = chunks(document, size, overlap)
-    assert all(len(piece) <= size and (piece[0], piece[-1]) == (1000, 2000) for piece in pieces)
-    assert sorted({token for piece in pieces for token in piece[1:-1]}) == list(range(100))
-    step = (size - 2) // (2 if overlap else 1)
-    assert [piece[1] for piece in pieces] == list(range(0, step * len(pieces), step))
-    assert all(len(piece) == size for piece in pieces[:-1])
-    assert overlap or sum(len(piece) - 2 for piece in pieces) == 100
+@pytest.mark.parametrize("length", [3, 9, 32, 33, 102, 256])
+@pytest.mark.parametrize("size", [10, 13, 32, 64])
+def test_chunks_are_as_few_and_as_equal_as_can_be(length, size):
+    document = [*range(length)]
+    pieces = chunks(document, size)
+    assert [token for piece in pieces for token in piece[1:-1]] == document[1:-1]
+    assert all((piece[0], piece[-1]) == (0, length - 1) for piece in pieces)
+    lengths = [*map(len, pieces)]
+    assert max(lengths) <= size and max(lengths) - min(lengths) <= 1
+    assert len(pieces) == math.ceil((length - 2) / (size - 2))
+
+
+@pytest.mark.parametrize("length", [11, 33, 102, 256])
+@pytest.mark.parametrize("size", [10, 12, 13, 32])
+def test_overlapping_chunks_begin_in_the_middle_of_the_one_before(length, size):
+    document = [*range(length)]
+    pieces = chunks(document, size, overlap=True)
+    if length <= size:
+        assert pieces == [document]
+        return
+    assert all(len(piece) <= size and (piece[0], piece[-1]) == (0, length - 1) for piece in pieces)
+    assert len(pieces) == math.ceil((length - 2) / ((size - 2) / 2)) - 1
+    for before, after in itertools.pairwise(pieces):
+        assert abs(2 * before[1:-1].index(after[1]) - len(before[1:-1])) <= 1
+        assert before[-2] == after[1:-1][len(before[1:-1]) - before[1:-1].index(after[1]) - 1]
+    assert {*itertools.chain(*pieces)} == {*document}
 
 
 def test_chunks_of_a_short_document_are_the_document():
-    assert chunks([1, 5, 6, 2], 10, overlap=True) == chunks([1, 5, 6, 2], 10, overlap=False) == [[1, 5, 6, 2]]
+    for overlap in (False, True):
+        assert chunks([1, 5, 6, 2], 10, overlap) == chunks([1, 5, 6, 2], 4, overlap) == [[1, 5, 6, 2]]
+        assert chunks([1, 5, 2], 10, overlap) == [[1, 5, 2]] and chunks([1, 2], 10, overlap) == [[1, 2]]
 
 
 def test_truncation_keeps_the_last_token():
