@@ -5,8 +5,8 @@
     python benchmarks/comparison.py --data DATA --only punctuation --schemes t5 rope    # a second process, with its own
 
 DATA holds wikitext2/valid.txt and test.txt. Results go to results/comparison/NAME; settings, versions and every run are in
-results.json there. A run that is there is not made again, so processes may share the work by schemes or by seeds; costs are
-measured by the whole command alone.
+results.json there. A run that is there is not made again, nor a conversion that only such runs need, so processes may share the
+work by schemes or by seeds; costs are measured by the whole command alone.
 """
 
 import argparse
@@ -62,11 +62,12 @@ FILES = {"train_file": "valid", "eval_file": "test"}
 # What is compared -> the options of compare_schemes.py that are not its defaults.
 PARTS = {
     "punctuation": {**PUNCTUATION, "schemes": [*SCHEMES, *ADDED, *COMBINATIONS], "position_learning_rates": RATES},
-    # Here tables do not start at zero.
+    # Here tables do not start at zero. A step takes as long as without conversion.
     "converted": {
         **PUNCTUATION,
         "schemes": [scheme for scheme in SCHEMES if scheme != "absolute"],  # which the checkpoint has
         "conversion_steps": 200,
+        "cost_rounds": 0,
         "position_learning_rates": ["0.0005", "0.01"],
     },
     # What as many steps of fine-tuning as conversion and fine-tuning together reach.

@@ -363,7 +363,7 @@ def train_and_evaluate(
 
 def with_best_rate(
     candidate: Candidate,
-    config: PreTrainedConfig,
+    start: Callable[[Candidate], PreTrainedConfig],
     task: Task,
     arguments: CompareArguments,
     training: PositionTrainingArguments,
@@ -373,7 +373,7 @@ def with_best_rate(
     What was tried is in the output folder. Nothing is tried for what has no parameters that the rate applies to, or names
     a rate of its own; scales, of which a layer has one, take the lowest.
     """
-    learned = tables_and_biases(task.model(config)).values()
+    learned = tables_and_biases(task.model(task.config(arguments.checkpoint, **candidate.flags))).values()
     if candidate.position_learning_rate is not None or not learned:
         return candidate
     if all(parameter.numel() == 1 for parameter in learned):
@@ -387,7 +387,7 @@ def with_best_rate(
         if not file.exists():
             development = development or TASKS[arguments.task](arguments, is_development=True)
             print(f"\n{candidate.label}, position learning rate {rate}, on the development part", flush=True)
-            run = train_and_evaluate(own, config, RATE_SEED, development, copy.copy(training))
+            run = train_and_evaluate(own, start(own), RATE_SEED, development, copy.copy(training))
             write_json(file, asdict(run))
         run = Run(**json.loads(file.read_text(encoding="utf-8")))
         tried[own] = run.metrics[str(arguments.lengths[0])][task.quality]
@@ -628,12 +628,18 @@ def report(runs: list[Run], task: Task, costs: dict[str, float], settings: dict[
 
 
 def costs_of(
-    configs: dict[str, PreTrainedConfig], task: Task, arguments: CompareArguments, batch_size: int, folder: Path
+    candidates: list[Candidate],
+    start: Callable[[Candidate], PreTrainedConfig],
+    task: Task,
+    arguments: CompareArguments,
+    batch_size: int,
+    folder: Path,
 ) -> dict[str, float]:
     """Relative costs, measured once for a list of schemes and then read from the folder."""
     file = folder / "relative_cost.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    if arguments.cost_rounds and not configs.keys() <= known.keys():
+    if arguments.cost_rounds and not {one.label for one in candidates} <= known.keys():
+        configs = {one.label: start(one) for one in candidates}
         known |= measure_cost(configs, task, arguments.checkpoint, batch_size, arguments.cost_rounds)
         write_json(file, known)
     return known
@@ -658,21 +664,21 @@ def main() -> None:
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 
-    configs = {
-        candidate.label: task.config(converted(candidate, task, arguments, folder), **candidate.flags)
-        for candidate in candidates
-    }
+    def start(candidate: Candidate) -> PreTrainedConfig:
+        """What a run of a candidate starts from; converts the checkpoint first where that is asked for and not done."""
+        return task.config(converted(candidate, task, arguments, folder), **candidate.flags)
+
     if arguments.position_learning_rates:
-        candidates = [with_best_rate(one, configs[one.label], task, arguments, training) for one in candidates]
+        candidates = [with_best_rate(one, start, task, arguments, training) for one in candidates]
     for seed in arguments.seeds:
         for candidate in candidates:
             file = run_file(folder, candidate.label, seed)
             if file.exists():
                 continue
             print(f"\n{candidate.label}, seed {seed}", flush=True)
-            run = train_and_evaluate(candidate, configs[candidate.label], seed, task, copy.copy(training))
+            run = train_and_evaluate(candidate, start(candidate), seed, task, copy.copy(training))
             write_json(file, asdict(run))
-    costs = costs_of(configs, task, arguments, training.per_device_train_batch_size, folder)
+    costs = costs_of(candidates, start, task, arguments, training.per_device_train_batch_size, folder)
     print(f"\n{report(read_runs(folder), task, costs, settings, folder)}\nwritten to {folder}")
 
 

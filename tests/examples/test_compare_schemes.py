@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -145,6 +146,7 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuat
 def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuation, text, run_main, monkeypatch):
     folder, options = punctuation
     options += ["--cost_rounds", "0", *TINY, "--conversion_steps", "2", "--seeds", "1"]
+    options += ["--schemes", "absolute", "absolute+t5", "t5", "--position_learning_rates", "0.1", "--rate_steps", "1"]
     asked = []
 
     def convert(*arguments, **settings):
@@ -153,7 +155,7 @@ def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuatio
 
     monkeypatch.setattr(compare_schemes, "convert", convert)
     monkeypatch.setattr(hf_posenc.conversion.healing, "STEP_TOKENS", 64)
-    run_main(compare_schemes, *options, "--schemes", "absolute", "absolute+t5", "t5")
+    run_main(compare_schemes, *options)
     assert [scheme for scheme, _ in asked] == ["t5"]
     train = compare_schemes.punctuation_task(
         CompareArguments(model_name_or_path=str(options[1]), train_file=str(text))
@@ -162,6 +164,13 @@ def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuatio
     [conversion] = (folder / "conversions").glob("t5*")
     assert json.loads((conversion / "config.json").read_text())["position_per_layer"] is True
     assert len([*(folder / "runs").iterdir()]) == 3
+
+    shutil.rmtree(folder / "conversions")
+    run_main(compare_schemes, *options)
+    assert len(asked) == 1, "converted again, though nothing is to be run"
+    (folder / "runs" / "t5-seed1.json").unlink()
+    run_main(compare_schemes, *options)
+    assert len(asked) == 2
 
 
 def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, tmp_path):
