@@ -10,10 +10,12 @@ work by schemes or by seeds; costs are measured by the whole command alone.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import report
 
@@ -74,6 +76,17 @@ PARTS = {
     "longer": {**PUNCTUATION, "schemes": ["absolute", "deberta"], "max_steps": 440, "position_learning_rate": 0.02},
     "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS], "position_learning_rates": RATES},
 }
+
+Runs = dict[str, list[dict[str, Any]]]
+
+
+def read_part(name: str) -> Runs:
+    """The runs of a part by their scheme; nothing where none are recorded."""
+    runs: Runs = {}
+    for file in sorted((FOLDER / name / "runs").glob("*.json")):
+        run = json.loads(file.read_text(encoding="utf-8"))
+        runs.setdefault(run["scheme"], []).append(run)
+    return runs
 
 
 def command(name: str, data: Path, schemes: list[str] | None, seeds: list[int] | None) -> list[str]:

@@ -94,15 +94,15 @@ def commands(scheme: str, rate: float, seeds: list[int], settings: dict[str, Any
     return "\n".join([comment, *map(shlex.join, both)])
 
 
-def card_results(scheme: str, part: str) -> dict[str, Any]:
+def card_results(scheme: str, part: str, measured: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The results file of a variant's card.
+
+    Args:
+        measured: what the results file of each part says.
 
     Raises:
         ValueError: the variant and what it is compared with have not the same seeds.
     """
-    measured = {
-        name: json.loads((comparison.FOLDER / name / "results.json").read_text(encoding="utf-8")) for name in CARDS
-    }
     settings = measured[part]["settings"]
     compared = {"variant": (part, scheme), "checkpoint": ("punctuation", CHECKPOINT)}
     runs = {
@@ -141,6 +141,9 @@ def card_results(scheme: str, part: str) -> dict[str, Any]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    measured = {
+        name: json.loads((comparison.FOLDER / name / "results.json").read_text(encoding="utf-8")) for name in CARDS
+    }
     # The command in a card names its files from the repository's root.
     with contextlib.chdir(ROOT):
         for part, schemes in CARDS.items():
@@ -148,7 +151,7 @@ def main() -> None:
                 name = card_name(scheme, is_converted=part == "converted")
                 folder = Path("model_cards") / name
                 write_json(folder / "config.json", variant_config(scheme))
-                write_json(folder / "results.json", card_results(scheme, part))
+                write_json(folder / "results.json", card_results(scheme, part, measured))
                 print(write_card(folder, folder / "results.json", f"me/{name}"))
 
 

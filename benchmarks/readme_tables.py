@@ -18,6 +18,7 @@ import comparison
 import conversion
 import report
 import torch
+from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
 from minilm import packaged_minilm
 from records import as_markdown
@@ -51,26 +52,10 @@ UNPADDED = [
     ("memory, training without dropout", "model_memory_4096_unpadded", "training without dropout", "memory_ratio"),
 ]
 
-Runs = dict[str, list[dict[str, Any]]]
-
 
 def results_of(name: str) -> list[dict[str, Any]]:
     """The entries of a file in results/."""
     return json.loads((report.RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
-
-
-def read_runs(folder: Path) -> Runs:
-    """The runs of a comparison by their scheme; nothing where there is no such folder."""
-    runs: Runs = {}
-    for file in sorted((folder / "runs").glob("*.json")):
-        run = json.loads(file.read_text(encoding="utf-8"))
-        runs.setdefault(run["scheme"], []).append(run)
-    return runs
-
-
-def read_part(name: str) -> Runs:
-    """The runs of a part of comparison.py."""
-    return read_runs(comparison.FOLDER / name)
 
 
 def values(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:

@@ -9,7 +9,6 @@ python docs/pictures.py minilm.html spaces terms probes order phase-shift   # th
 import argparse
 import base64
 import io
-import json
 import re
 import statistics
 import sys
@@ -22,10 +21,9 @@ from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
 
 
 FOLDER = Path(__file__).parent / "pictures"
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from comparison import COMBINED  # noqa: E402
+from comparison import COMBINED, read_part  # noqa: E402
 
 
 WIDTH, COLOURS = 900, 128
@@ -49,11 +47,7 @@ PARTS = {"scratch": ("masked_loss", "32"), "punctuation": ("f1", "64"), "convert
 def at_training_length(part: str) -> dict[str, list[float]]:
     """What the seeds of each scheme reached in a part of the comparison."""
     metric, length = PARTS[part]
-    found: dict[str, list[float]] = {}
-    for file in sorted((BENCHMARKS / "results" / "comparison" / part / "runs").glob("*.json")):
-        run = json.loads(file.read_text(encoding="utf-8"))
-        found.setdefault(run["scheme"], []).append(run["metrics"][length][metric])
-    return found
+    return {scheme: [run["metrics"][length][metric] for run in runs] for scheme, runs in read_part(part).items()}
 
 
 @styled
