@@ -567,13 +567,16 @@ def depth_table(task: str, summaries: list[dict[str, Any]], length: int) -> str:
 
 
 def plot(summaries: list[dict[str, Any]]) -> bytes:
-    """A PNG: a panel for each task, nDCG by length, a line for each method, bars for its interval."""
+    """A PNG: a panel for each task, nDCG by length, a line for each method, bars for its interval; untrained tables in grey."""
     import io
 
     import matplotlib.pyplot as plt
 
     tasks = [*dict.fromkeys(one["task"] for one in summaries)]
     methods = [method for method in METHODS if any(one["method"] == method for one in summaries)]
+    greys = iter(["0.3", "0.5", "0.7"])
+    colours = iter(["C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9"])  # C7 is grey
+    colour = {method: next(greys if method in TABLES else colours) for method in METHODS}
     figure, axes = plt.subplots(1, len(tasks), figsize=(4.5 * len(tasks) + 2, 4.5), squeeze=False, sharey=True)
     for axis, task in zip(axes[0], tasks):
         for number, method in enumerate(methods):
@@ -582,12 +585,11 @@ def plot(summaries: list[dict[str, Any]]) -> bytes:
             around = np.abs(np.array([[one["low"], one["high"]] for one in own]).T - middle)
             shift = 2 ** (0.02 * (number - len(methods) / 2))  # so that bars do not hide each other
             style = "--" if method in BASELINES else ":" if method in TABLES else "-"
-            axis.errorbar(
-                lengths * shift, middle, around, label=method, linestyle=style, marker="o", markersize=3, capsize=2
-            )
+            shown = {"label": method, "color": colour[method], "linestyle": style, "marker": "o", "markersize": 3}
+            axis.errorbar(lengths * shift, middle, around, capsize=2, **shown)
         axis.set_xscale("log", base=2)
-        shown = sorted({one["length"] for one in summaries if one["task"] == task})
-        axis.set_xticks(shown, [f"{length:,}" for length in shown])
+        ticks = sorted({one["length"] for one in summaries if one["task"] == task})
+        axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         cut_off = 10 if task == "articles" else 1
         axis.set(xlabel="tokens of a document", title=f"{task}, nDCG@{cut_off}")
         axis.grid(alpha=0.3)
