@@ -35,7 +35,8 @@ def start(
     - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
       the keys' mean, which adds a constant to each query's scores, is taken off.
     - `alibi`: heads in the order in which the slopes fit them best.
-    - `tupe`: heads in the order in which layers agree best on positions, and projections after what they agree on.
+    - `tupe`: heads in the order in which layers agree best on positions, and projections after what they agree on. Rows of its
+      table are as `tupe`'s LayerNorm leaves them, so that training turns them no faster than anything else.
 
     Beside `absolute`, which stays, nothing is to be made up for. Other schemes have nothing to start with: they are calibrated.
 
@@ -63,6 +64,7 @@ def start(
             length = min(RANDOM_TEXT[1], len(rows))
             batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
         if "tupe" in names:
+            standardize_table(student, family)
             project_positions(student, teacher, family, batches)
         if "rope" in names:
             balance_heads(student, family, batches)
@@ -175,6 +177,16 @@ def _text_of(input_ids: torch.Tensor) -> Batch:
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
 
 
+def standardize_table(student: nn.Module, family: Family) -> None:
+    """Rows of the table of mean 0 and variance 1, as `tupe`'s LayerNorm, which alone reads them, makes them anyway.
+
+    Pretrained rows are small beside an optimizer's step (MiniLM: a standard deviation of 0.025), and LayerNorm divides by
+    that. A row of zeros (for padding) stays.
+    """
+    table = getattr(family.embeddings_of(student.base_model), family.table).weight
+    table.copy_(nn.functional.layer_norm(table, table.shape[1:], eps=student.config.sizes.layer_norm_eps))
+
+
 def project_positions(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
     """`tupe`'s projections such that positions score what the student's attention lacks, and heads in an order that suits them.
 
@@ -200,7 +212,7 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     width = attention.head_dim
     strength = strength[:, None, :width].sqrt()
     query, key = left[..., :width] * strength / attention.scaling, right.mT[..., :width] * strength
-    places = encoder.pos_ln(table_rows(teacher, family)[1 : scores.shape[1] + 1]).cpu()
+    places = encoder.pos_ln(table_rows(student, family)[1 : scores.shape[1] + 1]).cpu()
     for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
         target = nn.functional.pad(target, (0, width - target.shape[-1])).transpose(0, 1).flatten(1)
         matrix, constant, _ = fit_sinusoids(target, places, len(places))

@@ -18,6 +18,7 @@ from hf_posenc.conversion.start import (
     missing_scores,
     order_heads,
     project_positions,
+    standardize_table,
     start,
     table_rows,
 )
@@ -247,6 +248,26 @@ def test_tupe_s_positions_score_what_is_missing(family, tmp_path):
         rest = torch.linalg.svdvals(one)[width:].square().sum().sqrt()
         nearest = min(float((one - other).norm()) for other in found)
         assert nearest <= 1.5 * rest + 0.05 * one.norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tupe_s_table_is_as_its_norm_leaves_it(family, tmp_path):
+    """Rows of variance 1 give the same scores, and a step of an optimizer does not turn them around."""
+    teacher = original(family)
+    table = table_rows(teacher, family_of(family))
+    with torch.no_grad():
+        table[3] = 0.0
+    student = student_of(teacher, tmp_path, beside(family, "tupe"))
+    tiny.fill_positions(student)
+    before = outputs(student, family)
+    with torch.no_grad():
+        standardize_table(student, family_of(family))
+    own = table_rows(student, family_of(family))
+    deviations = own.std(dim=1, correction=0)
+    assert not own[3].any() and deviations[deviations > 0].min() > 0.95
+    torch.testing.assert_close(outputs(student, family), before, atol=1e-4, rtol=1e-3)
+    start(student, teacher)
+    torch.testing.assert_close(table_rows(student, family_of(family)), own)
 
 
 def test_agreeing_heads_are_found_again():
