@@ -287,24 +287,26 @@ def figures() -> dict[str, list[str]]:
         "README.md": [
             f"a cosine of {cosine} with the original's",
             f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "
-            f"100 queries; truncated to 256 tokens, for {100 * found['truncated']:.0f}; as the mean of its chunks' embeddings, for "
-            f"{100 * found['chunk mean']:.0f}",
+            f"100 queries; truncated to 256 tokens, which is this model's setting in sentence-transformers, for "
+            f"{100 * found['truncated']:.0f}; as the mean of its chunks' embeddings, for {100 * found['chunk mean']:.0f}",
             f"MiniLM has an F1 of {f1('absolute+t5', 256)} with `absolute+t5`, of {f1('deberta', 256, converted)} converted to "
             f"`deberta` first, and of {f1('absolute', 256)} with its own positions alone (",
             f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
             f"{fast['1x16']['hf_posenc']:.1f} times",
-            "Moving a whole text by a single position changes MiniLM's vector of it by "
+            "Moving a whole text by a single position moves MiniLM's vector of it by "
             + percent(moved["phase-shift"]["by_1"]),
             f"| the checkpoint's own positions | punctuation: F1 {f1('absolute')}, with `absolute+t5` {f1('absolute+t5')}, with no "
-            f"positions {f1('none')}; CoLA: {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']} |",
-            f"| `hf-posenc convert` to `deberta` first | F1 at four times the length: {f1('deberta', 256, converted)}; with "
-            f"`absolute+t5`, rate `{chosen_rate(punctuation['absolute+t5'])}`, and no conversion {f1('absolute+t5', 256)}; with its own "
-            f"positions {f1('absolute', 256)}, and {f1('absolute', 256, longer)} in as many steps as conversion and fine-tuning |",
-            f"documents of 2,048 tokens found by their pass key: {100 * found['t5']:.0f} of 100, by the mean of chunks "
+            f"positions {f1('none')}; CoLA (Matthews): {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']}. Converted to "
+            f"`deberta` first, punctuation: {f1('deberta', 64, converted)}, but {f1('absolute', 64, longer)} by fine-tuning alone "
+            "in as many steps |",
+            f"| `hf-posenc convert` to `deberta` first, then a position learning rate of `{chosen_rate(converted['deberta'])}` | F1 at "
+            f"four times the length: {f1('deberta', 256, converted)}; with its own positions {f1('absolute', 256)}, and "
+            f"{f1('absolute', 256, longer)} in as many steps; with `absolute+t5`, not converted, position learning rate "
+            f"`{chosen_rate(punctuation['absolute+t5'])}`: {f1('absolute+t5', 256)} |",
+            f"documents of 2,048 tokens found by their pass key (synthetic): {100 * found['t5']:.0f} of 100, by the mean of chunks "
             f"{100 * found['chunk mean']:.0f}",
-            f"cosine of token vectors with the original's: {cosine}",
-            f"masked words: loss {loss('relative_key', 32)}; `absolute` {loss('absolute', 32)}, no positions {loss('none', 32)}",
-            f"loss at 32 times the length: {loss('transformer_xl', 1024)}; `rope` {loss('rope', 1024)}",
+            f"masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
+            f"`absolute` {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and {loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
             f"{as_fast('model_training', 't5', 'training')} times as fast as stock BERT (`sdpa`)",
             f"forward {as_fast('model_forward', 'rope', 'forward')} times as fast as stock BERT (`sdpa`)",
