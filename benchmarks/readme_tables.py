@@ -281,6 +281,7 @@ def figures() -> dict[str, list[str]]:
     cosine = converted_cosine()
     found = {one["method"]: one["ndcg"] for one in long_scores("passkey", 2048)}
     forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
+    shares = sorted(share(batches) for batches in ("CoLA", "SST-2", "WikiText-2"))
     mean_row, directions = smoothness_of_the_table()
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
@@ -296,9 +297,8 @@ def figures() -> dict[str, list[str]]:
             "Moving a whole text by a single position moves MiniLM's vector of it by "
             + percent(moved["phase-shift"]["by_1"]),
             f"| the checkpoint's own positions | punctuation: F1 {f1('absolute')}, with `absolute+t5` {f1('absolute+t5')}, with no "
-            f"positions {f1('none')}; CoLA (Matthews): {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']}. Converted to "
-            f"`deberta` first, punctuation: {f1('deberta', 64, converted)}, but {f1('absolute', 64, longer)} by fine-tuning alone "
-            "in as many steps |",
+            f"positions {f1('none')}; CoLA (Matthews): {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']}. In more steps, "
+            f"punctuation: {f1('absolute', 64, longer)}; converted to `deberta` first, as many in all: {f1('deberta', 64, converted)} |",
             f"| `hf-posenc convert` to `deberta` first, then a position learning rate of `{chosen_rate(converted['deberta'])}` | F1 at "
             f"four times the length: {f1('deberta', 256, converted)}; with its own positions {f1('absolute', 256)}, and "
             f"{f1('absolute', 256, longer)} in as many steps; with `absolute+t5`, not converted, position learning rate "
@@ -306,11 +306,12 @@ def figures() -> dict[str, list[str]]:
             f"documents of 2,048 tokens found by their pass key (synthetic): {100 * found['t5']:.0f} of 100, by the mean of chunks "
             f"{100 * found['chunk mean']:.0f}",
             f"masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
-            f"`absolute` {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and {loss('rope', 1024)}",
+            f"`absolute`, with a table for that, {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and {loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
             f"{as_fast('model_training', 't5', 'training')} times as fast as stock BERT (`sdpa`)",
             f"forward {as_fast('model_forward', 'rope', 'forward')} times as fast as stock BERT (`sdpa`)",
-            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT",
+            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches of which {shares[0]} to {shares[-1]} is "
+            "padding",
         ],
         "docs/comparison.md": [
             f"ahead of `absolute` with each of the three seeds, by {ahead('absolute+t5')}, and `absolute+relative_key` by "
