@@ -275,13 +275,11 @@ def figures() -> dict[str, list[str]]:
     def times(batches: str, mode: str, model: str = "absolute") -> str:
         return f"{speed[f'{batches}, 32, random', mode][model]:.1f}"
 
-    def share(batches: str) -> str:
-        return percent(speed[f"{batches}, 32, random", "forward"]["padding"])
-
     cosine = converted_cosine()
     found = {one["method"]: one["ndcg"] for one in long_scores("passkey", 2048)}
-    forward = [times(batches, "forward") for batches in ("CoLA", "SST-2", "WikiText-2")]
-    shares = sorted(share(batches) for batches in ("CoLA", "SST-2", "WikiText-2"))
+    texts = ("CoLA", "SST-2", "WikiText-2")
+    forward, training = ([times(batches, mode) for batches in texts] for mode in ("forward", "training"))
+    shares = [speed[f"{batches}, 32, random", "forward"]["padding"] for batches in texts]
     mean_row, directions = smoothness_of_the_table()
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
@@ -306,12 +304,13 @@ def figures() -> dict[str, list[str]]:
             f"documents of 2,048 tokens found by their pass key (synthetic): {100 * found['t5']:.0f} of 100, by the mean of chunks "
             f"{100 * found['chunk mean']:.0f}",
             f"masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
-            f"`absolute`, with a table for that, {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and {loss('rope', 1024)}",
+            f"`absolute`, with a table for that, {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and "
+            f"{loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
             f"{as_fast('model_training', 't5', 'training')} times as fast as stock BERT (`sdpa`)",
             f"forward {as_fast('model_forward', 'rope', 'forward')} times as fast as stock BERT (`sdpa`)",
-            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches of which {shares[0]} to {shares[-1]} is "
-            "padding",
+            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches of which {percent(min(shares))} to "
+            f"{percent(max(shares))} is padding",
         ],
         "docs/comparison.md": [
             f"ahead of `absolute` with each of the three seeds, by {ahead('absolute+t5')}, and `absolute+relative_key` by "
@@ -324,10 +323,9 @@ def figures() -> dict[str, list[str]]:
         "docs/fast-attention.md": [f"(a second eager model came out at {low:.2f} to {high:.2f})"],
         "docs/padding.md": [
             f"where padding is at least {percent(SMALLEST_SHARE)} of a batch and {FEWEST_PLACES} places",
-            f"({share('CoLA')} in CoLA, {share('SST-2')} in SST-2, {share('WikiText-2')} in WikiText lines",
+            f"({percent(shares[0])} in CoLA, {percent(shares[1])} in SST-2, {percent(shares[2])} in WikiText lines",
             f"forward {forward[0]} times as fast as stock BERT on CoLA, {forward[1]} on SST-2, {forward[2]} on WikiText lines",
-            f"in training with dropout {times('CoLA', 'training')}, {times('SST-2', 'training')} and "
-            f"{times('WikiText-2', 'training')}",
+            f"in training with dropout {training[0]}, {training[1]} and {training[2]}",
         ],
     }
 

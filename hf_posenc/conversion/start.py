@@ -181,10 +181,10 @@ def standardize_table(student: nn.Module, family: Family) -> None:
     """Rows of the table of mean 0 and variance 1, as `tupe`'s LayerNorm, which alone reads them, makes them anyway.
 
     Pretrained rows are small beside an optimizer's step (MiniLM: a standard deviation of 0.025), and LayerNorm divides by
-    that. A row of zeros (for padding) stays.
+    that. A row of zeros stays.
     """
-    table = getattr(family.embeddings_of(student.base_model), family.table).weight
-    table.copy_(nn.functional.layer_norm(table, table.shape[1:], eps=student.config.sizes.layer_norm_eps))
+    rows = table_rows(student, family)
+    rows.copy_(nn.functional.layer_norm(rows, rows.shape[1:], eps=student.config.sizes.layer_norm_eps))
 
 
 def project_positions(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
