@@ -73,7 +73,13 @@ PARTS = {
         "position_learning_rates": ["0.0005", "0.01"],
     },
     # What as many steps of fine-tuning as conversion and fine-tuning together reach.
-    "longer": {**PUNCTUATION, "schemes": ["absolute", "deberta"], "max_steps": 440, "position_learning_rate": 0.02},
+    "longer": {
+        **PUNCTUATION,
+        "schemes": ["absolute", "deberta"],
+        "max_steps": 440,
+        "cost_rounds": 0,
+        "position_learning_rate": 0.02,
+    },
     "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS], "position_learning_rates": RATES},
 }
 
