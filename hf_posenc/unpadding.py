@@ -1,19 +1,21 @@
 """Stock models that leave padding out, asked for by name: [`unpad`].
 
-Variants know packed states themselves. Stock models get hooks, which keep their classes and their code: the first layer's
-input is packed, the last one's output unpacked. Their self-attentions are written for (batch, length, hidden), so what they
-are given is unpacked, and what they return is packed again; in between, their projections work on packed states, each
-unpacking its output, so that an adapter around them (LoRA) meets padded states on either side.
+Variants know packed states themselves. Stock models get hooks, which keep their classes and their code: the first layer that
+runs is given packed states, and what the encoder returns is unpacked. Self-attentions are written for (batch, length, hidden),
+so what they are given is unpacked, and what they return is packed again; in between, their projections work on packed states,
+each unpacking its output, so that an adapter around them (LoRA) meets padded states on either side. Layers may come, go and
+change places: each call looks at the encoder as it is.
 """
 
 import functools
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import output_capturing
+from transformers.utils import ModelOutput, output_capturing
 
 from .modeling.blockwise import allowed
 from .modeling.family import Family
@@ -34,6 +36,7 @@ class Call:
     """A call of a base model that leaves padding out.
 
     Attributes:
+        in_layers: layers run on packed states by now.
         packed, padded: what the self-attention that runs was given, in both forms; `packed` becomes what its output
             projection is given, where it has one.
         around: the call that this one is a part of.
@@ -43,6 +46,7 @@ class Call:
     packing: Packing | None
     around: "Call | None"
     is_direct: bool = False
+    in_layers: bool = False
     packed: torch.Tensor | None = None
     padded: torch.Tensor | None = None
 
@@ -88,7 +92,8 @@ def unpad(model: nn.Module, on: bool = True) -> int:
 
     Raises:
         TypeError: not a module.
-        ValueError: there is no such model in it.
+        ValueError: there is no such model in it, or something in it that reads what stands at padding. (A recurrent network
+            says so when it is called with anything but a `PackedSequence`.)
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"unpad needs a torch.nn.Module, got {model!r} of type {type(model).__name__}")
@@ -99,17 +104,61 @@ def unpad(model: nn.Module, on: bool = True) -> int:
         if any(isinstance(part, PosencPreTrainedModel) for part in model.modules()):
             told += "; a model with a position_scheme leaves padding out by itself, unless its config has unpad=False"
         raise ValueError(told)
+    around = _outside(model, found)
+    if on:
+        _refuse_readers_of_padding(around)
     for part in model.modules():
         _remove_hooks(part)
     if on:
         for part, family in found.items():
             _hook_model(part, family)
-        for part in model.modules():
-            if isinstance(part, PreTrainedModel) and getattr(part, "base_model", None) in found and part not in found:
+        for part in around.values():
+            if isinstance(part, PreTrainedModel) and getattr(part, "base_model", None) in found:
                 if label_names(type(part).forward):
                     part.register_forward_pre_hook(_begin_head, with_kwargs=True)
                     part.register_forward_hook(_end_head, always_call=True)
+            elif isinstance(part, nn.RNNBase):
+                part.register_forward_pre_hook(_refuse_padded)
     return len(found)
+
+
+# What mixes the states of neighbours, whatever a mask says. (Attention takes masks, and so does pooling.)
+READERS_OF_PADDING = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.MaxPool1d,
+    nn.AvgPool1d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveMaxPool1d,
+    nn.BatchNorm1d,
+)
+
+
+def _outside(model: nn.Module, base_models: Iterable[nn.Module]) -> dict[str, nn.Module]:
+    """The modules that are not part of the base models, by name."""
+    inside = {part for base in base_models for part in base.modules()}
+    return {name: part for name, part in model.named_modules() if part not in inside}
+
+
+def _refuse_readers_of_padding(modules: dict[str, nn.Module]) -> None:
+    """Raise ValueError where modules beside the base models would be given zeros in place of hidden states of padding."""
+    readers = [
+        f"{name} ({type(part).__name__})" for name, part in modules.items() if isinstance(part, READERS_OF_PADDING)
+    ]
+    if readers:
+        raise ValueError(
+            f"{', '.join(readers[:3])} reads the hidden states of neighbours, padding included, which would be zeros: leave this "
+            "model as it is, or hand unpad the part of it that nothing of the kind reads"
+        )
+
+
+def _refuse_padded(network: nn.RNNBase, args: tuple) -> None:
+    """Hook of a recurrent network beside a base model."""
+    if args and isinstance(args[0], torch.Tensor) and not is_traced():
+        raise ValueError(
+            f"this {type(network).__name__} reads what stands at padding, zeros since hf_posenc.unpad: give it a PackedSequence "
+            "(torch.nn.utils.rnn.pack_padded_sequence), or call hf_posenc.unpad(model, on=False)"
+        )
 
 
 def _hook_model(model: PreTrainedModel, family: Family) -> None:
@@ -117,22 +166,37 @@ def _hook_model(model: PreTrainedModel, family: Family) -> None:
     model.register_forward_hook(_end, always_call=True)
     encoder = family.encoder_of(model)
     encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
+    encoder.register_forward_hook(_unpack_output)
     encoder.register_forward_hook(_end_direct, always_call=True)
-    layers = family.layers_of(encoder)
-    layers[0].register_forward_pre_hook(_pack_input, with_kwargs=True)
-    layers[-1].register_forward_hook(_unpack_output)
+    _hook_layers(family.layers_of(encoder), family)
+
+
+def _has_hook(module: nn.Module, hook: Callable) -> bool:
+    return any(found is hook for found in vars(module)["_forward_pre_hooks"].values())
+
+
+def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
+    """Hook the layers, and their self-attentions, that are not hooked; False if one is not like the family's own."""
     for layer in layers:
-        attention = family.self_attention_of(layer)
+        try:
+            attention = family.self_attention_of(layer)
+            projections = [
+                getattr(attention, name) for name in dict.fromkeys((family.query, family.key, family.value))
+            ]
+            output = [] if family.output is None else [getattr(attention, family.output)]
+        except AttributeError:
+            return False
+        if not _has_hook(layer, _pack_input):
+            layer.register_forward_pre_hook(_pack_input, with_kwargs=True)
+        if _has_hook(attention, _unpack_for_attention):
+            continue
         attention.register_forward_pre_hook(_unpack_for_attention, with_kwargs=True)
         attention.register_forward_hook(_pack_after_attention)
-        for name in dict.fromkeys((family.query, family.key, family.value)):
-            projection = getattr(attention, name)
-            projection.register_forward_pre_hook(_give_packed)
-            projection.register_forward_hook(_unpack_projected)
-        if family.output is not None:
-            projection = getattr(attention, family.output)
-            projection.register_forward_pre_hook(_give_packed_output)
-            projection.register_forward_hook(_unpack_projected)
+        for given, modules in ((_give_packed, projections), (_give_packed_output, output)):
+            for projection in modules:
+                projection.register_forward_pre_hook(given)
+                projection.register_forward_hook(_unpack_projected)
+    return True
 
 
 def _remove_hooks(module: nn.Module) -> None:
@@ -201,6 +265,8 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tens
 def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None) -> bool:
     """Whether nothing that stock models alone have stands against it."""
     layers = family.layers_of(family.encoder_of(model))
+    if not _hook_layers(layers, family):
+        return False
     if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):
         return False  # layers run again in the backward pass, outside of the call
     if family not in (DEBERTA, DEBERTA_V2):
@@ -244,15 +310,34 @@ def _packing() -> Packing | None:
 
 
 def _pack_input(layer: nn.Module, args: tuple, kwargs: dict):
-    if (packing := _packing()) is not None:
-        return _with_states(layer, args, kwargs, packing.pack(_states(layer, args, kwargs)))
+    if (packing := _packing()) is None or _call().in_layers:
+        return None
+    states = _states(layer, args, kwargs)
+    if states.shape[:2] != packing.shape:  # one sequence at several positions
+        _call().packing = None
+        return None
+    _call().in_layers = True
+    return _with_states(layer, args, kwargs, packing.pack(states))
 
 
-def _unpack_output(layer: nn.Module, args: tuple, output):
-    if (packing := _packing()) is not None:
-        if isinstance(output, tuple):
-            return packing.unpack(output[0]), *output[1:]
-        return packing.unpack(output)
+def _unpack_output(encoder: nn.Module, args: tuple, output):
+    if (packing := _packing()) is None or not _call().in_layers:
+        return None
+    _call().in_layers = False
+    packed = output if isinstance(output, torch.Tensor) else output[0]
+    unpacked = packing.unpack(packed)
+
+    def replace(value):
+        """DeBERTa's model takes the last one of all layers' states."""
+        if isinstance(value, tuple):
+            return tuple(replace(part) for part in value)
+        return unpacked if value is packed else value
+
+    if isinstance(output, ModelOutput):
+        for name, value in output.items():
+            output[name] = replace(value)
+        return output
+    return replace(output)
 
 
 def _unpack_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
@@ -267,7 +352,7 @@ def _pack_after_attention(attention: nn.Module, args: tuple, output):
     if (packing := _packing()) is not None:
         call = _call()
         call.packed = call.padded = None
-        return packing.pack(output[0]), *output[1:]
+        return packing.pack(output) if isinstance(output, torch.Tensor) else (packing.pack(output[0]), *output[1:])
 
 
 def _give_packed(projection: nn.Module, args: tuple):

@@ -118,7 +118,7 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
             all_hidden_states.append(hidden_states)
             all_weights.append(weights)
         output = BaseModelOutput(
-            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
+            last_hidden_state=own["packing"].unpack(hidden_states) if "packing" in own else hidden_states,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_weights) if output_attentions else None,
         )

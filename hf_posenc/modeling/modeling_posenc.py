@@ -139,8 +139,8 @@ class PositionEncoder:
         where = cache_in(args, kwargs), position_ids, table_position_ids
         hidden_states, own = self.prepare(hidden_states, *where, base_model, packing)
         output = super().forward(hidden_states, *args, **kwargs, **own)
-        if packing is not None:
-            output.last_hidden_state = packing.unpack(output.last_hidden_state)
+        if "packing" in own:
+            output.last_hidden_state = own["packing"].unpack(output.last_hidden_state)
         return output
 
     def prepare(
@@ -155,6 +155,8 @@ class PositionEncoder:
         """The input of the first layer, packed where there is a packing, and the keywords that the layers want."""
         if base_model is None and (self.every_layer or self.reads_table):
             raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
+        if packing is not None and hidden_states.shape[:2] != packing.shape:
+            packing = None  # one sequence at several positions
         own: dict[str, Any] = {} if packing is None else {"packing": packing}
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
@@ -206,7 +208,7 @@ class PositionEncoder:
             return positions, positions
 
         if position_ids is not None:
-            query = position_ids.to(device, torch.long)
+            query = _checked(position_ids, batch, length).to(device, torch.long)
         table_query = query if table_position_ids is None else table_position_ids.to(device, torch.long)
         queries = torch.stack(torch.broadcast_tensors(query, table_query), dim=1)  # (batch or 1, 2, length)
         keys = queries
@@ -223,6 +225,21 @@ class PositionEncoder:
             )
             for kind in range(2)
         )
+
+
+def _checked(position_ids: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """Position ids as (batch or 1, length).
+
+    Raises:
+        ValueError: they are of other sequences. Where nothing is looked up in a table, nothing else would notice.
+    """
+    given = position_ids[None] if position_ids.dim() == 1 else position_ids
+    if given.dim() != 2 or given.shape[1] != length or given.shape[0] not in (1, batch):
+        raise ValueError(
+            f"position_ids have the shape {tuple(position_ids.shape)} for {batch} sequences of {length} tokens: give "
+            f"({batch}, {length}) or (1, {length})"
+        )
+    return given
 
 
 def _follow_each_other(positions: torch.Tensor, length: int | torch.Tensor) -> bool:

@@ -227,7 +227,9 @@ def packing_of(config, encoder: nn.Module, heads: int | None, inputs: ModelInput
         return None
     if inputs.cache is not None or inputs.reads_another_sequence:
         return None
-    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0) or is_hooked(encoder):
+    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
+        return None
+    if is_hooked(encoder) or is_compiled(encoder):
         return None
     return Packing.of(attended, heads)
 
@@ -250,6 +252,11 @@ def is_hooked(module: nn.Module) -> bool:
     )
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module or one of its parts was compiled by itself: in there, packed states would be traced."""
+    return any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules())
+
+
 # Whether the loss of the head that is called reads what stands at padding.
 padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
 
@@ -259,9 +266,11 @@ def loss_reads_padding(inputs: ModelInputs) -> bool:
     mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
     if inputs.arguments.get("start_positions") is not None:
         return True
-    if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.shape != mask.shape:
+    if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
         return False
-    return not labels.is_floating_point() and bool(((labels != -100) & (mask == 0).to(labels.device)).any())
+    # Losses flatten them, so that flat ones are taken too.
+    at_padding = labels.reshape(mask.shape)[mask.to(labels.device) == 0]
+    return not labels.is_floating_point() and bool((at_padding != -100).any())
 
 
 def computes_padding_that_is_read(forward: Callable) -> Callable:
