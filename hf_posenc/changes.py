@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from .modeling.stock_interface import tells_versions
+
 
 MISSING = object()
 
@@ -91,7 +93,7 @@ def hook_class_method(changes: Changes, owner: type, name: str, method: Callable
         found = find(cls)
         return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
 
-    changes.set_attribute(owner, name, classmethod(hook))
+    changes.set_attribute(owner, name, classmethod(tells_versions(hook)))
 
 
 def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
@@ -103,4 +105,4 @@ def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> N
         found = find(type(self)).__get__(self)
         return method(found, self, *args, **kwargs) if changes.active else found(*args, **kwargs)
 
-    changes.set_attribute(owner, name, hook)
+    changes.set_attribute(owner, name, tells_versions(hook))

@@ -17,7 +17,6 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, Repository
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.tokenization_utils_base import LARGE_INTEGER, TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME, cached_file, has_file
 
 from .modeling.configuration_posenc import PositionConfigMixin
@@ -32,6 +31,9 @@ from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
 CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (*VARIANT_CONFIGS, *VARIANT_CONFIGS.values())
 }
+TOKENIZER_CONFIG = "tokenizer_config.json"
+# A tokenizer that knows no longest text says so by a number beyond this.
+NO_LENGTH = 10**20
 # What a tokenizer is read from where it has no config, as old checkpoints do.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
 # The end of an architecture's name -> the Hub's name for its task, where the Hub has one.
@@ -204,17 +206,17 @@ def tokenizer_length(model: str, revision: str | None = None) -> float | None:
         OSError: the repository cannot be had.
         ValueError: the tokenizer's config is no JSON object, or its `model_max_length` is no number.
     """
-    if not has_file(model, TOKENIZER_CONFIG_FILE, revision=revision):
+    if not has_file(model, TOKENIZER_CONFIG, revision=revision):
         return math.inf if any(has_file(model, name, revision=revision) for name in VOCABULARIES) else None
-    text = Path(cached_file(model, TOKENIZER_CONFIG_FILE, revision=revision)).read_text(encoding="utf-8")
+    text = Path(cached_file(model, TOKENIZER_CONFIG, revision=revision)).read_text(encoding="utf-8")
     try:
         entries = json.loads(text)
         # The second is its name in the oldest checkpoints.
         length = entries.get("model_max_length", entries.get("max_len"))
         # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
-        return math.inf if length is None or length > LARGE_INTEGER else int(length)
+        return math.inf if length is None or length > NO_LENGTH else int(length)
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{model}: {TOKENIZER_CONFIG_FILE} cannot be understood: {error}") from error
+        raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
 
 
 def code_files(config: PositionConfigMixin) -> list[Path]:

@@ -36,6 +36,7 @@ from .modeling.configuration_posenc import (
     legacy_scheme,
 )
 from .modeling.modeling_posenc import PosencPreTrainedModel
+from .modeling.stock_interface import tells_versions
 
 
 logger = logging.get_logger(__name__)
@@ -192,7 +193,7 @@ def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> Non
 
     def __new__(cls, *args, **kwargs):
         if changes.active:
-            cls = choose(cls, *args, **kwargs)
+            cls = tells_versions(choose)(cls, *args, **kwargs)
         new = find(cls)
         return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
 

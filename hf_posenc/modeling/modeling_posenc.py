@@ -31,7 +31,7 @@ from .scheme import (
     zeros,
 )
 from .schemes import FLAGS, build_schemes, scheme_names
-from .stock_interface import ModelInputs, Receives, cache_in, stock_forward
+from .stock_interface import ModelInputs, Receives, cache_in, stock_forward, tells_versions
 
 
 logger = logging.get_logger(__name__)
@@ -302,7 +302,7 @@ def hands_positions_on(forward: Callable) -> Callable:
         inputs = ModelInputs.of(receives, args, kwargs)
         return forward(self, *args, **kwargs, **self.for_the_encoder(inputs))
 
-    return forward_with_positions
+    return tells_versions(forward_with_positions)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,57 @@ Signatures are read when a class is made, and not in a forward pass, which torch
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask
+
+
+# Tested with these versions of transformers. This code is copied beside checkpoints and loaded with others.
+TESTED = ("5.5.4", "5.16.1", "5.23.0", "5.24.0")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def is_untested(version: str) -> bool:
+    """Whether a version of transformers is newer than any that was tested."""
+    return _number(version) > _number(TESTED[-1])
+
+
+def tells_versions(function: Callable) -> Callable:
+    """A function whose failure, with a transformers newer than any tested, says which is here and which were tested.
+
+    Errors about values are the caller's, or say themselves what is wrong; what a release has changed shows as another kind.
+    """
+    if not is_untested(transformers.__version__):
+        return function
+
+    @functools.wraps(function)
+    def telling(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, AttributeError, KeyError, ImportError) as error:
+            tell_versions(error)
+            raise
+
+    return telling
+
+
+def tell_versions(error: BaseException) -> None:
+    """Add to an error which transformers is here and which were tested, once."""
+    note = (
+        f"hf_posenc was tested with transformers {TESTED[0]} to {TESTED[-1]}, and this is {transformers.__version__}: if what "
+        f"failed is not of your own making, install transformers=={TESTED[-1]} or a newer hf_posenc"
+    )
+    if note not in getattr(error, "__notes__", ()):
+        error.add_note(note)
 
 
 @functools.cache
