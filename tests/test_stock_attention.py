@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 
 import pytest
 import stock_models
@@ -44,11 +45,20 @@ def exact_outputs(case: str, inputs: dict) -> torch.Tensor:
     return outputs(build(case).double(), "eager", inputs).float()
 
 
-def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, torch.Tensor]:
+def outputs_and_gradients(
+    model: nn.Module, implementation: str, inputs: dict
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
     hidden = outputs(model, implementation, inputs)
     (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    # What nothing depends on has no gradient here, or 0.
+    found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return hidden.detach(), found
+
+
+def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, torch.Tensor]:
+    _, found = outputs_and_gradients(model, implementation, inputs)
+    return {name: found[name] for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
@@ -90,6 +100,31 @@ def test_gradients_are_those_of_transformers(case, length):
         # A key's bias gives every key the same score: its gradient is 0 but for rounding where nothing else reads it.
         scale = max(float(gradient.norm()), 0.1)
         assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_config_computes_as_eager(seed):
+    """Options that do not fit each other too: what one of them switches off, others may still name."""
+    draw = random.Random(seed)
+    sizes = {
+        "max_position_embeddings": 64,
+        "relative_attention": draw.random() < 0.6,
+        "pos_att_type": draw.choice([None, [], ["c2p"], ["p2c"], ["p2c", "c2p"], "c2p|p2c", ["c2p", "c2p"], ["p2p"]]),
+        "max_relative_positions": draw.choice([-1, 5, 20]),
+        "position_biased_input": draw.random() < 0.5,
+        "type_vocab_size": draw.choice([0, 2]),
+        "norm_rel_ebd": draw.choice(["none", "layer_norm"]),
+    }
+    if draw.random() < 0.6:
+        choices = {"position_buckets": [-1, 0, 8], "share_att_key": [True, False], "conv_kernel_size": [0, 3]}
+        sizes |= {name: draw.choice(values) for name, values in choices.items()}
+    model = build("v3" if "share_att_key" in sizes else "v1", **sizes).double()
+    inputs = batch(draw.choice([1, 2, 9, 40]), draw.choice([None, "left", "right"]))
+    inputs["attention_mask"][draw.randrange(3)] *= draw.choice([0, 1])
+    (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+    # Stock takes the root that it scales by in float32.
+    torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(float(g.norm()) for g in expected.values()))
 
 
 @pytest.mark.parametrize("case", ["v3", "v1", "own projections, few buckets"])
