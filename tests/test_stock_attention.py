@@ -139,13 +139,43 @@ def test_every_term_counts(case):
             assert (model(**inputs).last_hidden_state - whole).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [8, 70, 300])
 @pytest.mark.parametrize("case", KINDS)
-def test_a_sequence_that_is_all_padding(case, blocks):
-    model, inputs = build(case), batch(8)
+def test_a_sequence_that_is_all_padding(case, length, dtype):
+    """Outputs and gradients; MPNet's scores have one there too, since it adds its mask to them, and DeBERTa's none."""
+    model, inputs = build(case).to(dtype), batch(length, "left")
     inputs["attention_mask"][1] = 0
+    (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+    torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
     with torch.no_grad():
-        expected = outputs(model, "eager", inputs)
-        torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(outputs(model, "sdpa", inputs), stock, rtol=0, atol=1e-5)
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
+
+
+def test_short_sequences_that_are_all_padding_in_blocks(blocks):
+    for case in KINDS:
+        model, inputs = build(case), batch(8)
+        inputs["attention_mask"][1] = 0
+        (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+        torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
+    assert len(blocks) == 2 * len(KINDS)
+
+
+def test_mpnet_with_a_mask_of_pairs_where_queries_attend_to_nothing():
+    """Whether in a mask of truth values or of numbers to add."""
+    model, inputs = build("mpnet"), batch(9, number=2)
+    pairs = torch.zeros(2, 1, 9, 9)
+    pairs[0, :, 3] = pairs[1, :, 5:] = pairs[1, ..., 7:] = torch.finfo(pairs.dtype).min
+    stock, expected = outputs_and_gradients(model, "eager", {**inputs, "attention_mask": pairs})
+    for mask in (pairs, pairs == 0):
+        own, found = outputs_and_gradients(model, "sdpa", {**inputs, "attention_mask": mask})
+        torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
 
 
 @pytest.mark.parametrize("case", KINDS)
