@@ -15,6 +15,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 import hf_posenc
 from hf_posenc import stock_attention
 from hf_posenc.modeling import attention as position_attention
+from hf_posenc.modeling import caching
 from hf_posenc.stock_attention import attention as own_attention
 from hf_posenc.stock_attention import deberta, mpnet
 
@@ -417,6 +418,70 @@ def test_only_rows_that_distances_reach_are_projected(trains):
         for length in (1, 16, 128):
             model(**batch(length))
     assert seen == [1, 1, 16, 31, 128, 255]
+
+
+def swap_projections(model: nn.Module) -> None:
+    first, second = (layer.attention.self for layer in model.encoder.layer)
+    for name in ("query_proj", "pos_proj"):
+        if hasattr(first, name):
+            own, other = getattr(first, name), getattr(second, name)
+            setattr(first, name, other)
+            setattr(second, name, own)
+
+
+def train_a_step(model: nn.Module) -> None:
+    model.train()
+    with torch.enable_grad():
+        model(**batch(70)).last_hidden_state.square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    model.eval()
+
+
+CHANGES = {
+    "in place": lambda model: model.encoder.rel_embeddings.weight.mul_(1.5),
+    "through .data": lambda model: model.encoder.rel_embeddings.weight.data.copy_(torch.randn(32)),
+    "through NumPy": lambda model: model.encoder.rel_embeddings.weight.detach().numpy().fill(0.3),
+    "loaded": lambda model: model.load_state_dict({k: v * 1.2 for k, v in model.state_dict().items()}),
+    "another module": lambda model: setattr(model.encoder, "rel_embeddings", nn.Embedding(1024, 32)),
+    "modules in each other's place": swap_projections,
+    "to half precision": lambda model: model.bfloat16(),
+    "to double precision": lambda model: model.double(),
+    "training": train_a_step,
+}
+
+
+@pytest.mark.parametrize(
+    "change, mode",
+    [(change, torch.no_grad) for change in CHANGES]
+    + [(change, torch.inference_mode) for change in CHANGES if change != "training"],
+)
+@pytest.mark.parametrize("case", ["v3", "v1"])
+def test_kept_tables_follow_every_change(case, change, mode):
+    model, inputs = build(case), batch(70)
+    with mode():
+        before = outputs(model, "sdpa", inputs)
+        assert any(layer.attention.self in caching._cache for layer in model.encoder.layer)
+        CHANGES[change](model)
+        after = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(after, outputs(model, "sdpa", inputs))
+    assert (after.float() - before.float()).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kept_tables_follow_settings(dtype):
+    model, inputs = build("v3").to(dtype), batch(70)
+    with torch.no_grad():
+        before = outputs(model, "sdpa", inputs)
+        model.encoder.LayerNorm.eps = 0.5
+        after = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(after, outputs(model, "sdpa", inputs))
+        model.encoder.norm_rel_ebd = ["none"]
+        without = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(without, outputs(model, "sdpa", inputs))
+    assert (after - before).abs().max() > 1e-3 and (without - after).abs().max() > 1e-3
 
 
 class TestBadInput:

@@ -140,7 +140,7 @@ def _table(found: Callable, encoder: nn.Module) -> torch.Tensor | None:
     is_normed = encoder.relative_attention and isinstance(getattr(encoder, "LayerNorm", None), nn.LayerNorm)
     if not is_normed or _implementation(encoder) is None:
         return found()
-    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), (), found)
+    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), tuple(encoder.norm_rel_ebd), found)
 
 
 def _forward(
@@ -252,9 +252,10 @@ def _terms(
         return [split_heads(module(rows), attention.num_attention_heads) * scaling for module in projections]
 
     # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
+    constants = scaling, attention.num_attention_heads
     tables, rows, modules = None, distances.rows, [attention.pos_dropout, *projections]
     if distances.stop - distances.start > FEW_ROWS:
-        tables = cached(attention, modules, (table,), (scaling,), lambda: project(table), otherwise=lambda: None)
+        tables = cached(attention, modules, (table,), constants, lambda: project(table), otherwise=lambda: None)
     if tables is None:
         tables, rows = project(table[distances.start : distances.stop]), rows - distances.start
     tables = list(tables)
