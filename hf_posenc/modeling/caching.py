@@ -8,11 +8,17 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
 from .distance_products import declare_constant, is_constant
 from .packing import is_hooked
-from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, PositionParameter, is_traced
+from .scheme import (
+    PositionEmbedding,
+    PositionLayerNorm,
+    PositionLinear,
+    PositionParameter,
+    is_traced,
+    may_carry_tangents,
+)
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
@@ -118,17 +124,12 @@ def caches_on(device: torch.device) -> bool:
     return (
         _is_enabled
         and device.type == "cpu"
-        and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
+        and not (torch.is_grad_enabled() or is_traced() or may_carry_tangents() or torch.is_autocast_enabled("cpu"))
     )
 
 
 def _may_cache(sources: list[torch.Tensor]) -> bool:
-    return all(
-        caches_on(source.device)
-        and type(source) in (torch.Tensor, nn.Parameter)
-        and forward_ad.unpack_dual(source).tangent is None
-        for source in sources
-    )
+    return all(caches_on(source.device) and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
 
 
 def _settings_of(module: nn.Module) -> list[tuple[str, Any]]:

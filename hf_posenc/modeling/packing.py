@@ -39,11 +39,16 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states: torch.Tensor, source: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places)
+        ctx.save_for_forward(source)
         return states.index_select(0, source)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         return gradient.index_select(0, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: torch.Tensor, *of_constants: None) -> torch.Tensor:
+        return tangent.index_select(0, *ctx.saved_tensors)
 
 
 @dataclass
@@ -268,7 +273,9 @@ def loss_reads_padding(arguments: dict) -> bool:
     mask, labels = arguments.get("attention_mask"), arguments.get("labels")
     if arguments.get("start_positions") is not None:
         return True
-    if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.shape != mask.shape:
+    if not isinstance(mask, torch.Tensor) or mask.device.type != "cpu":  # nothing is packed
+        return False
+    if not isinstance(labels, torch.Tensor) or labels.shape != mask.shape:
         return False
     return not labels.is_floating_point() and bool(((labels != -100) & (mask == 0).to(labels.device)).any())
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ..modeling.attention import additive_mask, flex_position_attention, score_bias, suits_blocks
+from ..modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
 from ..modeling.blockwise import Term, blockwise_attention
 from ..modeling.scheme import PairTerm, is_traced
 
@@ -40,6 +40,7 @@ def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
     return projected.unflatten(-1, (heads, -1)).transpose(-2, -3)
 
 
+@carrying_tangents
 def attend(
     implementation: str,
     module: nn.Module,
