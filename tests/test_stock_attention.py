@@ -7,6 +7,7 @@ import random
 import pytest
 import stock_models
 import torch
+from peft import LoraConfig, get_peft_model
 from stock_models import CASES, KINDS, batch, build
 from torch import nn
 from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTokenClassification, DebertaV2Model
@@ -482,6 +483,18 @@ def test_kept_tables_follow_settings(dtype):
         caching.clear_cache()
         assert torch.equal(without, outputs(model, "sdpa", inputs))
     assert (after - before).abs().max() > 1e-3 and (without - after).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_an_adapter_for_each_of_as_many_sequences_as_rows_is_refused_as_in_eager(implementation):
+    """PEFT would give each row of the table the adapter of a sequence."""
+    model, config = build("v3"), LoraConfig(target_modules=["query_proj", "key_proj"], init_lora_weights=False)
+    hf_posenc.set_attn_implementation(model, implementation)
+    peft = get_peft_model(model, config, adapter_name="one").eval()
+    rows = 31  # that 16 tokens reach
+    with pytest.raises(ValueError, match=f"Length of `adapter_names`.*got {rows} and 1 "):
+        peft(**batch(16, number=rows), adapter_names=["one", *["__base__"] * (rows - 1)])
 
 
 class TestBadInput:

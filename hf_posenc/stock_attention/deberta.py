@@ -249,7 +249,9 @@ def _terms(
 
     def project(rows: torch.Tensor) -> list[torch.Tensor]:
         rows = attention.pos_dropout(rows)
-        return [split_heads(module(rows), attention.num_attention_heads) * scaling for module in projections]
+        # As a batch of one: with an adapter for each sequence, PEFT would take rows for sequences, and refuses this, as in eager.
+        projected = (module(rows[None])[0] for module in projections)
+        return [split_heads(rows, attention.num_attention_heads) * scaling for rows in projected]
 
     # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
     constants = scaling, attention.num_attention_heads

@@ -89,7 +89,8 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
     else:
         rows, stop = _reached(x.shape[1], num_buckets)
     length, rows = x.shape[1], rows.to(x.device)
-    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)).t()
+    # As a batch of one: with an adapter for each sequence, PEFT would take buckets for sequences.
+    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)[None])[0].t()
     # A length that is traced is any length.
     is_short = not is_traced() and x.device.type == "cpu" and length < BLOCKS_FROM
     pairs = _by_pair(bias, rows, length).contiguous() if is_short else None
