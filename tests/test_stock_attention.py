@@ -189,6 +189,15 @@ def test_flex_attention_computes_the_same(case, length):
         torch.testing.assert_close(outputs(model, "flex_attention", inputs), expected, rtol=0, atol=1e-5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("case", KINDS)
+def test_flex_attention_computes_the_same_where_a_sequence_is_all_padding(case):
+    model, inputs = build(case), batch(12, "left")
+    inputs["attention_mask"][1] = 0
+    expected = outputs(model, "eager", inputs)
+    torch.testing.assert_close(outputs(model, "flex_attention", inputs), expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", KINDS)
 def test_half_precision_and_autocast(case, blocks):
     inputs = batch(20, "right")
