@@ -6,6 +6,7 @@ that before or after this package; what a version of PEFT does not have is passe
 - Its tables of default targets know stock model types; the variants' own are entered beside them.
 - [`train_positions`] has PEFT wrap the schemes' modules for an adapter that is there, as `modules_to_save` does for one
   that is yet to come. PEFT itself trains, saves and loads them.
+- A batch with an adapter for each sequence (`adapter_names`) is refused where adapters change what a batch has once.
 - `AutoPeftModel` imports the class of the base model only from packages that it trusts: this one becomes one of them.
 """
 
@@ -20,8 +21,11 @@ from typing import Any
 
 from torch import nn
 
-from .changes import Changes
+from .changes import Changes, hook_method
+from .modeling.attention import PositionSelfAttention
 from .modeling.configuration_posenc import PositionConfigMixin
+from .modeling.modeling_posenc import PositionEncoder
+from .modeling.scheme import PositionParameter
 
 
 def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
@@ -117,6 +121,45 @@ def _wrap(base: nn.Module, config: Any, adapter_name: str, names: list[str], act
             base.get_submodule(name).set_adapter(adapter_name)
 
 
+def _refusing_adapter_names(enable_hooks: Callable, model: nn.Module, *args, **kwargs):
+    """`PeftModel._enable_peft_forward_hooks`, which raises ValueError where the adapters of a batch (`adapter_names`) change
+    what a batch has once.
+
+    PEFT would take the rows of a table for sequences. It is asked before PEFT registers its hooks, which stay on the model if
+    its forward raises.
+    """
+    if kwargs.get("adapter_names") is not None and (changed := _changed_for_all_sequences(model)):
+        raise ValueError(
+            f"adapter_names: the adapters change {changed}, and all sequences of a batch have the same positions: call the "
+            "model with the sequences of one adapter at a time, after set_adapter"
+        )
+    return enable_hooks(*args, **kwargs)
+
+
+def _changed_for_all_sequences(model: nn.Module) -> str | None:
+    """What adapters change of that which is computed once for a batch, for an error; None if that is nothing."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    def is_adapted(module: nn.Module) -> bool:
+        return isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper))
+
+    for name, module in model.named_modules():
+        children = [(part, own) for part, own in module.named_children() if is_adapted(own)]
+        # Those of the embeddings are given sequences, unless they are given nothing.
+        is_once = isinstance(module, (PositionEncoder, PositionSelfAttention))
+        for part, own in children:
+            inner = own.original_module if isinstance(own, ModulesToSaveWrapper) else own.get_base_layer()
+            if isinstance(inner, PositionParameter) or (is_once and "position_initial" in vars(inner)):
+                return f"{name}.{part}"
+        if isinstance(module, PositionSelfAttention):
+            shares = any(getattr(scheme, "share_projections", False) for scheme in module.position_schemes)
+            for projection in (module.query_projection, module.key_projection) if shares else ():
+                if is_adapted(projection):
+                    return f"the projections of {name}, which positions go through too"
+    return None
+
+
 def _trusting(get_allowlist: Callable) -> Callable:
     """PEFT's `get_default_import_allowlist`, with this package."""
 
@@ -169,6 +212,10 @@ def _install_hooks(configs: tuple[type[PositionConfigMixin], ...], changes: Chan
             if value not in hooked:
                 hooked[value] = _hook_function(value, name, changes)
             setattr(module, name, hooked[value])
+
+    model = getattr(sys.modules["peft"], "PeftModel", None)
+    if hasattr(model, "_enable_peft_forward_hooks"):
+        hook_method(changes, model, "_enable_peft_forward_hooks", _refusing_adapter_names)
 
     def put_back() -> None:
         # Modules of PEFT that were imported since have the hooked functions from the others.

@@ -51,6 +51,11 @@ CASES: dict[str, tuple[type, type, dict]] = {
     "p2c": (DebertaV2Model, DebertaV2Config, {**RELATIVE, "pos_att_type": ["p2c"], "max_relative_positions": 20}),
     "no terms": (DebertaV2Model, DebertaV2Config, {**RELATIVE, "pos_att_type": []}),
     "no relative attention": (DebertaV2Model, DebertaV2Config, {"relative_attention": False}),
+    "no relative attention, and its options": (
+        DebertaV2Model,
+        DebertaV2Config,
+        {"relative_attention": False, "pos_att_type": ["p2c", "c2p"], "norm_rel_ebd": "layer_norm"},
+    ),
     "convolution": (DebertaV2Model, DebertaV2Config, {**V3, "conv_kernel_size": 3, "conv_act": "gelu"}),
     "v1": (DebertaModel, DebertaConfig, V1),
     "v1, c2p, positions in the input": (

@@ -728,3 +728,107 @@ def test_lora_on_electras_projection_acts_on_repeated_positions_too(scheme):
     expected = adapted.eval()(**batch)[0]
     assert error(expected, before) > 1e-2
     assert error(adapted.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
+
+
+def with_two_adapters(scheme: str, targets: list[str] | str, positions: bool = False, **flags) -> nn.Module:
+    model = build(scheme, **flags)
+    for name in ("one", "two"):
+        config = LoraConfig(target_modules=targets, init_lora_weights=False, r=4)
+        if name == "one":
+            model = get_peft_model(model, config, adapter_name=name)
+        else:
+            model.add_adapter(name, config)
+        if positions:
+            train_positions(model, name)
+    return model.eval()
+
+
+def alone(model: nn.Module, batch: dict, name: str) -> torch.Tensor:
+    if name == "__base__":
+        with model.disable_adapter():
+            return model(**batch).last_hidden_state
+    model.set_adapter(name)
+    return model(**batch).last_hidden_state
+
+
+OWN = {"position_share_projections": False}
+ATTENTION_SCHEMES = [
+    "relative",
+    "relative_key",
+    "relative_key_query",
+    "transformer_xl",
+    "t5",
+    "tupe",
+    "deberta",
+    "kerple",
+]
+ADAPTER_NAMES = ["one", "__base__", "two", "one", "two", "__base__"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("padding", [None, "right"])
+@pytest.mark.parametrize("scheme, flags", [(s, {}) for s in SCHEMES if s != "deberta"] + [("deberta", OWN)])
+def test_every_sequence_of_a_batch_may_have_its_adapter(scheme, flags, padding):
+    model, batch = with_two_adapters(scheme, ["query", "key", "value"], **flags), inputs(6, 40, padding=padding)
+    batch["attention_mask"][:, 20:] = 1 if padding is None else 0
+    found = model(**batch, adapter_names=ADAPTER_NAMES).last_hidden_state
+    for row, name in enumerate(ADAPTER_NAMES):
+        own, other = (
+            alone(model, {key: value[row : row + 1] for key, value in batch.items()}, adapter)
+            for adapter in (name, "one" if name == "two" else "two")
+        )
+        attended = batch["attention_mask"][row].bool()
+        torch.testing.assert_close(found[row, attended], own[0, attended], rtol=0, atol=1e-5)
+        assert (own - other)[0, attended].abs().max() > 1e-2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "flags", [{}, {"position_form": "paper", "position_init": "paper"}], ids=["checkpoint", "paper"]
+)
+@pytest.mark.parametrize("length", [2, 20])
+def test_an_adapter_per_sequence_is_refused_where_positions_go_through_it(flags, length):
+    """Where there are as many rows in the table as sequences too: PEFT would take the ones for the others."""
+    model, names = with_two_adapters("deberta", ["query", "key"], **flags), ["one", "two", "one"]
+    batch = inputs(3, length, padding=None)
+    with pytest.raises(
+        ValueError, match="projections of .*attention.self, which positions go through.*one adapter at a time"
+    ):
+        model(**batch, adapter_names=names)
+    model.set_adapter("two")
+    model(**batch)
+    model = with_two_adapters("deberta", ["value"], **flags)
+    expected = alone(model, batch, "two")
+    torch.testing.assert_close(model(**batch, adapter_names=["two"] * 3).last_hidden_state, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "scheme, targets, positions",
+    [
+        *((scheme, ["value"], True) for scheme in ATTENTION_SCHEMES),
+        ("transformer_xl", "all-linear", False),
+        ("tupe", "all-linear", False),
+        ("deberta", "all-linear", False),
+    ],
+)
+def test_an_adapter_per_sequence_is_refused_where_positions_are_part_of_it(scheme, targets, positions):
+    model = with_two_adapters(scheme, targets, positions)
+    with pytest.raises(
+        ValueError, match="the adapters change .*encoder.* all sequences of a batch have the same positions"
+    ):
+        model(**inputs(6, 20), adapter_names=ADAPTER_NAMES)
+    alone(model, inputs(6, 20), "one")
+
+
+@torch.no_grad()
+def test_adapters_of_positions_in_the_embeddings_are_mixed_where_they_are_given_sequences():
+    model = with_two_adapters("absolute", ["value"], True, position_combine="gate")
+    batch, names = inputs(3, padding=None), ["one", "two", "__base__"]
+    found = model(**batch, adapter_names=names).last_hidden_state
+    for row, name in enumerate(names):
+        own = alone(model, {key: value[row : row + 1] for key, value in batch.items()}, name)
+        torch.testing.assert_close(found[row], own[0], rtol=0, atol=1e-5)
+    model = with_two_adapters("sinusoidal", ["value"], True)
+    with pytest.raises(ValueError, match="the adapters change .*embeddings"):
+        model(**batch, adapter_names=names)

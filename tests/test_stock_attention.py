@@ -2,10 +2,12 @@
 
 import copy
 import pickle
+import random
 
 import pytest
 import stock_models
 import torch
+from peft import LoraConfig, get_peft_model
 from stock_models import CASES, KINDS, batch, build
 from torch import nn
 from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTokenClassification, DebertaV2Model
@@ -14,6 +16,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 import hf_posenc
 from hf_posenc import stock_attention
 from hf_posenc.modeling import attention as position_attention
+from hf_posenc.modeling import caching
 from hf_posenc.stock_attention import attention as own_attention
 from hf_posenc.stock_attention import deberta, mpnet
 
@@ -44,11 +47,20 @@ def exact_outputs(case: str, inputs: dict) -> torch.Tensor:
     return outputs(build(case).double(), "eager", inputs).float()
 
 
-def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, torch.Tensor]:
+def outputs_and_gradients(
+    model: nn.Module, implementation: str, inputs: dict
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
     hidden = outputs(model, implementation, inputs)
     (hidden * torch.linspace(-1, 1, hidden.numel()).view_as(hidden)).sum().backward()
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    # What nothing depends on has no gradient here, or 0.
+    found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in model.named_parameters()}
+    return hidden.detach(), found
+
+
+def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, torch.Tensor]:
+    _, found = outputs_and_gradients(model, implementation, inputs)
+    return {name: found[name] for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("padding", [None, "left", "right"])
@@ -92,6 +104,31 @@ def test_gradients_are_those_of_transformers(case, length):
         assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_any_config_computes_as_eager(seed):
+    """Options that do not fit each other too: what one of them switches off, others may still name."""
+    draw = random.Random(seed)
+    sizes = {
+        "max_position_embeddings": 64,
+        "relative_attention": draw.random() < 0.6,
+        "pos_att_type": draw.choice([None, [], ["c2p"], ["p2c"], ["p2c", "c2p"], "c2p|p2c", ["c2p", "c2p"], ["p2p"]]),
+        "max_relative_positions": draw.choice([-1, 5, 20]),
+        "position_biased_input": draw.random() < 0.5,
+        "type_vocab_size": draw.choice([0, 2]),
+        "norm_rel_ebd": draw.choice(["none", "layer_norm"]),
+    }
+    if draw.random() < 0.6:
+        choices = {"position_buckets": [-1, 0, 8], "share_att_key": [True, False], "conv_kernel_size": [0, 3]}
+        sizes |= {name: draw.choice(values) for name, values in choices.items()}
+    model = build("v3" if "share_att_key" in sizes else "v1", **sizes).double()
+    inputs = batch(draw.choice([1, 2, 9, 40]), draw.choice([None, "left", "right"]))
+    inputs["attention_mask"][draw.randrange(3)] *= draw.choice([0, 1])
+    (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+    # Stock takes the root that it scales by in float32.
+    torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(float(g.norm()) for g in expected.values()))
+
+
 @pytest.mark.parametrize("case", ["v3", "v1", "own projections, few buckets"])
 def test_every_term_counts(case):
     inputs = batch(40)
@@ -104,13 +141,43 @@ def test_every_term_counts(case):
             assert (model(**inputs).last_hidden_state - whole).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("length", [8, 70, 300])
 @pytest.mark.parametrize("case", KINDS)
-def test_a_sequence_that_is_all_padding(case, blocks):
-    model, inputs = build(case), batch(8)
+def test_a_sequence_that_is_all_padding(case, length, dtype):
+    """Outputs and gradients; MPNet's scores have one there too, since it adds its mask to them, and DeBERTa's none."""
+    model, inputs = build(case).to(dtype), batch(length, "left")
     inputs["attention_mask"][1] = 0
+    (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+    torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
     with torch.no_grad():
-        expected = outputs(model, "eager", inputs)
-        torch.testing.assert_close(outputs(model, "sdpa", inputs), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(outputs(model, "sdpa", inputs), stock, rtol=0, atol=1e-5)
+    for name, gradient in expected.items():
+        assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
+
+
+def test_short_sequences_that_are_all_padding_in_blocks(blocks):
+    for case in KINDS:
+        model, inputs = build(case), batch(8)
+        inputs["attention_mask"][1] = 0
+        (stock, expected), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+        torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
+    assert len(blocks) == 2 * len(KINDS)
+
+
+def test_mpnet_with_a_mask_of_pairs_where_queries_attend_to_nothing():
+    """Whether in a mask of truth values or of numbers to add."""
+    model, inputs = build("mpnet"), batch(9, number=2)
+    pairs = torch.zeros(2, 1, 9, 9)
+    pairs[0, :, 3] = pairs[1, :, 5:] = pairs[1, ..., 7:] = torch.finfo(pairs.dtype).min
+    stock, expected = outputs_and_gradients(model, "eager", {**inputs, "attention_mask": pairs})
+    for mask in (pairs, pairs == 0):
+        own, found = outputs_and_gradients(model, "sdpa", {**inputs, "attention_mask": mask})
+        torch.testing.assert_close(own, stock, rtol=0, atol=1e-5)
+        for name, gradient in expected.items():
+            assert float((found[name] - gradient).norm()) < 1e-4 * max(float(gradient.norm()), 1.0), name
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -120,6 +187,15 @@ def test_flex_attention_computes_the_same(case, length):
     with torch.no_grad():
         expected = outputs(model, "eager", inputs)
         torch.testing.assert_close(outputs(model, "flex_attention", inputs), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", KINDS)
+def test_flex_attention_computes_the_same_where_a_sequence_is_all_padding(case):
+    model, inputs = build(case), batch(12, "left")
+    inputs["attention_mask"][1] = 0
+    expected = outputs(model, "eager", inputs)
+    torch.testing.assert_close(outputs(model, "flex_attention", inputs), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", KINDS)
@@ -352,6 +428,82 @@ def test_only_rows_that_distances_reach_are_projected(trains):
         for length in (1, 16, 128):
             model(**batch(length))
     assert seen == [1, 1, 16, 31, 128, 255]
+
+
+def swap_projections(model: nn.Module) -> None:
+    first, second = (layer.attention.self for layer in model.encoder.layer)
+    for name in ("query_proj", "pos_proj"):
+        if hasattr(first, name):
+            own, other = getattr(first, name), getattr(second, name)
+            setattr(first, name, other)
+            setattr(second, name, own)
+
+
+def train_a_step(model: nn.Module) -> None:
+    model.train()
+    with torch.enable_grad():
+        model(**batch(70)).last_hidden_state.square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.05).step()
+    model.eval()
+
+
+CHANGES = {
+    "in place": lambda model: model.encoder.rel_embeddings.weight.mul_(1.5),
+    "through .data": lambda model: model.encoder.rel_embeddings.weight.data.copy_(torch.randn(32)),
+    "through NumPy": lambda model: model.encoder.rel_embeddings.weight.detach().numpy().fill(0.3),
+    "loaded": lambda model: model.load_state_dict({k: v * 1.2 for k, v in model.state_dict().items()}),
+    "another module": lambda model: setattr(model.encoder, "rel_embeddings", nn.Embedding(1024, 32)),
+    "modules in each other's place": swap_projections,
+    "to half precision": lambda model: model.bfloat16(),
+    "to double precision": lambda model: model.double(),
+    "training": train_a_step,
+}
+
+
+@pytest.mark.parametrize(
+    "change, mode",
+    [(change, torch.no_grad) for change in CHANGES]
+    + [(change, torch.inference_mode) for change in CHANGES if change != "training"],
+)
+@pytest.mark.parametrize("case", ["v3", "v1"])
+def test_kept_tables_follow_every_change(case, change, mode):
+    model, inputs = build(case), batch(70)
+    with mode():
+        before = outputs(model, "sdpa", inputs)
+        assert any(layer.attention.self in caching._cache for layer in model.encoder.layer)
+        CHANGES[change](model)
+        after = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(after, outputs(model, "sdpa", inputs))
+    assert (after.float() - before.float()).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kept_tables_follow_settings(dtype):
+    model, inputs = build("v3").to(dtype), batch(70)
+    with torch.no_grad():
+        before = outputs(model, "sdpa", inputs)
+        model.encoder.LayerNorm.eps = 0.5
+        after = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(after, outputs(model, "sdpa", inputs))
+        model.encoder.norm_rel_ebd = ["none"]
+        without = outputs(model, "sdpa", inputs)
+        caching.clear_cache()
+        assert torch.equal(without, outputs(model, "sdpa", inputs))
+    assert (after - before).abs().max() > 1e-3 and (without - after).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_an_adapter_for_each_of_as_many_sequences_as_rows_is_refused_as_in_eager(implementation):
+    """PEFT would give each row of the table the adapter of a sequence."""
+    model, config = build("v3"), LoraConfig(target_modules=["query_proj", "key_proj"], init_lora_weights=False)
+    hf_posenc.set_attn_implementation(model, implementation)
+    peft = get_peft_model(model, config, adapter_name="one").eval()
+    rows = 31  # that 16 tokens reach
+    with pytest.raises(ValueError, match=f"Length of `adapter_names`.*got {rows} and 1 "):
+        peft(**batch(16, number=rows), adapter_names=["one", *["__base__"] * (rows - 1)])
 
 
 class TestBadInput:

@@ -250,9 +250,11 @@ def the_files_that_travel_are_found_by_a_function():
 def initialisation_skips_what_was_loaded():
     parameter = nn.Parameter(torch.ones(3))
     parameter._is_hf_initialized = True
-    transformers.initialization.zeros_(parameter)
+    from transformers import initialization
+
+    initialization.zeros_(parameter)
     assert parameter.tolist() == [1, 1, 1]
-    transformers.initialization.zeros_(other := nn.Parameter(torch.ones(3)))
+    initialization.zeros_(other := nn.Parameter(torch.ones(3)))
     assert other.tolist() == [0, 0, 0]
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
@@ -15,7 +16,15 @@ from .cached_positions import self_attention_cache
 from .family import Family
 from .packing import Packing
 from .relative_positions import spread
-from .scheme import AttentionContext, AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
+from .scheme import (
+    AttentionContext,
+    AttentionScheme,
+    PairTerm,
+    ProductTerm,
+    RelativeTerm,
+    is_traced,
+    may_carry_tangents,
+)
 from .stock_interface import Receives, stock_forward
 
 
@@ -40,6 +49,20 @@ class ModuleReference:
 
     def __init__(self, module: nn.Module | None):
         self.module = module
+
+
+def carrying_tangents(attend: Callable) -> Callable:
+    """An attention function that forward-mode AD goes through: PyTorch's fused kernels for CPUs and GPUs have no such
+    derivatives, the one that is written out has."""
+
+    @functools.wraps(attend)
+    def attend_with_tangents(*args, **kwargs):
+        if not may_carry_tangents():
+            return attend(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(*args, **kwargs)
+
+    return attend_with_tangents
 
 
 def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
@@ -121,7 +144,7 @@ def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
 
 def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor | None) -> bool:
     """Whether [`blockwise_attention`] can compute this attention, and is the best way to."""
-    if query.device.type != "cpu" or is_traced() or (mask is not None and mask.requires_grad):
+    if query.device.type != "cpu" or is_traced() or may_carry_tangents() or (mask is not None and mask.requires_grad):
         return False
     tables = [term for term in terms if isinstance(term, RelativeTerm)]
     if key.shape[2] == 0 or any(table.rows.dim() != 1 for table in tables):
@@ -446,6 +469,7 @@ class PositionSelfAttention:
             outputs.append(group.collect(output))
         return torch.cat(outputs)
 
+    @carrying_tangents
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
         """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
         implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation

@@ -3,15 +3,22 @@
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 
 from .distance_products import declare_constant, is_constant
 from .packing import is_hooked
-from .scheme import PositionEmbedding, PositionLayerNorm, PositionLinear, PositionParameter, is_traced
+from .scheme import (
+    PositionEmbedding,
+    PositionLayerNorm,
+    PositionLinear,
+    PositionParameter,
+    is_traced,
+    may_carry_tangents,
+)
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
@@ -33,9 +40,7 @@ LARGE = 1 << 16
 Result = TypeVar("Result")
 
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
-_cache: "weakref.WeakKeyDictionary[nn.Module, tuple[list[torch.Tensor], tuple[float, ...], Any]]" = (
-    weakref.WeakKeyDictionary()
-)
+_cache: "weakref.WeakKeyDictionary[nn.Module, Kept]" = weakref.WeakKeyDictionary()
 _is_enabled = True
 
 
@@ -64,21 +69,21 @@ def cached(
     owner: nn.Module,
     modules: Iterable[nn.Module],
     inputs: Iterable[torch.Tensor],
-    constants: tuple[float, ...],
+    constants: tuple,
     compute: Callable[[], Result],
     otherwise: Callable[[], Result] | None = None,
 ) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
-    "Changed" is told by the values, since version counters miss writes through `.data`: see [`_values_of`]. That costs one
-    reading of the parameters, and is done where it is cheaper than computing: on CPUs, in eval mode, without gradients,
-    autocast, hooks or a compiler. The result stays in the cache until the owner is trained.
+    How changes of tensors are told, and which might be missed, is said at [`Snapshot`]. It costs one reading of the parameters,
+    and is done where that is cheaper than computing: on CPUs, in eval mode, without gradients, autocast, hooks or a compiler.
+    The result stays in the cache until the owner is trained.
 
     Args:
         owner: the module that the result belongs to; one result is cached for each.
         modules: what `compute` calls.
         inputs: the tensors that it reads beside their parameters.
-        constants: numbers that it reads.
+        constants: the settings that it reads beside those of the modules: numbers, names, tuples of them.
         compute: a function of the three, and of nothing else that can change.
         otherwise: called in its place where nothing is kept.
     """
@@ -88,16 +93,14 @@ def cached(
         if torch.is_grad_enabled() and not is_traced():
             _cache.pop(owner, None)
         return (otherwise or compute)()
-    last, values = _cache.get(owner), [_values_of(source) for source in sources]
-    if last is not None and constants == last[1] and _same(values, last[0]):
-        return last[2]
-    # Copied first: who changes a parameter meanwhile, in another thread, finds other values than these.
-    kept = [
-        value.detach().clone() if value is source and not is_constant(source) else value
-        for value, source in zip(values, sources)
-    ]
+    settings = constants, [_settings_of(module) for module in modules]
+    last = _cache.get(owner)
+    if last is not None and last.holds(sources, settings):
+        return last.result
+    # Taken first: who changes a parameter meanwhile, in another thread, finds other values than these.
+    snapshots = [Snapshot(source) for source in sources]
     result = compute()
-    _cache[owner] = kept, constants, result
+    _cache[owner] = Kept(snapshots, settings, result)
     for tensor in (result,) if isinstance(result, torch.Tensor) else result:
         if tensor is not None:
             declare_constant(tensor)
@@ -121,40 +124,83 @@ def caches_on(device: torch.device) -> bool:
     return (
         _is_enabled
         and device.type == "cpu"
-        and not (torch.is_grad_enabled() or is_traced() or torch.is_autocast_enabled("cpu"))
+        and not (torch.is_grad_enabled() or is_traced() or may_carry_tangents() or torch.is_autocast_enabled("cpu"))
     )
 
 
 def _may_cache(sources: list[torch.Tensor]) -> bool:
-    return all(
-        caches_on(source.device)
-        and type(source) in (torch.Tensor, nn.Parameter)
-        and forward_ad.unpack_dual(source).tangent is None
-        for source in sources
-    )
+    return all(caches_on(source.device) and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
 
 
-def _values_of(source: torch.Tensor) -> torch.Tensor:
-    """What tells the values of a tensor from others: itself, to be compared with a copy, where it is small.
+def _settings_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """What a module's function depends on beside tensors: `eps`, `p`, `padding_idx` and the like."""
+    return [(name, value) for name, value in vars(module).items() if isinstance(value, (int, float, str, tuple))]
 
-    Of a large matrix it is its product with a vector of random numbers: it is read once and not compared with a copy, which
-    takes a third of the time and a thousandth of the memory. What the product does not show, any other product with the
-    matrix shows no more: changes by less than its rounding errors.
+
+class Snapshot:
+    """What a tensor was, to tell whether it still is that.
+
+    A small tensor is compared with a copy, number by number, and so is what PyTorch counts no versions of or has few digits. A
+    large matrix must be the same object, in the same place, of the same version, and since writes through `.data` or NumPy
+    are not counted, have the same product with a vector: it is read once and not compared with a copy, which takes a third
+    of the time and a thousandth of the memory. The vector is drawn in each process and gives all columns the same size.
+
+    Missed are, of these writes to matrices of 2^16 numbers and more, those which change the product by less than it is
+    rounded: single numbers by a few millionths of the largest in their column, or rows such that changes cancel by chance.
     """
-    is_large = source.dim() == 2 and source.numel() >= LARGE and source.dtype in (torch.float32, torch.float64)
-    if is_constant(source) or not is_large:
-        return source
-    return source.detach() @ _random_vector(source.shape[1], source.dtype)
+
+    def __init__(self, source: torch.Tensor):
+        self.is_by_product = _is_large(source) and not source.is_inference()
+        if not self.is_by_product:
+            # Nobody writes to a constant.
+            self.copy = source if is_constant(source) else source.detach().clone()
+            return
+        self.source, self.place = weakref.ref(source), _place_of(source)
+        sizes = source.detach().abs().amax(0).clamp_(min=torch.finfo(source.dtype).tiny ** 0.5)
+        self.vector = _random_vector(source.shape[1], source.dtype) / sizes
+        self.product = source.detach() @ self.vector
+
+    def is_of(self, source: torch.Tensor) -> bool:
+        """Whether a tensor is what was seen."""
+        if self.is_by_product:
+            is_same = self.source() is source and self.place == _place_of(source)
+            return is_same and torch.equal(source.detach() @ self.vector, self.product)
+        copy = self.copy
+        return copy is source or (
+            copy.dtype == source.dtype and copy.shape == source.shape and torch.equal(copy, source)
+        )
+
+
+def _is_large(source: torch.Tensor) -> bool:
+    return source.dim() == 2 and source.numel() >= LARGE and source.dtype in (torch.float32, torch.float64)
+
+
+def _place_of(source: torch.Tensor) -> tuple:
+    return source._version, source.data_ptr(), source.dtype, source.shape, source.stride()
 
 
 @functools.lru_cache(maxsize=16)
 def _random_vector(size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of either sign from 0.5 to 1.5, other ones in each process, without a change to PyTorch's generator."""
+    generator = torch.Generator()
+    generator.seed()
     with torch.inference_mode(False):
-        return torch.randn(size, dtype=dtype, generator=torch.Generator().manual_seed(0))
+        numbers = torch.rand(size, dtype=dtype, generator=generator) * 2 - 1
+        return numbers + numbers.sign() / 2
 
 
-def _same(values: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(values) == len(others) and all(
-        value is other or (value.dtype == other.dtype and value.shape == other.shape and torch.equal(value, other))
-        for value, other in zip(values, others)
-    )
+@dataclass(frozen=True)
+class Kept:
+    """A result, and what it was computed from."""
+
+    snapshots: list[Snapshot]
+    settings: tuple
+    result: Any
+
+    def holds(self, sources: list[torch.Tensor], settings: tuple) -> bool:
+        """Whether it would be the same, computed from these."""
+        return (
+            settings == self.settings
+            and len(sources) == len(self.snapshots)
+            and all(snapshot.is_of(source) for snapshot, source in zip(self.snapshots, sources))
+        )

@@ -162,7 +162,14 @@ class Deberta(AttentionScheme):
             modules.append(attention.query_projection if self.share_projections else attention.pos_query_proj)
         project = partial(self._tables, attention, encoder, rows.device)
         # What is kept serves all lengths; what is not, only needs the rows that these distances reach.
-        constants = (attention.scaling,)
+        constants = (
+            attention.scaling,
+            attention.num_heads,
+            self.span,
+            tuple(self.attention_types),
+            self.form,
+            self.norm,
+        )
         whole = cached(attention, modules, (), constants, lambda: project(self.span), otherwise=lambda: None)
         query_table, key_table, bias = project(reach) if whole is None else whole
         rows = rows - (self.span - reach) if whole is None else rows

@@ -31,20 +31,13 @@ class Uniform:
         return init_functions.uniform_(tensor, 0.0, self.high)
 
 
-class Projected(torch.autograd.Function):
-    """A parameter, projected to [low, high]; its gradient passes as it is.
+def projected(parameter: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """A parameter, projected to [low, high]; its gradient passes as it is, and so do tangents.
 
     The gradient of `clamp` is 0 outside, and a parameter that has once left the interval would stay there for good. One that
     depends on its own sign would not be the sum of its parts, as gradients of several processes are.
     """
-
-    @staticmethod
-    def forward(ctx, parameter: torch.Tensor, low: float, high: float) -> torch.Tensor:
-        return parameter.clamp(low, high)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        return gradient, None, None
+    return parameter.detach().clamp(low, high) + (parameter - parameter.detach())
 
 
 class Kerple(AttentionScheme):
@@ -82,8 +75,8 @@ class Kerple(AttentionScheme):
         dtype = context.query.dtype
         # In half precision a far distance, or its power, would be off by more than one.
         precise = torch.promote_types(dtype, torch.float32)
-        r1 = Projected.apply(context.attention.kerple_r1().to(precise), 0.0, float("inf"))[:, None]
-        r2 = Projected.apply(context.attention.kerple_r2().to(precise), SMALLEST, self.largest)[:, None]
+        r1 = projected(context.attention.kerple_r1().to(precise), 0.0, float("inf"))[:, None]
+        r2 = projected(context.attention.kerple_r2().to(precise), SMALLEST, self.largest)[:, None]
 
         def of_distance(relative: torch.Tensor) -> torch.Tensor:
             distance = relative.to(r1.device).abs()[..., None, :].to(precise)

@@ -39,11 +39,16 @@ class Spread(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states: torch.Tensor, source: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(places)
+        ctx.save_for_forward(source)
         return states.index_select(0, source)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         return gradient.index_select(0, *ctx.saved_tensors), None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: torch.Tensor, *of_constants: None) -> torch.Tensor:
+        return tangent.index_select(0, *ctx.saved_tensors)
 
 
 @dataclass
@@ -266,7 +271,9 @@ def loss_reads_padding(inputs: ModelInputs) -> bool:
     mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
     if inputs.arguments.get("start_positions") is not None:
         return True
-    if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
+    if not isinstance(mask, torch.Tensor) or mask.device.type != "cpu":  # nothing is packed
+        return False
+    if not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
         return False
     # Losses flatten them, so that flat ones are taken too.
     at_padding = labels.reshape(mask.shape)[mask.to(labels.device) == 0]

@@ -27,6 +27,7 @@ class Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx, states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
         ctx.save_for_backward(cos, sin)
+        ctx.save_for_forward(cos, sin)
         ctx.layout = layout
         turned = torch.empty_like(states)
         (first, second), (turned_first, turned_second) = _halves(states, layout), _halves(turned, layout)
@@ -39,6 +40,10 @@ class Rotation(torch.autograd.Function):
         cos, sin = ctx.saved_tensors
         # By the function itself, so that it has derivatives too.
         return Rotation.apply(gradient, cos, -sin, ctx.layout), None, None, None
+
+    @staticmethod
+    def jvp(ctx, tangent: torch.Tensor, *of_constants: None) -> torch.Tensor:
+        return rotate_pairs(tangent, *ctx.saved_tensors, ctx.layout)
 
 
 def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:

@@ -11,16 +11,28 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from transformers import initialization as init
 
 from .flags import Boolean, Choice, Flag
 from .relative_positions import relative_distances, spread
 
 
+# Modes in which tensors have no values, or in which operations are recorded.
+_SYMBOLIC = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
+
+
 def is_traced() -> bool:
-    """Whether what runs is being recorded, or transformed as `torch.func` does: then values must not be looked at."""
+    """Whether what runs is being recorded, computes shapes alone, or is transformed as `torch.func` does: then values must not
+    be looked at."""
     recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return recorded or torch._C._are_functorch_transforms_active()
+    transformed = recorded or torch._C._are_functorch_transforms_active()
+    return transformed or any(torch._C._get_dispatch_mode(mode) is not None for mode in _SYMBOLIC)
+
+
+def may_carry_tangents() -> bool:
+    """Whether forward-mode AD is on, `torch.func.jvp` among it; asking each tensor costs more, and there are many."""
+    return forward_ad._current_level >= 0  # no public name says so without a tensor
 
 
 # Initial values. They go through transformers' own functions, which leave alone what was loaded from a checkpoint.

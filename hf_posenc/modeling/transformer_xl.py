@@ -79,5 +79,5 @@ class TransformerXL(AttentionScheme):
             # (rows, hidden_size) -> (heads, rows, head_dim)
             return projected.view(-1, *query_bias.shape).transpose(0, 1)
 
-        table = cached(attention, (linear,), (distances,), (attention.scaling,), project)
+        table = cached(attention, (linear,), (distances,), (attention.scaling, self.base), project)
         return [RelativeTerm(rows=rows, query_table=table, query_bias=query_bias)]

@@ -1,14 +1,17 @@
 """The attention that all these models share: projected queries, keys and values, position terms, and a mask."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 
-from ..modeling.attention import additive_mask, flex_position_attention, score_bias, suits_blocks
+from ..modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
 from ..modeling.blockwise import Term, blockwise_attention
 from ..modeling.scheme import PairTerm, is_traced
 
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 # Backends that are computed here; "eager" is stock's own.
 IMPLEMENTATIONS = ("sdpa", "flex_attention")
@@ -40,6 +43,7 @@ def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
     return projected.unflatten(-1, (heads, -1)).transpose(-2, -3)
 
 
+@carrying_tangents
 def attend(
     implementation: str,
     module: nn.Module,
@@ -72,6 +76,8 @@ def attend(
     if isinstance(mask, TokenMask):
         words = mask.words
         mask = None if words is None else words[:, None, None, :]
+    elif mask is not None and not isinstance(mask, torch.Tensor):
+        words = _attends(mask)
     if isinstance(mask, torch.Tensor):
         check_mask(mask, query)
     if implementation == "flex_attention":
@@ -97,6 +103,12 @@ def _attend_whole(query, key, value, terms, mask, scaling: float, dropout: float
         query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
     )
     return output.transpose(1, 2)
+
+
+def _attends(mask: "BlockMask") -> torch.Tensor:
+    """(batch or 1, 1), whether a sequence attends to anything: FlexAttention gives zeros where nothing is attended to."""
+    counts = mask.kv_num_blocks if mask.full_kv_num_blocks is None else mask.kv_num_blocks + mask.full_kv_num_blocks
+    return (counts > 0).flatten(1).any(1, keepdim=True)
 
 
 def _of_padding(value: torch.Tensor, words: torch.Tensor, dropout: float) -> torch.Tensor:

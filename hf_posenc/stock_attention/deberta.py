@@ -137,9 +137,11 @@ def _distances(found: Callable, encoder: nn.Module, hidden_states, query_states=
 
 def _table(found: Callable, encoder: nn.Module) -> torch.Tensor | None:
     """`get_rel_embedding`, which normalises the same table again in every forward pass."""
-    if _implementation(encoder) is None or not isinstance(getattr(encoder, "LayerNorm", None), nn.LayerNorm):
+    # Without relative attention there may be a norm and is no table.
+    is_normed = encoder.relative_attention and isinstance(getattr(encoder, "LayerNorm", None), nn.LayerNorm)
+    if not is_normed or _implementation(encoder) is None:
         return found()
-    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), (), found)
+    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), tuple(encoder.norm_rel_ebd), found)
 
 
 def _forward(
@@ -192,9 +194,11 @@ def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
         return _project_jointly(attention, hidden_states, distances, table, scaling)
     inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
-    own = "" if attention.share_att_key else "pos_"
-    key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
-    query_projection = getattr(attention, f"{own}query_proj") if "p2c" in types else None
+    key_projection = query_projection = None
+    if attention.relative_attention:  # without, the types still count for the scale
+        own = "" if attention.share_att_key else "pos_"
+        key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
+        query_projection = getattr(attention, f"{own}query_proj") if "p2c" in types else None
     terms = _terms(attention, distances, table, key_projection, query_projection, scaling)
     return query, key, value, scaling, terms
 
@@ -244,12 +248,15 @@ def _terms(
 
     def project(rows: torch.Tensor) -> list[torch.Tensor]:
         rows = attention.pos_dropout(rows)
-        return [split_heads(module(rows), attention.num_attention_heads) * scaling for module in projections]
+        # As a batch of one: with an adapter for each sequence, PEFT would take rows for sequences, and refuses this, as in eager.
+        projected = (module(rows[None])[0] for module in projections)
+        return [split_heads(rows, attention.num_attention_heads) * scaling for rows in projected]
 
     # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
+    constants = scaling, attention.num_attention_heads
     tables, rows, modules = None, distances.rows, [attention.pos_dropout, *projections]
     if distances.stop - distances.start > FEW_ROWS:
-        tables = cached(attention, modules, (table,), (scaling,), lambda: project(table), otherwise=lambda: None)
+        tables = cached(attention, modules, (table,), constants, lambda: project(table), otherwise=lambda: None)
     if tables is None:
         tables, rows = project(table[distances.start : distances.stop]), rows - distances.start
     tables = list(tables)

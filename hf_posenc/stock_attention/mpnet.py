@@ -13,7 +13,8 @@ from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
 from ..changes import Changes, hook_method
-from ..modeling.attention import dense_mask
+from ..modeling.attention import dense_mask, score_bias
+from ..modeling.blockwise import Term, allowed
 from ..modeling.modeling_posenc import PositionEncoder
 from ..modeling.relative_positions import relative_distances, spread
 from ..modeling.scheme import PairTerm, RelativeTerm, is_traced
@@ -91,7 +92,8 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
     else:
         rows, stop = _reached(x.shape[1], num_buckets)
     length, rows = x.shape[1], rows.to(x.device)
-    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)).t()
+    # As a batch of one: with an adapter for each sequence, PEFT would take buckets for sequences.
+    bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)[None])[0].t()
     # A length that is traced is any length.
     is_short = not is_traced() and x.device.type == "cpu" and length < BLOCKS_FROM
     pairs = _by_pair(bias, rows, length).contiguous() if is_short else None
@@ -112,9 +114,34 @@ def _forward(found: Callable, attention: nn.Module, hidden_states: torch.Tensor,
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
-    settings = mask, attention.attention_head_size**-0.5, dropout
-    output = attend(bias.implementation, attention, query, key, value, [bias.term], *settings)
+    scaling, terms = attention.attention_head_size**-0.5, [bias.term]
+    if isinstance(mask, torch.Tensor) and torch.is_grad_enabled():
+        terms, mask = _attending_evenly(query, key, terms, mask, scaling)
+    output = attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)
     return (attention.o(output),)
+
+
+def _attending_evenly(
+    query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor, scaling: float
+) -> tuple[list[Term], torch.Tensor]:
+    """Terms and mask with which a query that attends to nothing gives every key the same weight, as a function of its scores.
+
+    Stock adds the lowest number to all of these, which leaves nothing of them but their gradients. Here their own values are
+    taken off instead, and the mask lets them pass.
+
+    Args:
+        query, key: (batch, heads, length, head_dim).
+        mask: boolean or additive, (batch or 1, heads or 1, length or 1, length).
+    """
+    nowhere = ~allowed(mask).any(-1, keepdim=True)
+    # Looking at values costs next to nothing on CPUs, waits for the device elsewhere, and is impossible when traced.
+    if nowhere.device.type == "cpu" and not is_traced() and not nowhere.any():
+        return terms, mask
+    with torch.no_grad():
+        scores = query @ key.mT * scaling + score_bias(query, key, terms)
+    return [*terms, PairTerm((-scores).masked_fill(~nowhere, 0.0))], mask.masked_fill(
+        nowhere, mask.dtype == torch.bool
+    )
 
 
 def _additive(mask, hidden_states: torch.Tensor) -> torch.Tensor | None:

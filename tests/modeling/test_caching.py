@@ -1,7 +1,9 @@
 """What is computed once from parameters is computed again whenever they have changed, however that came about."""
 
 import copy
+import gc
 import pickle
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -126,6 +128,160 @@ def test_a_change_of_a_large_matrix_is_seen(change, dtype):
         change(linear.weight.data)
         again = caching.cached(linear, [linear], [rows], (), lambda: linear(rows))
         assert torch.equal(again, linear(rows)) and not torch.equal(again, first)
+
+
+class Kept:
+    """What a linear layer gives for some rows, kept, and how often it was computed."""
+
+    def __init__(self, linear: nn.Linear):
+        self.linear, self.calls = linear.eval(), 0
+        self.rows = torch.randn(3, linear.in_features, dtype=linear.weight.dtype)
+
+    def compute(self) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(self.rows)
+
+    @torch.no_grad()
+    def is_computed(self) -> bool:
+        """Whether it has to be computed, now."""
+        before = self.calls
+        found = caching.cached(self.linear, [self.linear], [self.rows], (), self.compute)
+        assert torch.equal(found, self.linear(self.rows))
+        return self.calls > before
+
+
+@pytest.fixture
+def kept() -> Kept:
+    torch.manual_seed(0)
+    kept = Kept(nn.Linear(256, 512))
+    assert kept.is_computed() and not kept.is_computed()
+    return kept
+
+
+def test_which_changes_are_seen_is_not_known_beforehand(kept):
+    """Whoever knows the vector that tells changes can make one that it does not tell."""
+    vector = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    change = torch.randn(512, 256) * 1e-2
+    change -= torch.outer(change @ vector, vector) / vector.square().sum()
+    weight = kept.linear.weight.detach()
+    is_told = (weight + change) @ vector != weight @ vector
+    change[is_told] = 0
+    assert change.norm() > 1
+    kept.linear.weight.data.add_(change)
+    assert kept.is_computed()
+
+
+def test_the_vector_that_tells_changes_is_another_in_every_process_and_leaves_random_numbers_alone():
+    def draw() -> torch.Tensor:
+        caching._random_vector.cache_clear()
+        return caching._random_vector(256, torch.float32)
+
+    state = torch.get_rng_state()
+    assert not torch.equal(draw(), draw())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("place, change", [((5, 6), 1e-4), ((5, 7), 0.1)], ids=["beside", "inside"])
+def test_large_columns_hide_no_change(kept, place, change):
+    with torch.no_grad():
+        kept.linear.weight[:, 7] = 1e4
+    assert kept.is_computed() and not kept.is_computed()
+    kept.linear.weight.data[place] += change
+    assert kept.is_computed()
+
+
+def test_columns_of_zeros_hide_no_change(kept):
+    with torch.no_grad():
+        kept.linear.weight[:, 7] = 0
+    assert kept.is_computed() and not kept.is_computed()
+    kept.linear.weight.data[5, 7] = 1e-12
+    assert kept.is_computed()
+
+
+def least(weight: torch.Tensor) -> torch.Tensor:
+    """With one number changed by the least there is."""
+    changed = weight.detach().clone()
+    changed[3, 4] = torch.nextafter(changed[3, 4], changed.new_tensor(torch.inf))
+    return changed
+
+
+COUNTED = {
+    "in place": lambda linear: linear.weight.copy_(least(linear.weight)),
+    "in place, one entry": lambda linear: linear.weight[3, 4:5].copy_(least(linear.weight)[3, 4:5]),
+    "loaded": lambda linear: linear.load_state_dict({"weight": least(linear.weight), "bias": linear.bias}),
+    "another parameter": lambda linear: setattr(linear, "weight", nn.Parameter(least(linear.weight))),
+    "another .data": lambda linear: setattr(linear.weight, "data", least(linear.weight)),
+    "a detached view": lambda linear: linear.weight.detach().copy_(least(linear.weight)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("how", COUNTED)
+def test_the_least_change_is_seen_where_pytorch_counts_it(kept, how, mode):
+    with mode():
+        COUNTED[how](kept.linear)
+    assert kept.is_computed() and not kept.is_computed()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_least_change_in_half_precision_is_seen(dtype):
+    kept = Kept(nn.Linear(256, 512).to(dtype))
+    assert kept.is_computed() and not kept.is_computed()
+    kept.linear.weight.data.view(torch.int16)[3, 4] += 1
+    assert kept.is_computed()
+
+
+def test_the_least_change_of_what_was_made_in_inference_mode_is_seen():
+    """PyTorch counts no changes of such tensors."""
+    with torch.inference_mode():
+        kept = Kept(nn.Linear(256, 512))
+    assert kept.linear.weight.is_inference()
+    assert kept.is_computed() and not kept.is_computed()
+    with torch.inference_mode():
+        kept.linear.weight.copy_(least(kept.linear.weight))
+    assert kept.is_computed() and not kept.is_computed()
+
+
+def test_writes_that_pytorch_does_not_count_are_seen(kept):
+    version = kept.linear.weight._version
+    kept.linear.weight.detach().numpy()[3, 4] += 1e-3
+    assert kept.is_computed()
+    torch._foreach_add_([kept.linear.weight.data], 1e-3)
+    assert kept.is_computed()
+    assert kept.linear.weight._version == version
+
+
+def test_matrices_that_were_replaced_are_not_held(kept):
+    before = weakref.ref(kept.linear.weight)
+    kept.linear.weight = nn.Parameter(least(kept.linear.weight))
+    gc.collect()
+    assert before() is None
+
+
+def test_settings_of_modules_are_seen():
+    model = tiny.build("deberta", position_norm=True)
+    before = output(model)
+    model.encoder.LayerNorm.eps = 0.5
+    after = output(model)
+    caching.clear_cache()
+    assert torch.equal(after, output(model))
+    assert (after - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "scheme, setting, value",
+    [("deberta", "form", "paper"), ("deberta", "norm", True), ("transformer_xl", "base", 50.0)],
+)
+def test_other_settings_of_a_scheme_are_seen(scheme, setting, value):
+    """A scheme is asked again in every call, and by whoever tries its settings out."""
+    model = tiny.build(scheme, **({"position_norm": True} if setting == "norm" else {}))
+    [own] = model.encoder.layer[0].attention.self.position_schemes
+    before = output(model)
+    setattr(own, setting, value if getattr(own, setting) != value else not value)
+    after = output(model)
+    caching.clear_cache()
+    assert torch.equal(after, output(model))
+    assert (after - before).abs().max() > 1e-3
 
 
 def test_a_matrix_of_numbers_that_are_none_is_computed_again():

@@ -25,6 +25,7 @@ STANDARD_LIBRARY = {
         "enum",
         "functools",
         "inspect",
+        "re",
         "itertools",
         "math",
         "os",

@@ -7,7 +7,7 @@ import tiny
 import torch
 from transformers import AutoModel, BertModel
 
-from hf_posenc.modeling.kerple import SMALLEST, Projected
+from hf_posenc.modeling.kerple import SMALLEST, projected
 
 
 KERNELS = ["log", "power"]
@@ -118,10 +118,10 @@ def test_starts_silent_where_r1_has_a_gradient(kernel, tmp_path):
 
 def test_a_parameter_comes_back_into_its_interval():
     parameter = torch.tensor([-0.5, 0.0, 0.3, 2.0, 2.5], requires_grad=True)
-    projected = Projected.apply(parameter, 0.0, 2.0)
-    assert projected.tolist() == pytest.approx([0.0, 0.0, 0.3, 2.0, 2.0])
+    found = projected(parameter, 0.0, 2.0)
+    assert found.tolist() == pytest.approx([0.0, 0.0, 0.3, 2.0, 2.0])
     gradient = torch.tensor([-1.0, -2.0, 3.0, 4.0, 5.0])
-    projected.backward(gradient)
+    found.backward(gradient)
     assert torch.equal(parameter.grad, gradient)
 
 
