@@ -1,0 +1,34 @@
+"""Keywords inside transformers' models are found by what they are for: another version's names change nothing.
+
+One process computes with transformers as it is installed, others with its modeling files rewritten (`renamed_transformers.py`), and
+all compute the same, bit for bit.
+"""
+
+from pathlib import Path
+
+import pytest
+import renamed_transformers
+import torch
+from fresh_process import ROOT, run_fresh
+
+
+def computed(kind: str | None, folder: Path) -> dict:
+    """What `renamed_checks.py` computes in a process with a kind of transformers."""
+    file = folder / "found.pt"
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import renamed_checks\n"
+    run_fresh(f"{code}renamed_checks.compute({kind!r}, {str(file)!r})", folder, plugin=True)
+    return torch.load(file)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict:
+    return computed(None, tmp_path_factory.mktemp("as_it_is"))
+
+
+@pytest.mark.parametrize("kind", renamed_transformers.KINDS)
+def test_other_names_compute_the_same(kind, expected, tmp_path):
+    found = computed(kind, tmp_path)
+    left_out = {key for key in expected if key[0] == "generated"} if kind == "public" else set()
+    assert found.keys() == expected.keys() - left_out
+    different = [key for key, tensor in found.items() if not torch.equal(tensor, expected[key])]
+    assert not different
