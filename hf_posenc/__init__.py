@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from .descriptions import inspect, schemes
 
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "PosencBertConfig",

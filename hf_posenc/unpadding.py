@@ -7,8 +7,6 @@ unpacking its output, so that an adapter around them (LoRA) meets padded states 
 """
 
 import functools
-import inspect
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -23,6 +21,7 @@ from .modeling.losses import label_names
 from .modeling.modeling_posenc import PosencPreTrainedModel
 from .modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
 from .modeling.scheme import is_traced
+from .modeling.stock_interface import ModelInputs, Receives
 
 
 # DeBERTa's names of what is the same in all families; version 1 has one projection for all three.
@@ -147,22 +146,21 @@ def _remove_hooks(module: nn.Module) -> None:
 
 
 @functools.cache
-def _names(forward: Callable) -> tuple[str, ...]:
-    return tuple(inspect.signature(forward).parameters)[1:]
+def _receives(cls: type[nn.Module]) -> Receives:
+    return Receives.of(cls.forward)
 
 
-def _arguments(module: nn.Module, args: tuple, kwargs: dict) -> dict:
-    """What a module was called with, by name."""
-    return {**dict(zip(_names(type(module).forward), args, strict=False)), **kwargs}
+def _inputs(module: nn.Module, args: tuple, kwargs: dict) -> ModelInputs:
+    """What a module was called with."""
+    return ModelInputs.of(_receives(type(module)), args, kwargs)
 
 
 def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if is_traced():
         return
-    arguments, family, packing = _arguments(model, args, kwargs), _family_of(model), None
-    if _may_pack(model, family, arguments):
-        encoder = family.encoder_of(model)
-        packing = packing_of(model.config, encoder, None, arguments.get("attention_mask"), arguments)
+    inputs, family, packing = _inputs(model, args, kwargs), _family_of(model), None
+    if _may_pack(model, family, inputs.attention_mask):
+        packing = packing_of(model.config, family.encoder_of(model), None, inputs)
     _current.set(Call(packing, _current.get()))
 
 
@@ -178,11 +176,12 @@ class DirectCall:
     def __call__(self, encoder: nn.Module, args: tuple, kwargs: dict) -> None:
         if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
             return
-        arguments, packing = _arguments(encoder, args, kwargs), None
-        arguments["attention_mask"] = mask = _mask_of_keys(arguments)
+        inputs, states, packing = _inputs(encoder, args, kwargs), _states(encoder, args, kwargs), None
+        mask = _mask_of_keys(inputs.attention_mask, states)
         # What records outputs is a dictionary of them.
-        if not output_capturing._active_collector.get() and _may_pack(self.model, _family_of(self.model), arguments):
-            packing = packing_of(self.model.config, encoder, None, mask, arguments)
+        if not output_capturing._active_collector.get() and _may_pack(self.model, _family_of(self.model), mask):
+            as_called = {**inputs.arguments, "inputs_embeds": states}
+            packing = packing_of(self.model.config, encoder, None, ModelInputs(as_called, mask, inputs.cache))
         _current.set(None if packing is None else Call(packing, None, is_direct=True))
 
 
@@ -191,18 +190,17 @@ def _end_direct(encoder: nn.Module, args: tuple, output) -> None:
         _current.set(None)
 
 
-def _mask_of_keys(arguments: dict) -> torch.Tensor | None:
+def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | None:
     """The mask (batch, length) that a mask of pairs was made of; None if it says more, or for other sequences."""
-    mask, states = arguments.get("attention_mask"), arguments.get("hidden_states")
     if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
         return None
     mask = allowed(mask)
     return mask[:, 0, 0] if torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
 
 
-def _may_pack(model: PreTrainedModel, family: Family, arguments: dict) -> bool:
+def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None) -> bool:
     """Whether nothing that stock models alone have stands against it."""
-    layers, mask = family.layers_of(family.encoder_of(model)), arguments.get("attention_mask")
+    layers = family.layers_of(family.encoder_of(model))
     if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):
         return False  # layers run again in the backward pass, outside of the call
     if family not in (DEBERTA, DEBERTA_V2):
@@ -220,7 +218,7 @@ def _end(model: PreTrainedModel, args: tuple, output) -> None:
 
 def _begin_head(head: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if not is_traced():
-        padding_is_read.set(loss_reads_padding(_arguments(head, args, kwargs)))
+        padding_is_read.set(loss_reads_padding(_inputs(head, args, kwargs)))
 
 
 def _end_head(head: PreTrainedModel, args: tuple, output) -> None:
@@ -228,9 +226,16 @@ def _end_head(head: PreTrainedModel, args: tuple, output) -> None:
         padding_is_read.set(False)
 
 
-def _with_states(args: tuple, kwargs: dict, states: torch.Tensor) -> tuple[tuple, dict]:
+def _states(module: nn.Module, args: tuple, kwargs: dict) -> torch.Tensor:
+    """The hidden states that a module was called with."""
+    return args[0] if args else kwargs[_receives(type(module)).names[0]]
+
+
+def _with_states(module: nn.Module, args: tuple, kwargs: dict, states: torch.Tensor) -> tuple[tuple, dict]:
     """Arguments with other hidden states."""
-    return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+    if args:
+        return (states, *args[1:]), kwargs
+    return args, {**kwargs, _receives(type(module)).names[0]: states}
 
 
 def _packing() -> Packing | None:
@@ -240,7 +245,7 @@ def _packing() -> Packing | None:
 
 def _pack_input(layer: nn.Module, args: tuple, kwargs: dict):
     if (packing := _packing()) is not None:
-        return _with_states(args, kwargs, packing.pack(args[0] if args else kwargs["hidden_states"]))
+        return _with_states(layer, args, kwargs, packing.pack(_states(layer, args, kwargs)))
 
 
 def _unpack_output(layer: nn.Module, args: tuple, output):
@@ -253,9 +258,9 @@ def _unpack_output(layer: nn.Module, args: tuple, output):
 def _unpack_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
     if (packing := _packing()) is not None:
         call = _call()
-        call.packed = args[0] if args else kwargs["hidden_states"]
+        call.packed = _states(attention, args, kwargs)
         call.padded = packing.spread(call.packed)
-        return _with_states(args, kwargs, call.padded)
+        return _with_states(attention, args, kwargs, call.padded)
 
 
 def _pack_after_attention(attention: nn.Module, args: tuple, output):

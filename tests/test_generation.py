@@ -1,10 +1,11 @@
 """Decoders: what `generate` finds with a cache is what the model says of whole sequences, without cache and padding."""
 
 import functools
+import warnings
 
 import pytest
 import torch
-from tiny import SIZES, aligned, build, inputs, stock_config
+from tiny import CACHE, SIZES, aligned, build, inputs, stock_config
 from transformers import BertModel, DynamicCache, EncoderDecoderConfig, EncoderDecoderModel, StaticCache
 
 import hf_posenc
@@ -58,7 +59,7 @@ def read_in_pieces(model: torch.nn.Module, batch: dict, cache, lengths: list[int
         output = model(
             batch["input_ids"][:, start:end],
             attention_mask=batch["attention_mask"][:, :end],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
         logits.append(output.logits)
@@ -143,7 +144,7 @@ def test_reading_through_a_cache_gives_what_the_whole_sequence_gives(scheme, len
 def test_generating_with_a_static_cache_gives_the_same_tokens(scheme):
     model, batch = decoder(scheme), inputs(padding="left")
     static, dynamic = (generate(model, **batch, cache_implementation=kind) for kind in ("static", "dynamic"))
-    assert isinstance(static.past_key_values, StaticCache)
+    assert isinstance(getattr(static, CACHE), StaticCache)
     assert static.sequences.tolist() == dynamic.sequences.tolist()
     torch.testing.assert_close(torch.stack(static.logits), torch.stack(dynamic.logits), atol=TOLERANCE, rtol=0)
 
@@ -221,3 +222,21 @@ def test_an_encoder_decoder_is_made_of_stock_checkpoints_with_a_flag_for_each(tm
     assert type(model.decoder) is hf_posenc.PosencBertLMHeadModel
     assert model.decoder.config.position_scheme == "absolute+rope"
     assert model.decoder.config.is_decoder and model.decoder.config.add_cross_attention
+
+
+@pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "rope"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+def test_a_cache_is_taken_by_every_name_that_stock_takes_it_by_and_none_is_swallowed(family, scheme):
+    model = decoder(scheme, family)
+    ids = inputs(batch=2, length=9, family=family, padding=None)["input_ids"]
+    with torch.no_grad():
+        whole = model(ids).logits
+        for name in {"past_key_values", CACHE}:
+            output = model(ids[:, :5], use_cache=True)
+            assert output.keys() >= {CACHE}
+            with warnings.catch_warnings():
+                if name == CACHE:
+                    warnings.simplefilter("error", FutureWarning)
+                rest = model(ids[:, 5:], **{name: getattr(output, CACHE)}, use_cache=True)
+            torch.testing.assert_close(rest.logits, whole[:, 5:], rtol=1e-4, atol=1e-4)
+            assert (model(ids[:, 5:]).logits - whole[:, 5:]).abs().max() > 0.01

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from tiny import (
+    CACHE,
     FAMILIES,
     SIZES,
     STOCK_CONFIGS,
@@ -302,7 +303,7 @@ class TestWhatStandsAgainstIt:
         model = build("t5", is_decoder=True)
         batch = padded("right")
         self.check(packed, model, batch, packs_other_batches=False)
-        self.check(packed, build("t5"), batch, past_key_values=DynamicCache())
+        self.check(packed, build("t5"), batch, **{CACHE: DynamicCache()})
 
     def test_cross_attention(self, packed):
         batch = padded("right")

@@ -160,8 +160,8 @@ def test_a_cache_gives_what_v4_computed_without_one(folder):
     cache, logits = None, []
     for tokens in input_ids.split([7, *[1] * (length - 7)], dim=1):  # a prompt, then one token at a time
         with torch.no_grad():
-            outputs = model(tokens, past_key_values=cache)
-        cache = outputs.past_key_values
+            outputs = model(tokens, **{tiny.CACHE: cache})
+        cache = getattr(outputs, tiny.CACHE)
         logits.append(outputs.logits)
     torch.testing.assert_close(torch.cat(logits, dim=1), expected, atol=TOLERANCE, rtol=0)
 

@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from transformers import BertModel
 
 import hf_posenc  # noqa: F401
 from hf_posenc import plugin, position_parameters
@@ -28,6 +30,8 @@ SIZES = {
     # Large weights, so that positions matter and mistakes show.
     "initializer_range": 0.2,
 }
+# The keyword of a cache, and the output's name for it: "cache" since transformers 5.24.
+CACHE = next(name for name in ("cache", "past_key_values") if name in signature(BertModel.forward).parameters)
 FAMILIES = {config.stock_model_type: config for config in plugin.CONFIGS}
 STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in plugin.VARIANT_CONFIGS.items()}
 

@@ -7,15 +7,16 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers.cache_utils import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .blockwise import Term, allowed, blockwise_attention
+from .cached_positions import self_attention_cache
 from .family import Family
 from .packing import Packing
 from .relative_positions import spread
 from .scheme import AttentionContext, AttentionScheme, PairTerm, ProductTerm, RelativeTerm, is_traced
+from .stock_interface import Receives, stock_forward
 
 
 logger = logging.get_logger(__name__)
@@ -324,10 +325,17 @@ class PositionSelfAttention:
     Attributes:
         family: the family's description.
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        receives: how the stock self-attention is called.
     """
 
     family: ClassVar[Family]
+    receives: ClassVar[Receives]
     position_schemes: tuple[AttentionScheme, ...]
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "receives" not in vars(cls):
+            cls.receives = Receives.of(stock_forward(cls))
 
     @property
     def query_projection(self) -> nn.Module:
@@ -403,18 +411,16 @@ class PositionSelfAttention:
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
+        *args,
         position_state: dict | None = None,
         packing: Packing | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attention_mask, cache, kwargs = self.receives.mask_and_cache(args, kwargs)
         input_shape = hidden_states.shape[:-1]
         query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
-        if past_key_values is not None:
-            if isinstance(past_key_values, EncoderDecoderCache):
-                past_key_values = past_key_values.self_attention_cache
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = self_attention_cache(cache).update(key, value, self.layer_idx)
         content_query, terms = self.ask(query, key, contexts)
         if packing is None:
             output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)

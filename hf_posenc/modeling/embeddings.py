@@ -7,6 +7,7 @@ from torch import nn
 
 from .family import Family
 from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, zeros
+from .stock_interface import past_length_in
 
 
 class Add:
@@ -168,8 +169,10 @@ class PositionEmbeddings:
         token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        past_key_values_length: int = 0,
+        *args,
+        **kwargs,
     ) -> torch.Tensor:
+        past_length = past_length_in(args, kwargs)
         words = self.words(input_ids) if inputs_embeds is None else inputs_embeds
         length = words.shape[1]
         types = self.types(token_type_ids, words)
@@ -179,12 +182,12 @@ class PositionEmbeddings:
         else:
             if self.position_scheme.name == "absolute":
                 if position_ids is None:
-                    position_ids = self.family_position_ids(input_ids, past_key_values_length)
-                self.check_length(length, past_key_values_length, position_ids)
+                    position_ids = self.family_position_ids(input_ids, past_length)
+                self.check_length(length, past_length, position_ids)
                 if self.position_scheme.stride > 1:
-                    slots = self.slots(length, past_key_values_length, words.device)
+                    slots = self.slots(length, past_length, words.device)
                     position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
-            positions = self.position_vectors(position_ids, length, past_key_values_length, words.device)
+            positions = self.position_vectors(position_ids, length, past_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.
                 hidden_states = (words if types is None else words + types) + positions

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.distilbert.modeling_distilbert import (
     DistilBertForMaskedLM,
     DistilBertForMultipleChoice,
@@ -17,10 +16,8 @@ from transformers.models.distilbert.modeling_distilbert import (
     TransformerBlock,
     eager_attention_forward,
 )
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs
 
-from .attention import ModuleReference, PositionSelfAttention
+from .attention import PositionSelfAttention
 from .configuration_posenc import PosencDistilBertConfig
 from .embeddings import PositionEmbeddings
 from .family import DISTILBERT
@@ -50,38 +47,11 @@ class PosencDistilBertSelfAttention(PositionSelfAttention, DistilBertSelfAttenti
 class PosencDistilBertTransformerBlock(PositionLayer, TransformerBlock):
     """[`TransformerBlock`] that adds the embedding-level positions to its input."""
 
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        **kwargs,
-    ) -> torch.Tensor:
-        hidden_states = self.with_positions(hidden_states, positions)
-        return TransformerBlock.forward(self, hidden_states, attention_mask, **kwargs)
-
 
 class PosencDistilBertTransformer(PositionEncoder, Transformer):
     """[`Transformer`] that works the positions out once for all layers."""
 
     family = DISTILBERT
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        given_position_ids: torch.Tensor | None = None,
-        table_position_ids: torch.Tensor | None = None,
-        base_model: ModuleReference | None = None,
-        **kwargs,
-    ) -> BaseModelOutput:
-        hidden_states, repeated = self.prepare(
-            hidden_states, None, given_position_ids, table_position_ids, base_model, kwargs
-        )
-        for index, layer in enumerate(self.family.layers_of(self)):
-            # The positions are positional, as gradient checkpointing needs it.
-            hidden_states = layer(hidden_states, attention_mask, *(repeated if index else ()), **kwargs)
-        return BaseModelOutput(last_hidden_state=self.finish(hidden_states, kwargs))
 
 
 class PosencDistilBertParts(PosencPreTrainedModel):
@@ -119,19 +89,6 @@ class PosencDistilBertModel(PosencDistilBertParts, PositionModel, DistilBertMode
 
     _auto_class = "AutoModel"
     _no_split_modules = ["TransformerBlock"]
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
-    ):
-        # Stock keeps `position_ids` from its encoder.
-        kwargs |= self.for_the_encoder(input_ids, position_ids, None) | {"given_position_ids": position_ids}
-        kwargs |= self.packing_for(attention_mask, kwargs)
-        return DistilBertModel.forward(self, input_ids, attention_mask, inputs_embeds, position_ids, **kwargs)
 
 
 PARTS = Parts(

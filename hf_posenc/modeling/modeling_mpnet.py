@@ -5,7 +5,6 @@ Stock's bias by distance is the scheme `t5` here, so `absolute+t5` computes what
 """
 
 import torch
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.mpnet.modeling_mpnet import (
     MPNetAttention,
@@ -26,8 +25,18 @@ from .attention import ModuleReference, PositionSelfAttention, eager_position_at
 from .configuration_posenc import PosencMPNetConfig
 from .embeddings import PositionEmbeddings
 from .family import MPNET
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel, become
+from .modeling_posenc import (
+    Parts,
+    PosencPreTrainedModel,
+    PositionEncoder,
+    PositionLayer,
+    PositionModel,
+    RepeatedPositions,
+    become,
+)
+from .packing import Packing
 from .scheme import AttentionScheme
+from .stock_interface import ModelInputs, Receives, bidirectional_mask
 
 
 class PosencMPNetEmbeddings(PositionEmbeddings, MPNetEmbeddings):
@@ -44,6 +53,8 @@ class PosencMPNetSelfAttention(PositionSelfAttention, MPNetSelfAttention):
 
     family = MPNET
     is_causal = False
+    # Layers of this file call it, and none of stock's.
+    receives = Receives(("hidden_states", "attention_mask"), "attention_mask")
 
     def install(self, config, schemes: tuple[AttentionScheme, ...], stock_eager) -> None:
         self.config = config
@@ -54,10 +65,8 @@ class PosencMPNetSelfAttention(PositionSelfAttention, MPNetSelfAttention):
 class PosencMPNetAttention(MPNetAttention):
     """[`MPNetAttention`] that hands keywords on."""
 
-    def forward(
-        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **kwargs
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        output, weights = self.attn(hidden_states, attention_mask, **kwargs)
+    def forward(self, hidden_states: torch.Tensor, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = self.attn(hidden_states, *args, **kwargs)
         return self.LayerNorm(self.dropout(output) + hidden_states), weights
 
 
@@ -65,14 +74,10 @@ class PosencMPNetLayer(PositionLayer, MPNetLayer):
     """[`MPNetLayer`] that hands keywords on, and adds the embedding-level positions to its input."""
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        **kwargs,
+        self, hidden_states: torch.Tensor, *args, repeated_positions: RepeatedPositions | None = None, **kwargs
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        hidden_states = self.with_positions(hidden_states, positions)
-        hidden_states, weights = self.attention(hidden_states, attention_mask, **kwargs)
+        hidden_states = self.with_positions(hidden_states, repeated_positions)
+        hidden_states, weights = self.attention(hidden_states, *args, **kwargs)
         return self.output(self.intermediate(hidden_states), hidden_states), weights
 
 
@@ -96,27 +101,24 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
         return_dict: bool = False,
-        position_ids: torch.Tensor | None = None,
+        given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
+        packing: Packing | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...] | BaseModelOutput:
-        hidden_states, repeated = self.prepare(
-            hidden_states, None, position_ids, table_position_ids, base_model, kwargs
+        hidden_states, own = self.prepare(
+            hidden_states, None, given_position_ids, table_position_ids, base_model, packing
         )
         all_hidden_states, all_weights = [hidden_states], []
-        for index, layer in enumerate(self.layer):
+        for layer in self.layer:
             hidden_states, weights = layer(
-                hidden_states,
-                attention_mask,
-                *(repeated if index else ()),
-                wants_weights=output_attentions,
-                **kwargs,
+                hidden_states, attention_mask, wants_weights=output_attentions, **kwargs, **own
             )
             all_hidden_states.append(hidden_states)
             all_weights.append(weights)
         output = BaseModelOutput(
-            last_hidden_state=self.finish(hidden_states, kwargs),
+            last_hidden_state=hidden_states if packing is None else packing.unpack(hidden_states),
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_weights) if output_attentions else None,
         )
@@ -172,18 +174,15 @@ class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
 
-        embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds)
+        given = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        embedded = self.embeddings(**given)
         recorded = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
         outputs = self.encoder(
             embedded,
-            attention_mask=create_bidirectional_mask(
-                config=config, inputs_embeds=embedded, attention_mask=attention_mask
-            ),
+            bidirectional_mask(config, embedded, attention_mask),
             return_dict=True,
-            position_ids=position_ids,
             **recorded,
-            **self.for_the_encoder(input_ids, position_ids, None),
-            **self.packing_for(attention_mask, recorded),
+            **self.for_the_encoder(ModelInputs({**given, **recorded}, attention_mask)),
         )
         pooled = self.pooler(outputs.last_hidden_state) if self.pooler is not None else None
         if not return_dict:

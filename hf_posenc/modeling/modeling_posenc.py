@@ -1,16 +1,16 @@
 """What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
 
 import copy
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
@@ -31,6 +31,7 @@ from .scheme import (
     zeros,
 )
 from .schemes import FLAGS, build_schemes, scheme_names
+from .stock_interface import ModelInputs, Receives, cache_in, stock_forward
 
 
 logger = logging.get_logger(__name__)
@@ -40,29 +41,50 @@ class PositionLayer:
     """Mixin over a family's stock layer: adds the embedding-level positions to its input (`position_every_layer`).
 
     The layer does so itself because its scale is its own: under FSDP, or offloaded, it has its parameters only while it
-    is called. The first layer, whose input has the positions already, is called without them, and the one that was built as
-    the first has no scale, wherever it is put.
+    is called. It looks the positions up itself, too: a differentiable tensor handed on as a keyword would break reentrant
+    gradient checkpointing. The first layer's input has the positions already, and the one that was built as the first has no
+    scale, wherever it is put.
     """
 
     def install(self) -> None:
         self.position_scale = PositionParameter((1,), zeros)
 
-    def with_positions(self, hidden_states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        """The layer's input and, where they are given, the positions at its own scale."""
-        if positions is not None and hasattr(self, "position_scale"):
-            hidden_states = hidden_states + self.position_scale() * positions
+    def with_positions(self, hidden_states: torch.Tensor, repeated: "RepeatedPositions | None") -> torch.Tensor:
+        """The layer's input and, but for the first layer, the positions at its own scale."""
+        if repeated is not None and hasattr(self, "position_scale") and self is not repeated.first_layer.module:
+            hidden_states = hidden_states + self.position_scale() * repeated.vectors(hidden_states)
         return hidden_states
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        **kwargs,
+        self, hidden_states: torch.Tensor, *args, repeated_positions: "RepeatedPositions | None" = None, **kwargs
     ) -> torch.Tensor:
-        hidden_states = self.with_positions(hidden_states, positions)
-        return super().forward(hidden_states, attention_mask, encoder_hidden_states, **kwargs)
+        return super().forward(self.with_positions(hidden_states, repeated_positions), *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class RepeatedPositions:
+    """The embedding-level positions of a forward pass, for the layers that add them to their input.
+
+    Attributes:
+        base_model: has the embeddings.
+        first_layer: of the encoder, which has the positions in its input.
+        position_ids: (batch or 1, length), or None.
+        length, past_length: of the sequences, and of those in the cache before.
+        packing: see [`Packing`].
+    """
+
+    base_model: ModuleReference
+    first_layer: ModuleReference
+    position_ids: torch.Tensor | None
+    length: int
+    past_length: int | torch.Tensor
+    packing: Packing | None
+
+    def vectors(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch or 1, length, hidden) for the states that these are added to, or (1, tokens, hidden)."""
+        where = self.position_ids, self.length, self.past_length, hidden_states.device
+        vectors = self.base_model.module.position_vectors(*where).to(hidden_states.device)
+        return vectors if self.packing is None else self.packing.pack(vectors)
 
 
 class PositionEncoder:
@@ -101,34 +123,25 @@ class PositionEncoder:
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        position_ids: torch.Tensor | None = None,
+        *args,
+        given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
+        packing: Packing | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPastAndCrossAttentions:
-        hidden_states, repeated = self.prepare(
-            hidden_states, past_key_values, position_ids, table_position_ids, base_model, kwargs
-        )
-        for index, layer in enumerate(self.family.layers_of(self)):
-            hidden_states = layer(
-                hidden_states,
-                attention_mask,
-                encoder_hidden_states,  # positional, as gradient checkpointing needs it
-                *(repeated if index else ()),  # likewise
-                encoder_attention_mask=encoder_attention_mask,
-                past_key_values=past_key_values,
-                position_ids=position_ids,
-                **kwargs,
-            )
-        hidden_states = self.finish(hidden_states, kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=hidden_states, past_key_values=past_key_values if use_cache else None
-        )
+    ) -> ModelOutput:
+        """The stock encoder's, on states that are packed where there is a `packing`.
+
+        Args:
+            given_position_ids: as the caller of the model gave them; some stock encoders get `position_ids` too.
+        """
+        position_ids = kwargs.get("position_ids") if given_position_ids is None else given_position_ids
+        where = cache_in(args, kwargs), position_ids, table_position_ids
+        hidden_states, own = self.prepare(hidden_states, *where, base_model, packing)
+        output = super().forward(hidden_states, *args, **kwargs, **own)
+        if packing is not None:
+            output.last_hidden_state = packing.unpack(output.last_hidden_state)
+        return output
 
     def prepare(
         self,
@@ -137,33 +150,28 @@ class PositionEncoder:
         position_ids: torch.Tensor | None,
         table_position_ids: torch.Tensor | None,
         base_model: ModuleReference | None,
-        kwargs: dict,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Put what the self-attentions want among the layers' `kwargs`, where `packing` may be already.
-
-        Returns:
-            The input of the first layer, packed where there is a packing. And the embedding-level positions that all layers
-            but the first add to theirs (`position_every_layer`), or ().
-        """
+        packing: Packing | None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """The input of the first layer, packed where there is a packing, and the keywords that the layers want."""
         if base_model is None and (self.every_layer or self.reads_table):
             raise ValueError("this encoder's schemes read the embeddings of its model: call the model")
+        own: dict[str, Any] = {} if packing is None else {"packing": packing}
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
-            kwargs["position_state"] = self._position_state(
+            own["position_state"] = self._position_state(
                 hidden_states, cache, position_ids, table_position_ids, embeddings
             )
-        repeated: tuple[torch.Tensor, ...] = ()
         if self.every_layer:
-            repeated = (base_model.module.repeated_positions(hidden_states, cache, position_ids, table_position_ids),)
-        packing: Packing | None = kwargs.get("packing")
-        if packing is not None:
-            hidden_states, *repeated = (packing.pack(states) for states in (hidden_states, *repeated))
-        return hidden_states, tuple(repeated)
-
-    def finish(self, hidden_states: torch.Tensor, kwargs: dict) -> torch.Tensor:
-        """The output of the last layer as (batch, length, hidden)."""
-        packing: Packing | None = kwargs.get("packing")
-        return hidden_states if packing is None else packing.unpack(hidden_states)
+            uses_table = self.family.embeddings_of(base_model.module).position_scheme.name == "absolute"
+            own["repeated_positions"] = RepeatedPositions(
+                base_model,
+                ModuleReference(self.family.layers_of(self)[0]),
+                table_position_ids if uses_table and table_position_ids is not None else position_ids,
+                length := hidden_states.shape[1],
+                cache_lengths(cache, length)[0],
+                packing,
+            )
+        return hidden_states if packing is None else packing.pack(hidden_states), own
 
     def _position_state(
         self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -228,73 +236,56 @@ def _follow_each_other(positions: torch.Tensor, length: int | torch.Tensor) -> b
 class PositionModel:
     """Mixin over a family's base model: hands itself to its encoder, which reads tables that belong to the embeddings.
 
-    In RoBERTa-like families, positions in the table count the tokens that are not padding, so they need the input. The
+    Its forward is stock's, by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the tokens that are not padding, so they need the input. The
     embeddings work them out themselves; here they are worked out for what reads the table inside the encoder.
     """
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        encoder_hidden_states: torch.Tensor | None = None,
-        encoder_attention_mask: torch.Tensor | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],  # read by transformers to know what can be asked for
-    ):
-        kwargs |= self.for_the_encoder(input_ids, position_ids, past_key_values)
-        cached = {"past_key_values": past_key_values, "encoder_hidden_states": encoder_hidden_states}
-        kwargs |= self.packing_for(attention_mask, {**kwargs, **cached})
-        return super().forward(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            encoder_hidden_states=encoder_hidden_states,
-            encoder_attention_mask=encoder_attention_mask,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            **kwargs,
-        )
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        # A class that derives from a variant has its forward, or one of its own that calls it.
+        if cls.forward is stock_forward(cls):
+            cls.forward = hands_positions_on(cls.forward)
 
-    def for_the_encoder(self, input_ids, position_ids, past_key_values: Cache | None) -> dict[str, Any]:
-        """What the encoder is given beside stock's arguments, where it reads tables of the embeddings."""
-        family = self.position_parts.family
-        embeddings, encoder, given = family.embeddings_of(self), family.encoder_of(self), {}
+    def for_the_encoder(self, inputs: ModelInputs) -> dict[str, Any]:
+        """What the encoder is given beside stock's arguments."""
+        given: dict[str, Any] = {"given_position_ids": inputs.position_ids}
+        embeddings, encoder = (part(self) for part in (self.family.embeddings_of, self.family.encoder_of))
         scheme = embeddings.position_scheme
         repeats_table = encoder.every_layer and scheme is not None and scheme.name == "absolute"
         if encoder.reads_table or encoder.every_layer:
             given["base_model"] = ModuleReference(self)
-            if position_ids is None and (encoder.reads_table or repeats_table):
-                past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-                given["table_position_ids"] = embeddings.family_position_ids(input_ids, past_length)
-        return given
+            if inputs.position_ids is None and (encoder.reads_table or repeats_table):
+                past_length = 0 if inputs.cache is None else inputs.cache.get_seq_length()
+                given["table_position_ids"] = embeddings.family_position_ids(inputs.input_ids, past_length)
+        if self.config.unpad:
+            heads = self.family.setting(self.config, "num_attention_heads")
+            given["packing"] = packing_of(self.config, encoder, heads, inputs)
+        return {name: value for name, value in given.items() if value is not None}
 
-    def packing_for(self, attention_mask: torch.Tensor | None, arguments: dict) -> dict[str, Packing]:
-        """How the encoder leaves padding out, for a call with these arguments; nothing where it is to compute it."""
-        if not self.config.unpad:
-            return {}
-        family = self.position_parts.family
-        heads = family.setting(self.config, "num_attention_heads")
-        packing = packing_of(self.config, family.encoder_of(self), heads, attention_mask, arguments)
-        return {} if packing is None else {"packing": packing}
-
-    def repeated_positions(self, hidden_states, cache, position_ids, table_position_ids) -> torch.Tensor:
+    def position_vectors(
+        self, position_ids: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
+    ) -> torch.Tensor:
         """The embedding-level vectors in the width of the layers (ELECTRA projects them, without its bias)."""
-        family = self.position_parts.family
-        embeddings = family.embeddings_of(self)
-        if table_position_ids is not None and embeddings.position_scheme.name == "absolute":
-            position_ids = table_position_ids
-        length = hidden_states.shape[1]
-        past_length, _ = cache_lengths(cache, length)
-        vectors = embeddings.position_vectors(position_ids, length, past_length, hidden_states.device)
+        vectors = self.family.embeddings_of(self).position_vectors(position_ids, length, past_length, device)
         # ELECTRA has none where both are of one width.
-        projection = getattr(self, family.projection, None) if family.projection else None
+        projection = getattr(self, self.family.projection, None) if self.family.projection else None
         return vectors if projection is None else without_bias(projection, vectors)
+
+    @property
+    def family(self) -> Family:
+        return self.position_parts.family
+
+
+def hands_positions_on(forward: Callable) -> Callable:
+    """A stock base model's forward that tells the encoder where tokens are."""
+    receives = Receives.of(forward)
+
+    @functools.wraps(forward)
+    def forward_with_positions(self, *args, **kwargs):
+        inputs = ModelInputs.of(receives, args, kwargs)
+        return forward(self, *args, **kwargs, **self.for_the_encoder(inputs))
+
+    return forward_with_positions
 
 
 @dataclass(frozen=True)

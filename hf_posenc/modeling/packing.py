@@ -7,7 +7,6 @@ padding gets what it would get with padding, and padding itself gets zeros.
 """
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from torch.nn.modules import module as every_module
 
 from .blockwise import Term
 from .scheme import PairTerm, RelativeTerm, is_traced
+from .stock_interface import ModelInputs, Receives
 
 
 # Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
@@ -201,44 +201,35 @@ def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(lengths)]))
 
 
-def packing_of(
-    config, encoder: nn.Module, heads: int | None, attention_mask: torch.Tensor | None, arguments: dict
-) -> Packing | None:
+def packing_of(config, encoder: nn.Module, heads: int | None, inputs: ModelInputs) -> Packing | None:
     """The packing of a batch, where it pays to leave its padding out and nothing stands against it.
 
     Args:
         config, encoder: of the base model that is called.
         heads: see [`Packing.of`].
-        attention_mask: as its caller gave it.
-        arguments: what else it was called with, by name.
+        inputs: what it is called with.
     """
-    if not isinstance(attention_mask, torch.Tensor) or attention_mask.dim() != 2 or is_traced():
+    mask = inputs.attention_mask
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or is_traced():
         return None
-    if attention_mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
+    # Of a mask of other sequences, stock makes what it makes, or an error.
+    if tuple(mask.shape) != inputs.shape:
         return None
-    attended = attention_mask.bool()
+    if mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
+        return None
+    attended = mask.bool()
     lengths = attended.sum(1)
     padding = attended.numel() - int(lengths.sum())
     if padding < max(FEWEST_PLACES, SMALLEST_SHARE * attended.numel()):
         return None
-    # A sequence that is padding from end to end attends to its padding.
-    if not lengths.all() or padding_is_read.get() or _records(config, arguments):
+    # A sequence that is padding from end to end attends to its padding, and what is recorded has padding in it.
+    if not lengths.all() or padding_is_read.get() or inputs.records(config):
         return None
-    if any(arguments.get(name) is not None for name in ("past_key_values", "encoder_hidden_states")):
+    if inputs.cache is not None or inputs.reads_another_sequence:
         return None
     if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0) or is_hooked(encoder):
         return None
     return Packing.of(attended, heads)
-
-
-def _records(config, arguments: dict) -> bool:
-    """Whether a call asks for hidden states or attention weights, of which padding is a part."""
-    for name in ("output_hidden_states", "output_attentions"):
-        asked = arguments.get(name)
-        asked = getattr(config, name, False) if asked is None else asked
-        if asked is not None and asked is not False:  # 0 is a layer
-            return True
-    return False
 
 
 # Modules of Python whose hooks packed states do no harm. Those of transformers that record outputs stay on a model once they
@@ -263,10 +254,10 @@ def is_hooked(module: nn.Module) -> bool:
 padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
 
 
-def loss_reads_padding(arguments: dict) -> bool:
-    """Whether a head's loss, given its arguments by name, has a part at padding: labels there, or a softmax over places."""
-    mask, labels = arguments.get("attention_mask"), arguments.get("labels")
-    if arguments.get("start_positions") is not None:
+def loss_reads_padding(inputs: ModelInputs) -> bool:
+    """Whether the loss of a head that is called so has a part at padding: labels there, or a softmax over places."""
+    mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
+    if inputs.arguments.get("start_positions") is not None:
         return True
     if not isinstance(mask, torch.Tensor) or not isinstance(labels, torch.Tensor) or labels.shape != mask.shape:
         return False
@@ -275,11 +266,11 @@ def loss_reads_padding(arguments: dict) -> bool:
 
 def computes_padding_that_is_read(forward: Callable) -> Callable:
     """A head's forward whose base model computes padding where the head's loss reads it."""
-    names = tuple(inspect.signature(forward).parameters)[1:]
+    receives = Receives.of(forward)
 
     @functools.wraps(forward)
     def forward_with_padding(self, *args, **kwargs):
-        if is_traced() or not loss_reads_padding({**dict(zip(names, args, strict=False)), **kwargs}):
+        if is_traced() or not loss_reads_padding(ModelInputs.of(receives, args, kwargs)):
             return forward(self, *args, **kwargs)
         token = padding_is_read.set(True)
         try:

@@ -20,6 +20,7 @@ from ..changes import Changes, hook_method
 from ..modeling.caching import cached, is_plain
 from ..modeling.relative_positions import relative_distances, spread
 from ..modeling.scheme import RelativeTerm, is_traced
+from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
 
 
@@ -142,34 +143,32 @@ def _table(found: Callable, encoder: nn.Module) -> torch.Tensor | None:
 
 
 def _forward(
-    projections: Callable,
-    found: Callable,
-    attention: nn.Module,
-    hidden_states: torch.Tensor,
-    attention_mask,
-    output_attentions: bool = False,
-    query_states: torch.Tensor | None = None,
-    relative_pos=None,
-    rel_embeddings: torch.Tensor | None = None,
+    projections: Callable, receives: Receives, found: Callable, attention: nn.Module, hidden_states, *args, **kwargs
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`DisentangledSelfAttention.forward`.
 
     Args:
         projections: of the version, see [`_project_v1`].
-        relative_pos: [`Distances`] where a backend is asked for; stock's own tensor otherwise.
+        receives: how stock's is called. Its relative positions are [`Distances`] where a backend is asked for.
     """
-    if not isinstance(relative_pos, Distances) or output_attentions or query_states is not None:
-        length = hidden_states.shape[1]
-        mask, relative = attention_mask, relative_pos
-        if isinstance(mask, TokenMask):
-            mask = mask.given[:, None, None, :] * mask.given[:, None, :, None]
-        if isinstance(relative, Distances):
-            relative = None if relative.relative is None else spread(relative.relative, length, length)[None]
-        return found(hidden_states, mask, output_attentions, query_states, relative, rel_embeddings)
-    query, key, value, scaling, terms = projections(attention, hidden_states, relative_pos, rel_embeddings)
+    given = {**dict(zip(receives.names[1:], args)), **kwargs}
+    distances, mask = given.get("relative_pos"), given.get(receives.mask)
+    if not isinstance(distances, Distances) or given.get("output_attentions") or given.get("query_states") is not None:
+        return found(
+            hidden_states, **{**given, **_as_stock_takes_them(receives, mask, distances, hidden_states.shape[1])}
+        )
+    query, key, value, scaling, terms = projections(attention, hidden_states, distances, given.get("rel_embeddings"))
     dropout = attention.dropout.p if attention.training else 0.0
-    settings = attention_mask, scaling, dropout
-    return attend(relative_pos.implementation, attention, query, key, value, terms, *settings), None
+    return attend(distances.implementation, attention, query, key, value, terms, mask, scaling, dropout), None
+
+
+def _as_stock_takes_them(receives: Receives, mask, distances, length: int) -> dict:
+    """Mask and relative positions of pairs, of a backend's own."""
+    if isinstance(mask, TokenMask):
+        mask = mask.given[:, None, None, :] * mask.given[:, None, :, None]
+    if isinstance(distances, Distances):
+        distances = None if distances.relative is None else spread(distances.relative, length, length)[None]
+    return {receives.mask: mask, "relative_pos": distances}
 
 
 def _project_v1(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
@@ -265,4 +264,5 @@ def install(changes: Changes) -> None:
         hook_method(changes, encoder, "get_rel_pos", _distances)
         hook_method(changes, encoder, "get_rel_embedding", _table)
     for attention, projections in zip(SELF_ATTENTIONS, (_project_v1, _project_v2)):
-        hook_method(changes, attention, "forward", functools.partial(_forward, projections))
+        receives = Receives.of(attention.forward)
+        hook_method(changes, attention, "forward", functools.partial(_forward, projections, receives))

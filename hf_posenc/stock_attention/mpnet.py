@@ -17,12 +17,15 @@ from ..modeling.attention import dense_mask
 from ..modeling.modeling_posenc import PositionEncoder
 from ..modeling.relative_positions import relative_distances, spread
 from ..modeling.scheme import PairTerm, RelativeTerm, is_traced
+from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, attend, split_heads
 
 
 MODELS = (MPNetPreTrainedModel,)
 # Tokens from which on blocks are faster than PyTorch's kernel with the bias of every pair.
 BLOCKS_FROM = 256
+# How stock's self-attention is called.
+RECEIVES = Receives.of(MPNetSelfAttention.forward)
 
 
 class Bias(NamedTuple):
@@ -95,28 +98,22 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
     return Bias(implementation, rows, bias, pairs)
 
 
-def _forward(
-    found: Callable,
-    attention: nn.Module,
-    hidden_states: torch.Tensor,
-    attention_mask=None,
-    position_bias=None,
-    output_attentions: bool = False,
-    **kwargs,
-):
-    """`MPNetSelfAttention.forward`; `position_bias` is a [`Bias`] where a backend is asked for."""
-    if not isinstance(position_bias, Bias):
-        return found(hidden_states, attention_mask, position_bias, output_attentions, **kwargs)
-    heads = attention.num_attention_heads
-    if output_attentions:
+def _forward(found: Callable, attention: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
+    """`MPNetSelfAttention.forward`; its bias is a [`Bias`] where a backend is asked for."""
+    given = {**dict(zip(RECEIVES.names[1:], args)), **kwargs}
+    of_pairs = next((name for name, value in given.items() if isinstance(value, Bias)), None)
+    if of_pairs is None:
+        return found(hidden_states, *args, **kwargs)
+    bias, mask, heads = given[of_pairs], given.get(RECEIVES.mask), attention.num_attention_heads
+    if given.get("output_attentions"):
         length = hidden_states.shape[1]
-        pairs = _by_pair(position_bias.bias, position_bias.rows, length)
-        return found(hidden_states, _additive(attention_mask, hidden_states), pairs, True, **kwargs)
+        given |= {RECEIVES.mask: _additive(mask, hidden_states), of_pairs: _by_pair(bias.bias, bias.rows, length)}
+        return found(hidden_states, **given)
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
-    settings = attention_mask, attention.attention_head_size**-0.5, dropout
-    output = attend(position_bias.implementation, attention, query, key, value, [position_bias.term], *settings)
+    settings = mask, attention.attention_head_size**-0.5, dropout
+    output = attend(bias.implementation, attention, query, key, value, [bias.term], *settings)
     return (attention.o(output),)
 
 

@@ -86,7 +86,7 @@ def test_a_decoder_with_a_cache_gives_the_bits_of_stock(family):
     for each in (reference, model):
         with torch.no_grad():
             prompt = each(input_ids[:, :7], use_cache=True)
-            outputs.append(each(input_ids[:, 7:], past_key_values=prompt.past_key_values).logits)
+            outputs.append(each(input_ids[:, 7:], **{tiny.CACHE: getattr(prompt, tiny.CACHE)}).logits)
     assert torch.equal(*outputs)
 
 
@@ -112,9 +112,9 @@ def test_a_cache_does_not_lead_past_the_table():
     model = tiny.build("absolute", head="LMHeadModel", is_decoder=True)
     input_ids = tiny.inputs(batch=1, length=64)["input_ids"]
     with torch.no_grad():
-        cache = model(input_ids, use_cache=True).past_key_values
+        cache = getattr(model(input_ids, use_cache=True), tiny.CACHE)
         with pytest.raises(ValueError, match="65 tokens"):
-            model(input_ids[:, :1], past_key_values=cache)
+            model(input_ids[:, :1], **{tiny.CACHE: cache})
 
 
 @pytest.mark.parametrize("scheme", ["none", "sinusoidal", "t5", "deberta", "rope"])

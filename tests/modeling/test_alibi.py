@@ -174,8 +174,8 @@ def test_one_token_at_a_time_gives_what_the_whole_sequence_gives():
         whole = model(input_ids, use_cache=False).logits
         cache, pieces = None, []
         for piece in (input_ids[:, :3], *input_ids[:, 3:].split(1, dim=1)):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(piece, **{tiny.CACHE: cache}, use_cache=True)
+            cache = getattr(output, tiny.CACHE)
             pieces.append(output.logits)
         other_distances = model(input_ids, position_ids=torch.zeros_like(input_ids), use_cache=False).logits
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=TOLERANCE)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import SIZES, build, inputs
+from tiny import CACHE, SIZES, build, inputs
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
@@ -45,7 +45,7 @@ def in_pieces(model, batch: dict, position_ids, cache, lengths: list[int]) -> to
             batch["input_ids"][:, start:end],
             attention_mask=batch["attention_mask"][:, :end],
             position_ids=None if position_ids is None else position_ids[:, start:end],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
         logits.append(output.logits)
@@ -94,7 +94,7 @@ def test_pieces_with_and_without_position_ids_may_follow_each_other(scheme, kind
         for start in (0, 4, 8):
             piece = slice(start, start + 4)
             given = position_ids[:, piece] if start == 4 else None
-            output = model(batch["input_ids"][:, piece], position_ids=given, past_key_values=cache, use_cache=True)
+            output = model(batch["input_ids"][:, piece], position_ids=given, **{CACHE: cache}, use_cache=True)
             found.append(output.logits)
     torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=TOLERANCE, rtol=0)
 
@@ -213,7 +213,7 @@ def test_a_cache_that_is_reset_forgets_positions(kind):
     if cache.get_seq_length():
         pytest.skip("the reset of this transformers keeps a dynamic cache's length")
     with torch.no_grad():
-        found = model(batch["input_ids"], past_key_values=cache, use_cache=True).logits
+        found = model(batch["input_ids"], **{CACHE: cache}, use_cache=True).logits
     torch.testing.assert_close(found, at_once(model, batch, None), atol=TOLERANCE, rtol=0)
 
 
@@ -224,15 +224,15 @@ def test_what_is_not_known_of_a_cache_is_refused():
     for layer in cache.layers:
         layer.keys, layer.values = (torch.cat([states, states], dim=2) for states in (layer.keys, layer.values))
     with pytest.raises(ValueError, match="the cache has 12 tokens, and positions of 6"):
-        model(batch["input_ids"], position_ids=uneven(model), past_key_values=cache)
+        model(batch["input_ids"], position_ids=uneven(model), **{CACHE: cache})
 
 
 def test_without_position_ids_a_cache_is_what_stock_makes():
     model, batch = decoder("t5"), inputs(padding=None)
-    cache = model(**batch, use_cache=True).past_key_values
+    cache = getattr(model(**batch, use_cache=True), CACHE)
     assert not any(isinstance(layer, PositionCacheLayer) for layer in cache.layers)
     assert len(cache) == SIZES["num_hidden_layers"]
-    cache = model(**batch, position_ids=uneven(model), use_cache=True).past_key_values
+    cache = getattr(model(**batch, position_ids=uneven(model), use_cache=True), CACHE)
     assert len(cache) == SIZES["num_hidden_layers"]
     assert all(keys.shape == (3, 4, LENGTH, 8) for keys, *_ in cache)
 
@@ -263,7 +263,7 @@ def test_positions_of_cached_tokens_are_not_exported_in_silence():
     cache = DynamicCache()
     register_dynamic_cache_export_support()
     in_pieces(model, batch, None, cache, [6])
-    keywords = {"input_ids": batch["input_ids"][:, 6:], "position_ids": uneven(model)[:, 6:], "past_key_values": cache}
+    keywords = {"input_ids": batch["input_ids"][:, 6:], "position_ids": uneven(model)[:, 6:], CACHE: cache}
     with pytest.raises(ValueError, match="positions of cached tokens cannot be exported"):
         torch.export.export(model, (), keywords, strict=False)
 
@@ -284,12 +284,12 @@ def test_a_static_cache_does_not_lead_past_the_table_either(scheme, family):
     model = build(scheme, family, head, is_decoder=True)
     cache, batch = StaticCache(model.config, max_cache_len=100), inputs(length=60, family=family, padding=None)
     with torch.no_grad():
-        model(**batch, past_key_values=cache, use_cache=True)
+        model(**batch, **{CACHE: cache}, use_cache=True)
         with pytest.raises(ValueError, match="longer than the table of absolute positions"):
-            model(batch["input_ids"][:, :8], past_key_values=cache, use_cache=True)
+            model(batch["input_ids"][:, :8], **{CACHE: cache}, use_cache=True)
 
 
 def test_rotated_keys_need_no_positions_in_the_cache():
     model, batch = decoder("rope"), inputs(padding=None)
-    cache = model(**batch, position_ids=uneven(model), use_cache=True).past_key_values
+    cache = getattr(model(**batch, position_ids=uneven(model), use_cache=True), CACHE)
     assert not any(isinstance(layer, PositionCacheLayer) for layer in cache.layers)

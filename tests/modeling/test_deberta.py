@@ -424,8 +424,8 @@ def test_one_token_at_a_time_gives_what_the_whole_sequence_gives(backend, flags)
         whole = model(input_ids).logits
         cache, steps = None, []
         for token in input_ids.split(1, dim=1):
-            output = model(token, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(token, **{tiny.CACHE: cache}, use_cache=True)
+            cache = getattr(output, tiny.CACHE)
             steps.append(output.logits)
         model.bert.encoder.rel_embeddings.weight.zero_()
         silenced = model(input_ids).logits

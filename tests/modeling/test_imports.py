@@ -36,7 +36,11 @@ STANDARD_LIBRARY = {
     "typing",
 }
 # Of those that can do harm, all that is used: to put the code beside a variant that is saved.
-USED = {"os": {"PathLike", "makedirs", "path"}, "shutil": {"copyfile"}, "inspect": {"getfile", "signature", "unwrap"}}
+USED = {
+    "os": {"PathLike", "makedirs", "path"},
+    "shutil": {"copyfile"},
+    "inspect": {"Parameter", "getfile", "signature", "unwrap"},
+}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "open", "input", "__import__", "breakpoint", "globals", "locals"}
 # Parts of torch and transformers that load code or pickles, or that download.
 FORBIDDEN_NAMES = {"hub", "load", "save", "cpp_extension", "load_library", "package", "cached_file", "hf_hub_download"}

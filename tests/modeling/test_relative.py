@@ -213,8 +213,8 @@ def test_a_cache_computes_what_the_whole_sequence_computes(flags, one_by_one):
     cache, states = None, []
     for part in input_ids.split([1] * 14 if one_by_one else [6, 5, 3], dim=1):
         with torch.no_grad():
-            outputs = model(part, past_key_values=cache, use_cache=True)
-        cache = outputs.past_key_values
+            outputs = model(part, **{tiny.CACHE: cache}, use_cache=True)
+        cache = getattr(outputs, tiny.CACHE)
         states.append(outputs.last_hidden_state)
     torch.testing.assert_close(torch.cat(states, dim=1), expected, rtol=0, atol=TOLERANCE)
 

@@ -223,7 +223,7 @@ def test_decoders_refuse_frequencies_that_change_with_the_length(scaling):
     with torch.no_grad():
         whole = model(input_ids).logits
         prompt = model(input_ids[:, :70], use_cache=True)
-        rest = model(input_ids[:, 70:], past_key_values=prompt.past_key_values).logits
+        rest = model(input_ids[:, 70:], **{tiny.CACHE: getattr(prompt, tiny.CACHE)}).logits
     assert (whole - torch.cat([prompt.logits, rest], dim=1)).abs().max() < TOLERANCE
 
 

@@ -132,8 +132,8 @@ def test_a_cache_continues_to_count():
         whole = model(input_ids).logits
         cache, steps = None, []
         for token in input_ids.split(1, dim=1):
-            output = model(token, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(token, **{tiny.CACHE: cache}, use_cache=True)
+            cache = getattr(output, tiny.CACHE)
             steps.append(output.logits)
         model.bert.embeddings.position_scale.weight.zero_()
         assert (model(input_ids).logits - whole).abs().max() > 1e-3

@@ -240,8 +240,8 @@ def test_one_token_at_a_time_gives_what_the_whole_sequence_gives():
         whole = model(input_ids, use_cache=False).logits
         cache, pieces = None, []
         for piece in (input_ids[:, :3], *input_ids[:, 3:].split(1, dim=1)):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(piece, **{tiny.CACHE: cache}, use_cache=True)
+            cache = getattr(output, tiny.CACHE)
             pieces.append(output.logits)
         zeros = {name: torch.zeros_like(p) for name, p in position_parameters(model).items()}
         without = torch.func.functional_call(model, zeros, (input_ids,)).logits

@@ -286,8 +286,8 @@ def test_one_token_at_a_time_gives_what_the_whole_sequence_gives(family, head, s
         whole = model(input_ids, use_cache=False).logits
         cache, pieces = None, []
         for piece in (input_ids[:, :3], *input_ids[:, 3:].split(1, dim=1)):
-            output = model(piece, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = model(piece, **{tiny.CACHE: cache}, use_cache=True)
+            cache = getattr(output, tiny.CACHE)
             pieces.append(output.logits)
         zeros = {name: torch.zeros_like(p) for name, p in position_parameters(model).items()}
         without = torch.func.functional_call(model, zeros, (input_ids,)).logits
@@ -301,7 +301,7 @@ def test_a_static_cache_may_be_longer_than_the_table():
     cache = StaticCache(config=model.config, max_cache_len=200)
     with torch.no_grad():
         whole = model(input_ids, use_cache=False).logits
-        pieces = [model(piece, past_key_values=cache).logits for piece in input_ids.split([5, 1, 1, 1], dim=1)]
+        pieces = [model(piece, **{tiny.CACHE: cache}).logits for piece in input_ids.split([5, 1, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=0, atol=TOLERANCE)
 
 
@@ -342,9 +342,9 @@ def test_a_cache_that_reaches_beyond_the_table_is_an_error_that_says_so():
     model = tiny.build("tupe", head="LMHeadModel", is_decoder=True)
     input_ids = tiny.inputs(batch=1, length=64, padding=None)["input_ids"]
     with torch.no_grad():
-        cache = model(input_ids, use_cache=True).past_key_values
+        cache = getattr(model(input_ids, use_cache=True), tiny.CACHE)
         with pytest.raises(ValueError, match="65 tokens is longer than the table"):
-            model(input_ids[:, :1], past_key_values=cache)
+            model(input_ids[:, :1], **{tiny.CACHE: cache})
 
 
 @pytest.mark.parametrize("scheme", ["deberta+tupe", "absolute+tupe+deberta", "tupe + disentangled"])

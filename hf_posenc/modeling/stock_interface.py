@@ -1,0 +1,153 @@
+"""What transformers' modules hand to each other, told by what it is: names inside them change from release to release.
+
+Variants derive from stock classes, whose code goes on calling: a model its embeddings and its encoder, an encoder its layers,
+a layer its self-attention. In 5.24, for example, the cache changed its name in all of these calls, and in the public ones.
+So a cache is told by its type, the number of tokens in it by being a number, and a mask by its annotation and place in the
+signature of the stock class; whatever else is handed on goes on untouched. Here alone a name of this kind is read. The names
+of what a tokenizer gives, of a model's public inputs and of its settings are those of transformers' documentation.
+
+Signatures are read when a class is made, and not in a forward pass, which torch.compile could not trace then.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_bidirectional_mask
+
+
+@functools.cache
+def parameters(forward: Callable) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a module's forward that can be given by place, without `self`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p for p in inspect.signature(forward).parameters.values() if p.kind in kinds)[1:]
+
+
+@functools.cache
+def names(forward: Callable) -> tuple[str, ...]:
+    """The names of [`parameters`]."""
+    return tuple(parameter.name for parameter in parameters(forward))
+
+
+def mask_name(forward: Callable) -> str | None:
+    """The name under which a forward takes the mask of its own tokens, None where it takes nothing beside its input.
+
+    A parameter that calls itself a mask, and not one of the encoder's in an encoder-decoder; else the first tensor after the
+    input; else, where nothing is annotated, the first parameter after the input.
+    """
+    others = parameters(forward)[1:]
+    called_so = [p for p in others if "mask" in p.name and "encoder" not in p.name]
+    tensors = [p for p in others if "Tensor" in str(p.annotation)]
+    return next((p.name for p in (*called_so, *tensors, *others)), None)
+
+
+def stock_forward(cls: type) -> Callable | None:
+    """The forward of the nearest class of transformers' own that a class derives from."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("transformers.") and "forward" in vars(base):
+            return base.forward
+    return None
+
+
+def cache_in(args: tuple, kwargs: dict) -> Cache | None:
+    """The cache among the arguments of a call."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Cache):
+            return value
+    return None
+
+
+def past_length_in(args: Iterable, kwargs: dict) -> int | torch.Tensor:
+    """The number of tokens in a cache, among the arguments of the embeddings: an integer, or a tensor of one (static caches)."""
+    for value in (*args, *kwargs.values()):
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if is_number or (isinstance(value, torch.Tensor) and value.dim() == 0):
+            return value
+    return 0
+
+
+def bidirectional_mask(config, hidden_states: torch.Tensor, mask: torch.Tensor | None):
+    """transformers' mask of pairs, in the form that the config's attention function takes."""
+    return create_bidirectional_mask(config, hidden_states, mask)
+
+
+@dataclass(frozen=True)
+class Receives:
+    """How a module is called, as its stock class has it.
+
+    Attributes:
+        names: of its parameters, the input first.
+        mask: which of them is the mask.
+    """
+
+    names: tuple[str, ...]
+    mask: str | None
+
+    @classmethod
+    def of(cls, forward: Callable) -> "Receives":
+        return cls(names(forward), mask_name(forward))
+
+    def mask_and_cache(self, args: tuple, kwargs: dict) -> tuple[Any, Cache | None, dict[str, Any]]:
+        """The mask, the cache, and all else by name, of a call whose arguments after the input these are."""
+        if len(args) >= len(self.names):
+            raise TypeError(
+                f"takes {len(self.names)} arguments and was given {len(args) + 1}: {', '.join(self.names)}"
+            )
+        given = {**dict(zip(self.names[1:], args)), **kwargs}
+        cache = cache_in((), given)
+        mask = given.pop(self.mask, None)
+        return mask, cache, {name: value for name, value in given.items() if not isinstance(value, Cache)}
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """What a base model or a head was called with.
+
+    Attributes:
+        arguments: all that was given, by name.
+        attention_mask: as its caller gave it.
+        cache: None where none was given.
+    """
+
+    arguments: dict[str, Any]
+    attention_mask: Any = None
+    cache: Cache | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, receives: Receives, args: tuple, kwargs: dict) -> "ModelInputs":
+        arguments = {**dict(zip(receives.names, args)), **kwargs}
+        return cls(arguments, arguments.get(receives.mask), cache_in((), arguments))
+
+    @property
+    def input_ids(self) -> torch.Tensor | None:
+        return self.arguments.get("input_ids")
+
+    @property
+    def position_ids(self) -> torch.Tensor | None:
+        return self.arguments.get("position_ids")
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """(batch, length), with what comes between them in multiple choice; None where there is no input."""
+        embedded = self.arguments.get("inputs_embeds")
+        if isinstance(self.input_ids, torch.Tensor):
+            return tuple(self.input_ids.shape)
+        return tuple(embedded.shape[:-1]) if isinstance(embedded, torch.Tensor) else None
+
+    @property
+    def reads_another_sequence(self) -> bool:
+        """Whether there is cross-attention, to the states of an encoder."""
+        return self.arguments.get("encoder_hidden_states") is not None
+
+    def records(self, config) -> bool:
+        """Whether hidden states or attention weights are asked for, here or in the config."""
+        for name in ("output_hidden_states", "output_attentions"):
+            asked = self.arguments.get(name)
+            asked = getattr(config, name, False) if asked is None else asked
+            if asked is not None and asked is not False:  # 0 is a layer
+                return True
+        return False
