@@ -4,8 +4,6 @@ Run in a process of its own, with transformers as it is or rewritten; see [`comp
 the process (cached decoding with uncached, masked tokens with other ones) and returns what another process must compute too.
 """
 
-import inspect
-
 import renamed_transformers
 
 
@@ -63,12 +61,6 @@ def stock():
             config = tiny.stock_config(family, is_decoder=True, add_cross_attention=cross)
             yield from decoded(AutoModel.from_config(config).eval(), f"{family} cross={cross}")
     hf_posenc.install()
-
-
-def cache_name(model_class: type) -> str:
-    """What callers of a stock model call its cache."""
-    names = inspect.signature(model_class.forward).parameters
-    return next(name for name in ("memory_bank", "cache", "past_key_values") if name in names)
 
 
 def padded_inputs(family: str) -> dict:
@@ -188,7 +180,7 @@ def decoded(model, name: str):
     import torch
 
     ids = tiny.inputs(batch=2, length=9, padding=None)["input_ids"]
-    given, cache = {}, cache_name(stock_class(model))
+    given = {}
     states = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(3))
     mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     if model.config.add_cross_attention:
@@ -197,8 +189,8 @@ def decoded(model, name: str):
         whole = model(ids, **given, use_cache=False).last_hidden_state
         outputs = [model(ids[:, :4], **given, use_cache=True)]
         for start, stop in ((4, 5), (5, 9)):
-            kept = {cache: outputs[-1][cache]}
-            assert kept[cache].get_seq_length() == start
+            kept = {tiny.CACHE: outputs[-1][tiny.CACHE]}
+            assert kept[tiny.CACHE].get_seq_length() == start
             outputs.append(model(ids[:, start:stop], **given, **kept, use_cache=True))
         pieces = torch.cat([output.last_hidden_state for output in outputs], dim=1)
         torch.testing.assert_close(pieces, whole, rtol=0, atol=1e-4)
@@ -209,11 +201,6 @@ def decoded(model, name: str):
             assert (other - whole).abs().max() > 1e-2
     yield f"{name} whole", whole
     yield f"{name} pieces", pieces
-
-
-def stock_class(model) -> type:
-    """The stock class of a variant."""
-    return next(c for c in type(model).__mro__ if c.__module__.startswith("transformers.models."))
 
 
 def generated():

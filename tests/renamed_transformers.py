@@ -21,7 +21,7 @@ CACHE = {
     "past_key_values_length": "memory_bank_length",
     "cache_length": "memory_bank_length",
 }
-MASKS = {"attention_mask": "pair_mask", "encoder_attention_mask": "memory_mask"}
+MASKS = {"attention_mask": "pair_mask", "encoder_attention_mask": "encoder_pair_mask"}
 # A keyword that the base model hands down from module to module, and the constant of each file that arrives there.
 EXTRA, CONSTANT = "sequence_layout", "SEQUENCE_LAYOUT"
 

@@ -4,12 +4,14 @@ One process computes with transformers as it is installed, others with its model
 all compute the same, bit for bit.
 """
 
+import inspect
 from pathlib import Path
 
 import pytest
 import renamed_transformers
 import torch
 from fresh_process import ROOT, run_fresh
+from transformers.models.bert import modeling_bert
 
 
 def computed(kind: str | None, folder: Path) -> dict:
@@ -27,6 +29,8 @@ def expected(tmp_path_factory) -> dict:
 
 @pytest.mark.parametrize("kind", renamed_transformers.KINDS)
 def test_other_names_compute_the_same(kind, expected, tmp_path):
+    if kind == "strict" and "@deprecate_kwarg" not in inspect.getsource(modeling_bert):
+        pytest.skip("this version of transformers has one name for each of them")
     found = computed(kind, tmp_path)
     left_out = {key for key in expected if key[0] == "generated"} if kind == "public" else set()
     assert found.keys() == expected.keys() - left_out
