@@ -31,7 +31,7 @@ SIZES = {
     "initializer_range": 0.2,
 }
 # The keyword of a cache, and the output's name for it: "cache" since transformers 5.24.
-CACHE = next(name for name in ("cache", "past_key_values") if name in signature(BertModel.forward).parameters)
+CACHE = next(name for name, parameter in signature(BertModel.forward).parameters.items() if "Cache" in str(parameter))
 FAMILIES = {config.stock_model_type: config for config in plugin.CONFIGS}
 STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in plugin.VARIANT_CONFIGS.items()}
 
