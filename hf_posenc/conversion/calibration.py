@@ -9,9 +9,9 @@ from transformers.utils import logging
 
 from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.scheme import AttentionScheme
-from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.parameters import position_parameters
 
+from .checkpoints import keeps_positions
 from .observation import Batch, LayerByLayer, Observation, observe, undisturbed
 
 
@@ -118,19 +118,18 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
 
     Args:
         student: a variant, base model or with a head.
-        teacher: the stock model of the same checkpoint.
+        teacher: the model of the same checkpoint, stock or variant.
         batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
             some 2,000 tokens, one of vectors more.
         steps: of the minimisation, each one or two passes over the text in a layer.
     """
     family: Family = student.config.family
-    names = scheme_names(student.config.position_scheme)
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
     of_layers = [_parameters_of(family.self_attention_of(layer)) for layer in layers]
     own = {*position_parameters(layers).values()}
     shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
-    if {*scheme_names(family.native_scheme)} <= {*names} or not (shared or any(of_layers)):
+    if keeps_positions(student, teacher) or not (shared or any(of_layers)):
         return
     held = len(layers) if shared else 1
     batches = _affordable(batches, student.config.sizes.num_attention_heads, held)

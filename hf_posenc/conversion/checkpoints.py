@@ -15,9 +15,10 @@ from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
-from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
+from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.family import Family
-from ..modeling.schemes import scheme_names
+from ..modeling.schemes import SCHEMES, scheme_names
+from ..parameters import position_parameters
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
 from ..sentence_folders import MODULES, module_paths
 
@@ -187,6 +188,23 @@ def scheme_of(config: PreTrainedConfig) -> str:
     return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
 
 
+def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig) -> bool:
+    """Whether two configs have a scheme that computes the same: with the same flags, and sizes where it has some of its own."""
+    if not all(name in scheme_names(scheme_of(each)) for each in (config, original)):
+        return False
+    if not isinstance(original, PositionConfigMixin):
+        return True  # no other flags fit the parameters of a stock checkpoint
+    own, there = (vars(SCHEMES[name](each)) for each in (config, original))
+    return {**own, "init": None} == {**there, "init": None}
+
+
+def keeps_positions(student: PreTrainedModel, original: PreTrainedModel) -> bool:
+    """Whether a student has all of its original's schemes, with the flags and the parameters that they have there."""
+    kept = (keeps_scheme(name, student.config, original.config) for name in scheme_names(scheme_of(original.config)))
+    own, there = position_parameters(student), position_parameters(original)
+    return all(kept) and all(name in own and torch.equal(own[name], value) for name, value in there.items())
+
+
 def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:
     """Whether a scheme is what a stock checkpoint has by itself: it then stays a stock checkpoint."""
     if isinstance(config, PositionConfigMixin):
@@ -205,12 +223,15 @@ def student_config(config: PreTrainedConfig, position_scheme: str, flags: Mappin
     return config_class.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
 
 
+def is_new(name: str, position_scheme: str, config: PreTrainedConfig) -> bool:
+    """Whether a scheme is among those that a checkpoint is to have, and not among those that it has."""
+    return name in scheme_names(position_scheme) and name not in scheme_names(scheme_of(config))
+
+
 def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has one for all."""
-    family = family_of(config)
+    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has a `t5`."""
     flags = {name: value for name, value in flags.items() if value is not None}
-    has_table_for_all = "position_per_layer" in family.native_flags
-    if "position_per_layer" in flags_in_use(position_scheme) and not has_table_for_all:
+    if is_new("t5", position_scheme, config):
         flags.setdefault("position_per_layer", True)
     return flags
 

@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.family import Family
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
 from .calibration import calibrate
-from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
+from .checkpoints import (
+    Checkpoint,
+    default_flags,
+    family_of,
+    is_native,
+    is_new,
+    keeps_positions,
+    load_checkpoint,
+    make_student,
+    student_config,
+)
 from .extension import METHODS, extend, stride_of
 from .healing import Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
@@ -79,7 +88,9 @@ class Conversion:
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
         source, trained = self.original, self.healing.trained_length
-        if self.healing.reaches_further:
+        table = inspection.longest_sequence(student_config(source.config, self.position_scheme, self.flags))
+        # An original without a table may read further than its config has positions.
+        if self.healing.reaches_further or (table is not None and table < self.healing.max_length):
             source = extend(source, self.healing.max_length, trained, self.method)
         if is_native(self.original.config, self.position_scheme, self.flags):
             return source
@@ -154,7 +165,7 @@ class Conversion:
             with self.timed("start"):
                 start(student, self.original, batches, trained)
         report.rows += yardstick.measure(student, "start")
-        if needs_calibration(student):
+        if needs_calibration(student, self.original):
             with self.timed("calibrate"):
                 calibrate(student, self.original, batches)
             report.rows += yardstick.measure(student, "calibrate")
@@ -181,25 +192,23 @@ class Conversion:
         (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
 
 
-def needs_calibration(student: PreTrainedModel) -> bool:
-    """Whether a model has score terms with parameters in place of what its family's checkpoints were trained with."""
-    config = student.config
-    if not isinstance(config, PositionConfigMixin):
+def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bool:
+    """Whether a model has score terms with parameters in place of what its original was trained with."""
+    if not isinstance(student.config, PositionConfigMixin):
         return False
-    native, names = ({*scheme_names(name)} for name in (config.family.native_scheme, config.position_scheme))
-    of_attention = position_parameters(config.family.encoder_of(student.base_model))
-    return bool(of_attention) and not native <= names
+    of_attention = position_parameters(student.config.family.encoder_of(student.base_model))
+    return bool(of_attention) and not keeps_positions(student, original)
 
 
 def bucket_flags(
-    family: Family, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
+    config: PreTrainedConfig, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
 ) -> dict[str, Any]:
     """Flags of `t5` such that a bucket begins at the trained length, and the last near the longest distance.
 
-    None where they are given, and where the family's checkpoints have a table of their own.
+    None where they are given, and where the checkpoint has a table of its own.
     """
-    given = {"position_buckets", "position_max_distance"} & {*flags, *family.native_flags}
-    if "t5" not in scheme_names(position_scheme) or given or max_length <= trained_length:
+    given = {"position_buckets", "position_max_distance"} & {*flags}
+    if not is_new("t5", position_scheme, config) or given or max_length <= trained_length:
         return {}
     for buckets in (32, 48, 64, 96, 128):
         exact = buckets // 4
@@ -329,7 +338,7 @@ def chosen_flags(
             )
         return {}
     flags = default_flags(config, position_scheme, flags)
-    flags |= bucket_flags(family_of(config), position_scheme, flags, trained, max_length)
+    flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
     new = student_config(config, position_scheme, flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}

@@ -1,5 +1,6 @@
 """One call changes a checkpoint's positions and keeps what it knows, in every family, or says why not and leaves nothing."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
 from hf_posenc.conversion.report import REPORT, Report
+from hf_posenc.modeling.schemes import SCHEMES
 
 
 @pytest.fixture
@@ -137,7 +139,57 @@ class TestLonger:
             )
 
 
+@pytest.fixture(scope="module")
+def few_words(tmp_path_factory):
+    """A text, long enough to measure on."""
+    path = tmp_path_factory.mktemp("text") / "few.txt"
+    path.write_text(tiny_checkpoints.text(60), encoding="utf-8")
+    return path
+
+
+class TestSavedVariants:
+    """What was converted, or trained with a scheme, is converted again: its positions are filled with random values."""
+
+    @pytest.mark.parametrize(
+        "before, after", [pair for pair in itertools.product(SCHEMES, SCHEMES) if pair[0] != pair[1]]
+    )
+    def test_every_scheme_becomes_every_other(self, before, after, few_words):
+        original = tiny.build(before, num_hidden_layers=1)
+        tokenizer = tiny_checkpoints.tokenizer()
+        model, report = convert(original, after, text=few_words, train="none", tokenizer=tokenizer)
+        assert model.config.position_scheme == after
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        assert 0.3 < report.final()[0]["token_cosine"] < 1 + 1e-6
+
+    @pytest.mark.parametrize("before", [name for name in SCHEMES if name != "relative_key"])
+    def test_what_joins_a_scheme_that_is_there_starts_exactly(self, before, few_words):
+        """Flags that conversion chooses where a scheme is new, as a table of `t5` per layer, leave one that is there alone."""
+        original = tiny.build(before)
+        joining = "deberta" if before == "relative_key_query" else "relative_key"
+        tokenizer = tiny_checkpoints.tokenizer()
+        model, _ = convert(original, f"{before}+{joining}", text=few_words, train="none", tokenizer=tokenizer)
+        ids = torch.randint(5, 99, (2, 32))
+        with torch.no_grad():
+            difference = model(ids).last_hidden_state - original(ids).last_hidden_state
+        assert difference.abs().max() < 1e-5
+
+    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    def test_one_that_reads_further_than_its_config_says_gets_a_table_of_that_length(self, family, few_words):
+        original = tiny.build("rope", family)
+        tokenizer = tiny_checkpoints.tokenizer(family, length=80)
+        model, report = convert(original, "absolute", text=few_words, train="none", tokenizer=tokenizer)
+        assert report.final()[0]["length"] == 80
+        assert model(torch.randint(5, 99, (1, 80))).last_hidden_state.isfinite().all()
+
+
 class TestHeads:
+    @pytest.mark.parametrize("head", [cls.__name__ for cls in tiny.heads("bert")])
+    def test_every_head_is_measured(self, head, tmp_path, few_words):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert", head=head.removeprefix("Bert"))
+        model, report = convert(checkpoint, "t5", text=few_words, train="none")
+        assert type(model).__name__ == f"Posenc{head}"
+        assert ("same_answers" in report.final()[0]) == (head != "BertModel")
+
     def test_a_classifier_is_converted_as_a_whole(self, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForSequenceClassification", num_labels=3)
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_steps=10, output=tmp_path / "out")
