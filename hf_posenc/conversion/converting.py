@@ -20,6 +20,7 @@ from ..parameters import position_parameters
 from .calibration import calibrate
 from .checkpoints import (
     Checkpoint,
+    check_max_length,
     default_flags,
     family_of,
     is_native,
@@ -82,6 +83,7 @@ class Conversion:
         )
         found = Windows(train, self.checkpoint.tokenizer), Windows(held_out, self.checkpoint.tokenizer)
         for windows, what in zip(found, ("training", "held-out")):
+            windows.check_known(self.checkpoint.config.vocab_size, what)
             windows.check_enough(self.healing.trained_length, what)
         return found
 
@@ -123,9 +125,9 @@ class Conversion:
 
     def run(self) -> tuple[PreTrainedModel, Report]:
         """All stages, each measured, and what comes of them written."""
+        windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.healing.train != "none")
-        windows, held_out = self.windows()
         student, report = self.student(), self.report()
         state = self.work / "healing.pt" if self.work else None
         if self._goes_on(report, state):
@@ -263,7 +265,7 @@ def convert(
         seed: of the choice of text.
         resume: go on with what was interrupted; needs `output`.
         onnx: write `onnx/model.onnx` too.
-        tokenizer: of a model that was handed over.
+        tokenizer: of a model that was handed over; it stays as it is.
         flags: every `position_*` flag.
 
     Returns:
@@ -300,7 +302,8 @@ def _planned(
     text, held_out = as_list(text), as_list(held_out)
     read_documents(text), read_documents(held_out)
     checkpoint = load_checkpoint(*source)
-    healing = Healing(checkpoint.trained_length, max_length or checkpoint.trained_length, *healing)
+    trained = checkpoint.trained_length
+    healing = Healing(trained, trained if max_length is None else max_length, *healing)
     flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length, method)
     return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
 
@@ -319,8 +322,7 @@ def chosen_flags(
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
     """
     config, trained = checkpoint.config, checkpoint.trained_length
-    if max_length < trained:
-        raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
+    check_max_length(max_length, trained)
     flags = {name: value for name, value in given.items() if value is not None}
     if flags.get("position_stride", 1) != 1:
         raise ValueError("position_stride follows from the lengths: give extend='interpolate' and max_length")
@@ -370,26 +372,32 @@ def compare(
     documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
     there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
-    first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
-    second = load_checkpoint(converted, trained_length=first.trained_length).model
+    if there is not None and trained_length is None:
+        trained_length = there.trained_length
+    source = load_checkpoint(original, trained_length=trained_length)
+    if max_length is None:
+        max_length = max(there.max_length if there else 0, source.trained_length)
+    check_max_length(max_length, source.trained_length)
+    windows = Windows(documents, source.tokenizer)
+    windows.check_known(source.config.vocab_size, "held-out")
+    windows.check_enough(source.trained_length, "held-out")
+    first, second = source.model, load_checkpoint(converted, trained_length=source.trained_length).model
     if (
-        first.model.config.hidden_size != second.config.hidden_size
-        or type(first.model.base_model) not in type(second.base_model).__mro__ + type(first.model.base_model).__mro__
+        first.config.hidden_size != second.config.hidden_size
+        or type(first.base_model) not in type(second.base_model).__mro__ + type(first.base_model).__mro__
     ):
         raise ValueError(f"{original} and {converted} are of different families or sizes")
-    windows = Windows(documents, first.tokenizer)
-    windows.check_enough(first.trained_length, "held-out")
     config = second.config
     is_variant = isinstance(config, PositionConfigMixin)
     report = Report(
         original=str(original),
         position_scheme=config.position_scheme if is_variant else family_of(config).native_scheme,
         flags=inspection.flags_of(config) if is_variant else {},
-        trained_length=first.trained_length,
-        max_length=max_length or (there.max_length if there else first.trained_length),
+        trained_length=source.trained_length,
+        max_length=max_length,
     )
-    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length, first.pooling)
-    report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
-    report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
+    yardstick = Yardstick(first, windows, report.trained_length, report.max_length, source.pooling)
+    report.rows = yardstick.measure(first, "original") + yardstick.measure(second, "converted")
+    report.losses = yardstick.losses(source.tokenizer.mask_token_id, second)
     report.conclude(yardstick.left_out)
     return report

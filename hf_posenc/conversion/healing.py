@@ -79,6 +79,8 @@ class Healing:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be greater than 0, got {value}; without healing: train='none'")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}")
         if self.max_steps is None and self.max_minutes is None:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
         if self.learning_rate is None:

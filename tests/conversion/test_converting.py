@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,7 +13,13 @@ import tiny
 import tiny_checkpoints
 import torch
 from fresh_process import ROOT, run_fresh
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 import hf_posenc
 from hf_posenc import convert
@@ -24,6 +31,14 @@ from hf_posenc.modeling.schemes import SCHEMES
 @pytest.fixture
 def checkpoint(tmp_path):
     return tiny_checkpoints.save(tmp_path / "bert")
+
+
+@pytest.fixture
+def no_weight_is_read(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("weights were about to be read")
+
+    monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", staticmethod(refuse))
 
 
 def words_of(checkpoint):
@@ -286,6 +301,61 @@ def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_
     assert not [*tmp_path.glob(".*")]
 
 
+class TestTokenizer:
+    def test_one_that_transformers_makes_up_where_there_is_none(self, tmp_path, no_weight_is_read):
+        tiny_checkpoints.stock(vocab_size=500).save_pretrained(tmp_path / "bert")
+        (tmp_path / "words.txt").write_text(tiny_checkpoints.text())
+        with pytest.raises(ValueError, match="tokenizer .*bert has 5 words, and the model 500: put .*tokenizer.json"):
+            convert(tmp_path / "bert", "t5", text=[tmp_path / "words.txt"], output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    def test_one_of_another_model(self, checkpoint, no_weight_is_read):
+        larger = tiny_checkpoints.stock(vocab_size=60)
+        larger.config.architectures = ["BertModel"]
+        larger.config.save_pretrained(checkpoint)
+        with pytest.raises(ValueError, match="training text .* id 98, and the model has 60 words"):
+            convert(checkpoint, "t5", text=words_of(checkpoint))
+
+    def test_one_without_the_tokens_that_frame_a_text(self, checkpoint, no_weight_is_read):
+        tokenizer = tiny_checkpoints.tokenizer()
+        tokenizer.sep_token = None
+        with pytest.raises(ValueError, match="tokenizer has no sep_token"):
+            convert(checkpoint, "t5", text=words_of(checkpoint), tokenizer=tokenizer)
+
+    @pytest.mark.parametrize("where", ["text", "held_out"])
+    def test_text_that_it_does_not_know(self, where, checkpoint, tmp_path, no_weight_is_read):
+        lines = tiny_checkpoints.text().splitlines()
+        unknown = [f"{line} und noch ein paar Wörter" for line in lines]
+        (tmp_path / "unknown.txt").write_text("\n".join(unknown))
+        texts = {"text": words_of(checkpoint), "held_out": words_of(checkpoint), where: [tmp_path / "unknown.txt"]}
+        what = "training" if where == "text" else "held-out"
+        with pytest.raises(ValueError, match=rf"1\d % of the {what} text are words that the tokenizer does not know"):
+            convert(checkpoint, "t5", output=tmp_path / "out", **texts)
+        with pytest.raises(ValueError, match="words that the tokenizer does not know"):
+            compare(checkpoint, checkpoint, text=[tmp_path / "unknown.txt"])
+
+    def test_a_few_unknown_words_are_usual(self, checkpoint, tmp_path):
+        lines = tiny_checkpoints.text().splitlines()
+        (tmp_path / "some.txt").write_text("\n".join(f"{line} ☃" for line in lines))
+        convert(checkpoint, "none", text=[tmp_path / "some.txt"], train="none")
+
+    def test_the_caller_s_stays_as_it_is(self, checkpoint, tmp_path):
+        tokenizer = tiny_checkpoints.tokenizer()
+        tokenizer.backend_tokenizer.enable_truncation(7)
+        before = tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()
+        convert(
+            AutoModel.from_pretrained(checkpoint),
+            "absolute+t5",
+            text=words_of(checkpoint),
+            max_length=48,
+            train="none",
+            output=tmp_path / "out",
+            tokenizer=tokenizer,
+        )
+        assert (tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()) == before
+        assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 48
+
+
 class TestBadInput:
     def test_a_resumed_conversion_must_be_the_same(self, checkpoint, tmp_path, monkeypatch):
         arguments = {"text": words_of(checkpoint), "output": tmp_path / "out"}
@@ -307,7 +377,17 @@ class TestBadInput:
             ("tfive", {}, ValueError, "unknown scheme 'tfive'; did you mean"),
             ("t5", {"position_clip": 3}, ValueError, "unknown flag 'position_clip'"),
             ("t5", {"trained_length": 100}, ValueError, "between 16 and 64"),
+            (
+                "t5",
+                {"trained_length": 0},
+                ValueError,
+                "trained_length must be between 16 and 64, which its table has, got 0",
+            ),
             ("t5", {"max_length": 20}, ValueError, "at least the trained length, 32"),
+            ("t5", {"max_length": 0}, ValueError, "at least the trained length, 32.*got 0"),
+            ("t5", {"max_length": 10**10}, ValueError, "at most 131,072, got 10000000000"),
+            ("t5", {"seed": 2**70}, ValueError, "seed must be"),
+            ("t5", {"text": [""]}, ValueError, "the name of a text is empty"),
             ("t5", {"train": "some"}, ValueError, "all, positions, beyond, none"),
             ("t5", {"extend": "stretch"}, ValueError, "tile, interpolate, mean"),
             (
@@ -323,9 +403,51 @@ class TestBadInput:
             ("t5", {"resume": True}, ValueError, "need an output folder"),
         ],
     )
-    def test_is_an_error_that_says_what_to_do(self, scheme, arguments, error, said, checkpoint):
+    def test_is_an_error_that_says_what_to_do(self, scheme, arguments, error, said, checkpoint, no_weight_is_read):
         with pytest.raises(error, match=said):
             convert(checkpoint, scheme, **{"text": words_of(checkpoint), "train": "none"} | arguments)
+
+    @pytest.mark.parametrize("name, value", [("trained_length", 0), ("max_length", 0), ("max_length", 10**10)])
+    def test_lengths_to_compare_at_are_checked_too(self, name, value, checkpoint, no_weight_is_read):
+        with pytest.raises(ValueError, match=f"{name} must be .* got {value}"):
+            compare(checkpoint, checkpoint, text=words_of(checkpoint), **{name: value})
+
+    @pytest.mark.parametrize(
+        "place, said",
+        [
+            ("{tmp}/missing", "there is no such folder"),
+            ("missing/in/here", "there is no such folder"),
+            ("{tmp}/bert.txt", "is a file: name the folder"),
+        ],
+    )
+    def test_a_place_where_no_model_is(self, place, said, checkpoint, tmp_path):
+        place = place.format(tmp=tmp_path)
+        for call in (
+            lambda: convert(place, "t5", text=words_of(checkpoint)),
+            lambda: compare(place, checkpoint, text=words_of(checkpoint)),
+            lambda: compare(checkpoint, place, text=words_of(checkpoint)),
+        ):
+            with pytest.raises(OSError, match=f"{place}.*{said}"):
+                call()
+
+    def test_weights_that_are_cut_off(self, checkpoint, tmp_path):
+        weights = checkpoint / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(OSError, match=f"the weights in {checkpoint} cannot be read"):
+            convert(checkpoint, "t5", text=words_of(checkpoint), output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    @pytest.mark.parametrize("number", [math.nan, math.inf])
+    def test_weights_that_are_no_numbers(self, number, checkpoint, tmp_path):
+        model = AutoModel.from_pretrained(checkpoint)
+        with torch.no_grad():
+            model.encoder.layer[1].output.dense.weight[3, 4] = number
+        model.save_pretrained(checkpoint)
+        said = r"encoder\.layer\.1\.output\.dense\.weight .* not finite"
+        for source, tokenizer in ((checkpoint, None), (model, tiny_checkpoints.tokenizer())):
+            with pytest.raises(ValueError, match=said):
+                convert(source, "t5", text=words_of(checkpoint), output=tmp_path / "out", tokenizer=tokenizer)
+        assert not [*tmp_path.glob("*out*")]
 
     def test_a_scheme_that_is_there_already(self, checkpoint, tmp_path):
         convert(checkpoint, "t5", text=words_of(checkpoint), train="none", output=tmp_path / "out")
