@@ -1,5 +1,6 @@
 """Calibrate: fit the parameters of a student's positions to the attention of the original, layer by layer."""
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -94,7 +95,11 @@ class Fit:
             return divergence + 0.5 * self.ridge * float(by.square().sum())
 
         optimizer.step(closure)
-        return before, self.divergence(self.start + scale * moved.detach())[0]
+        after, _ = self.divergence(self.start + scale * moved.detach())
+        if not math.isfinite(after):  # the line search went where no numbers are: as it was is better
+            self.set(self.start)
+            return before, before
+        return before, after
 
 
 def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:

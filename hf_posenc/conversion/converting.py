@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
+from . import digests
 from .calibration import calibrate
 from .checkpoints import (
     Checkpoint,
@@ -31,12 +32,12 @@ from .checkpoints import (
     student_config,
 )
 from .extension import METHODS, extend, stride_of
-from .healing import Healing, heal, is_first_process, settings_of
+from .healing import Diverged, Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_installed, check_output, check_space, write_converted
+from .writing import check_installed, check_space, checked_output, kept_files, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -71,6 +72,11 @@ class Conversion:
         """Where the state is kept while the model is healed: beside the output."""
         return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
 
+    @property
+    def state(self) -> Path | None:
+        """The file of that state, there once something of it is worth going on with."""
+        return self.work and self.work / "healing.pt"
+
     def windows(self) -> tuple[Windows, Windows]:
         """Text to learn from, and text to measure on.
 
@@ -104,7 +110,8 @@ class Conversion:
         yield
         self.seconds[stage] = round(time.monotonic() - began, 1)
 
-    def report(self) -> Report:
+    def report(self, windows: Windows, held_out: Windows) -> Report:
+        """What was asked for, before anything is measured."""
         from ..cards import installed_versions  # only here: it brings the template engine along
 
         settings = settings_of(self.healing) | {
@@ -119,42 +126,53 @@ class Conversion:
             flags=self.flags,
             trained_length=self.healing.trained_length,
             max_length=self.healing.max_length,
+            inputs=self._inputs(windows, held_out) if self.output else {},
             settings=settings,
+            seconds=self.seconds,
             versions=installed_versions(),
         )
+
+    def _inputs(self, windows: Windows, held_out: Windows) -> dict[str, str]:
+        return {
+            "weights": digests.of_tensors(self.original.state_dict().items()),
+            "config": digests.of_config(self.original.config),
+            "text": digests.of_text(windows),
+            "held_out": digests.of_text(held_out),
+        }
 
     def run(self) -> tuple[PreTrainedModel, Report]:
         """All stages, each measured, and what comes of them written."""
         windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.healing.train != "none")
-        student, report = self.student(), self.report()
-        state = self.work / "healing.pt" if self.work else None
-        if self._goes_on(report, state):
-            report = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        student, report = self.student(), self.report(windows, held_out)
+        interrupted = self._interrupted(report)
+        if interrupted is not None:
+            # Another learning rate may follow one that was too high.
+            report = replace(interrupted, settings=report.settings)
             self.seconds = report.seconds
         elif self.work and is_first_process():
             shutil.rmtree(self.work, ignore_errors=True)
-        yardstick = Yardstick(
-            self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
-        )
-        if not report.rows:
-            self._prepare(student, windows, yardstick, report)
-            if self.work and self.healing.train != "none" and is_first_process():
-                self._keep(report)
-        with self.timed("heal"):
-            report.healing = heal(student, self.original, windows, held_out, self.healing, state)
-        if report.healing:
-            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
-            report.rows += yardstick.measure(student, "heal")
-        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
-        report.seconds = self.seconds
-        report.conclude(yardstick.left_out)
-        if self.output is not None and is_first_process():
-            student.to(self.checkpoint.dtype)
-            write_converted(self.output, student, self.checkpoint, report, self.onnx)
-            shutil.rmtree(self.work, ignore_errors=True)
+        with self._tidied():
+            yardstick = Yardstick(
+                self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
+            )
+            if interrupted is None:
+                self._prepare(student, windows, yardstick, report)
+            self._heal(student, windows, held_out, yardstick, report)
+            if self.output is not None and is_first_process():
+                self._write(student, report)
         return student, report
+
+    @contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """After an error, the working folder stays only where there is a state in it to go on with."""
+        try:
+            yield
+        except BaseException:
+            if self.work and not self.state.is_file() and is_first_process():
+                shutil.rmtree(self.work, ignore_errors=True)
+            raise
 
     def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
         """The stages before healing."""
@@ -171,27 +189,67 @@ class Conversion:
             with self.timed("calibrate"):
                 calibrate(student, self.original, batches)
             report.rows += yardstick.measure(student, "calibrate")
+        if self.work and self.healing.train != "none" and is_first_process():
+            self.work.mkdir(parents=True)
+            (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
 
-    def _goes_on(self, report: Report, state: Path | None) -> bool:
-        """Whether there is something to go on with.
+    def _heal(
+        self, student: PreTrainedModel, windows: Windows, held_out: Windows, yardstick: Yardstick, report: Report
+    ) -> None:
+        """Healing, and what is said of its end."""
+        try:
+            with self.timed("heal"):
+                report.healing = heal(student, self.original, windows, held_out, self.healing, self.state)
+        except Diverged as error:
+            if self.state is not None and self.state.is_file():
+                raise Diverged(
+                    f"{error}; with resume it goes on from there: the state is kept in {self.work}"
+                ) from error
+            raise
+        if report.healing:
+            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
+            report.rows += yardstick.measure(student, "heal")
+        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+        report.conclude(yardstick.left_out)
+
+    def _write(self, student: PreTrainedModel, report: Report) -> None:
+        student.to(self.checkpoint.dtype)
+        try:
+            write_converted(self.output, student, self.checkpoint, report, self.onnx)
+        except OSError as error:
+            if self.state.is_file():
+                raise OSError(f"{error}; what was healed is kept in {self.work}, resume goes on with it") from error
+            raise
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _interrupted(self, report: Report) -> Report | None:
+        """The report of what is gone on with, as far as it came; None where there is nothing.
 
         Raises:
             ValueError: it is of another conversion.
         """
-        if not (self.resume and state is not None and state.is_file()):
-            return False
+        if not (self.resume and self.state is not None and self.state.is_file()):
+            return None
         there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        changed = [name for name in report.inputs if report.inputs[name] != there.inputs.get(name)]
+        if changed:
+            raise ValueError(
+                f"the conversion that was interrupted began with other {', '.join(changed)}: give the same ones, or leave --resume "
+                "out to begin anew"
+            )
         for name in ("original", "position_scheme", "flags", "trained_length", "max_length", "settings"):
-            if getattr(there, name) != getattr(report, name):
+            before, now = (_but_learning_rate(getattr(each, name)) for each in (there, report))
+            if before != now:
                 raise ValueError(
-                    f"the conversion that was interrupted had another {name} ({getattr(there, name)}, now "
-                    f"{getattr(report, name)}): give the same command, or leave --resume out to begin anew"
+                    f"the conversion that was interrupted had another {name} ({before}, now {now}): give the same command, or "
+                    "leave --resume out to begin anew"
                 )
-        return True
+        return there
 
-    def _keep(self, report: Report) -> None:
-        self.work.mkdir(parents=True)
-        (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
+
+def _but_learning_rate(value: Any) -> Any:
+    """Settings without the learning rate, which may be lowered on the way; anything else as it is."""
+    return {**value, "learning_rate": None} if isinstance(value, dict) and "learning_rate" in value else value
 
 
 def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bool:
@@ -263,7 +321,8 @@ def convert(
         max_steps, max_minutes: the budget of healing. Default: 800 steps.
         learning_rate: of healing, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
         seed: of the choice of text.
-        resume: go on with what was interrupted; needs `output`.
+        resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
+            `output`.
         onnx: write `onnx/model.onnx` too.
         tokenizer: of a model that was handed over; it stays as it is.
         flags: every `position_*` flag.
@@ -275,6 +334,7 @@ def convert(
         OSError: something cannot be read or written.
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
+        Diverged: healing led to numbers that are not finite.
     """
     healing = (train, max_steps, max_minutes, seed, learning_rate)
     source = (model, tokenizer, trained_length)
@@ -290,7 +350,7 @@ def _planned(
     """All that [`convert`] was given, checked before any weight is read."""
     output = Path(output) if output is not None else None
     if output is not None:
-        check_output(output)
+        output = checked_output(output)
     elif resume or onnx:
         raise ValueError("resume and onnx need an output folder")
     if onnx:
@@ -302,6 +362,8 @@ def _planned(
     text, held_out = as_list(text), as_list(held_out)
     read_documents(text), read_documents(held_out)
     checkpoint = load_checkpoint(*source)
+    if output is not None:
+        kept_files(checkpoint.folder)
     trained = checkpoint.trained_length
     healing = Healing(trained, trained if max_length is None else max_length, *healing)
     flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length, method)

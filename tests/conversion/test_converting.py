@@ -147,11 +147,12 @@ class TestLonger:
         )
         assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}
 
-    def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint):
+    def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint, tmp_path):
+        arguments = {"text": words_of(checkpoint), "max_length": 64, "train": "beyond", "max_steps": 2}
+        before = {*tmp_path.iterdir()}
         with pytest.raises(ValueError, match="nothing to train beyond 32 tokens"):
-            convert(
-                checkpoint, "transformer_xl", text=words_of(checkpoint), max_length=64, train="beyond", max_steps=2
-            )
+            convert(checkpoint, "transformer_xl", output=tmp_path / "out", **arguments)
+        assert {*tmp_path.iterdir()} == before
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +302,83 @@ def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_
     assert not [*tmp_path.glob(".*")]
 
 
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+class TestResume:
+    """After healing, and before anything is written, it is interrupted."""
+
+    @pytest.fixture
+    def interrupted(self, tmp_path, monkeypatch):
+        """The arguments of a conversion of `a/bert`, interrupted, its text and held-out text being `a/bert.txt` and `held_out.txt`."""
+        (tmp_path / "a").mkdir()
+        arguments = {
+            "model": tiny_checkpoints.save(tmp_path / "a" / "bert"),
+            "position_scheme": "t5",
+            "text": [tmp_path / "a" / "bert.txt"],
+            "held_out": [tmp_path / "held_out.txt"],
+            "max_steps": 60,
+            "output": tmp_path / "out",
+        }
+        (tmp_path / "held_out.txt").write_text(tiny_checkpoints.text(60, seed=2))
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
+            convert(**arguments)
+        assert (tmp_path / ".out.conversion" / "healing.pt").is_file() and not (tmp_path / "out").exists()
+        return arguments
+
+    def test_goes_on_with_the_same_model_wherever_it_lies(self, interrupted, tmp_path):
+        (tmp_path / "b").mkdir()
+        (tmp_path / "a" / "bert").rename(tmp_path / "b" / "bert")
+        _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
+        assert report.healing[-1]["step"] == 60
+
+    def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):
+        before = json.loads((tmp_path / ".out.conversion" / "report.json").read_text())["seconds"]
+        convert(**interrupted, resume=True)
+        seconds = json.loads((tmp_path / "out" / REPORT).read_text())["seconds"]
+        assert seconds.keys() == {"start", "calibrate", "heal"}
+        assert {name: seconds[name] for name in ("start", "calibrate")} == before
+        assert not (tmp_path / ".out.conversion").exists()
+
+    def test_needs_the_same_weights(self, interrupted, tmp_path):
+        (tmp_path / "b").mkdir()
+        other = tiny_checkpoints.save(tmp_path / "b" / "bert", seed=1)
+        with pytest.raises(ValueError, match="began with other weights: give the same"):
+            convert(**{**interrupted, "model": other}, resume=True)
+        assert not (tmp_path / "out").exists()
+
+    def test_needs_the_same_config(self, interrupted):
+        entries = json.loads((interrupted["model"] / "config.json").read_text())
+        (interrupted["model"] / "config.json").write_text(json.dumps(entries | {"hidden_act": "relu"}))
+        with pytest.raises(ValueError, match="began with other config: give the same"):
+            convert(**interrupted, resume=True)
+
+    @pytest.mark.parametrize("which", ["text", "held_out"])
+    def test_needs_the_same_texts(self, which, interrupted):
+        [path] = interrupted[which]
+        path.write_text(path.read_text().replace("w5", "w6"))
+        with pytest.raises(ValueError, match=f"began with other {which}: give the same"):
+            convert(**interrupted, resume=True)
+
+    def test_may_have_another_learning_rate(self, interrupted, tmp_path):
+        with pytest.raises(ValueError, match="another settings.*same command"):
+            convert(**{**interrupted, "max_steps": 70, "learning_rate": 1e-5}, resume=True)
+        state = torch.load(tmp_path / ".out.conversion" / "healing.pt")
+        state["step"], state["history"] = 50, state["history"][:1]
+        torch.save(state, tmp_path / ".out.conversion" / "healing.pt")
+        _, report = convert(**interrupted, learning_rate=1e-5, resume=True)
+        assert [entry["learning_rate"] for entry in report.healing] == [1.5e-4, 1e-5]
+        assert report.settings["learning_rate"] == 1e-5
+
+    def test_does_nothing_twice(self, interrupted, monkeypatch):
+        """All steps were made: none is made again."""
+        monkeypatch.setattr("hf_posenc.conversion.healing._Run._step", None)
+        _, report = convert(**interrupted, resume=True)
+        assert [entry["step"] for entry in report.healing] == [50, 60]
+
+
 class TestTokenizer:
     def test_one_that_transformers_makes_up_where_there_is_none(self, tmp_path, no_weight_is_read):
         tiny_checkpoints.stock(vocab_size=500).save_pretrained(tmp_path / "bert")
@@ -359,9 +437,6 @@ class TestTokenizer:
 class TestBadInput:
     def test_a_resumed_conversion_must_be_the_same(self, checkpoint, tmp_path, monkeypatch):
         arguments = {"text": words_of(checkpoint), "output": tmp_path / "out"}
-
-        def interrupt(*_, **__):
-            raise KeyboardInterrupt
 
         monkeypatch.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
         with pytest.raises(KeyboardInterrupt):
