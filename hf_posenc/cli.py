@@ -258,7 +258,10 @@ def compare(
 ) -> None:
     """Measure how far a conversion agrees with its original."""
     from .conversion import compare  # only here: it is not needed for the others
+    from .conversion.writing import check_report
 
+    if report is not None:
+        check_report(report)
     found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
     if report is not None:
         report.write_text(found.to_json(), encoding="utf-8")
@@ -312,7 +315,10 @@ def report(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command, by default that of the command line; what is wrong is said in one line, with exit code 2."""
+    """Run a command, by default that of the command line.
+
+    What is wrong is said in one line, with exit code 2, and 1 where training diverged.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)
@@ -320,4 +326,7 @@ def main(arguments: list[str] | None = None) -> None:
         message = error.format_message() if isinstance(error, UsageError) else str(error)
         typer.echo(f"hf-posenc: {' '.join(message.split())}", err=True)
         sys.exit(2)
+    except FloatingPointError as error:  # of `conversion.Diverged`, which is not needed for the other commands
+        typer.echo(f"hf-posenc: {error}", err=True)
+        sys.exit(1)
     sys.exit(code or 0)

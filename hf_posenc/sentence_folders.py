@@ -5,6 +5,7 @@ the others (pooling, dense, ...) has a sub-folder, which is part of the model. C
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -54,7 +55,7 @@ def module_files(folder: Path) -> dict[str, Path]:
 
     Raises:
         FileNotFoundError: a sub-folder, or the weights in it, are missing.
-        ValueError: a path leads out of the folder, or what is there would not load from the Hub as safetensors.
+        ValueError: a path or a link leads out of the folder, or what is there would not load from the Hub as safetensors.
     """
     if not (folder / MODULES).is_file():
         return {}
@@ -71,6 +72,18 @@ def module_files(folder: Path) -> dict[str, Path]:
     return files
 
 
+def check_inside(folder: Path, files: Iterable[Path]) -> None:
+    """Raise ValueError for a file that is a link out of a folder; in the cache of the Hub, all files are links to its blobs."""
+    places = [folder.resolve()]
+    if folder.absolute().parent.name == "snapshots":
+        places.append((folder.absolute().parent.parent / "blobs").resolve())
+    for file in files:
+        if not any(file.resolve().is_relative_to(place) for place in places):
+            raise ValueError(
+                f"{file} is a link that leads out of the folder: put the file itself there, or remove the link"
+            )
+
+
 def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
     place = folder / path
     outside = PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts
@@ -81,6 +94,7 @@ def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
             return {}
         raise FileNotFoundError(f"{folder / MODULES} names {path}, and there is no such folder: save the model again")
     found = {file for pattern in MODULE_FILES for file in place.rglob(pattern) if file.is_file()}
+    check_inside(folder, found)
     for file in sorted(found):
         if file.name == CONFIG_NAME and _is_transformer(file):
             raise ValueError(

@@ -144,6 +144,25 @@ def test_a_misspelt_flag_beside_a_right_one_is_refused(entry_point, stock_folder
         entry_point(stock_folder, flags)
 
 
+# Of a number that no float holds, written out in no name of a test.
+BEYOND_FLOATS = 10**400
+
+
+@pytest.mark.parametrize("flags", [
+    {"position_scheme": "rope", "position_base": BEYOND_FLOATS},
+    {"position_scheme": "sinusoidal", "position_amplitude": BEYOND_FLOATS},
+    {"position_scheme": "t5", "position_max_distance": BEYOND_FLOATS},
+    {"position_scheme": "rope", "position_rope_scaling": {"rope_type": "linear", "factor": BEYOND_FLOATS}},
+    {"position_scheme": "rope", "position_rope_scaling": {"rope_type": "default", "rope_theta": BEYOND_FLOATS}},
+    {"position_scheme": "rope", "position_rope_scaling":
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": BEYOND_FLOATS}},
+], ids=lambda flags: [*flags][1])  # fmt: skip
+@every_entry_point
+def test_numbers_that_no_float_holds_are_refused(flags, entry_point, stock_folder, no_weight_is_read):
+    with pytest.raises(ValueError, match=f"{[*flags][1]}.* (must be|is not usable)"):
+        entry_point(stock_folder, flags)
+
+
 # A scheme to try each flag with, values out of range, values of a wrong type.
 VALUES = {
     "position_scheme": (None, ["T5", "t5,rope", ""], [3, ["t5"], True, {"t5": 1}]),
@@ -151,16 +170,17 @@ VALUES = {
     "position_every_layer": ("absolute", [], ["true", 1, 0, [True]]),
     "position_init": ("t5", ["quiet", "Silent"], [0, True, ["silent"]]),
     "position_form": ("deberta", ["papers", ""], [1, False]),
-    "position_base": ("rope", [1, 0, -10000.0, float("nan"), float("inf")], ["10000", True, [1.0]]),
+    "position_base": ("rope", [1, 0, -10000.0, 1e31, float("nan"), float("inf")], ["10000", True, [1.0]]),
     "position_layout": ("rope", ["half", "interleave"], [2, ["halves"]]),
-    "position_amplitude": ("sinusoidal", [-0.1, float("nan"), float("inf")], ["1", True]),
+    "position_amplitude": ("sinusoidal", [-0.1, 1e39, float("nan"), float("inf")], ["1", True]),
     "position_rope_scaling": (
         "rope",
         [{"rope_type": "linearly", "factor": 2.0}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": "two"}],
         ["linear", 2.0, [2.0], True],
     ),
-    "position_buckets": ("t5", [-1, 0, 2, 3, 7], [8.0, "8", True, [8]]),
-    "position_max_distance": ("t5", [0, -5, 8], [128.0, "128", True]),
+    "position_buckets": ("t5", [-1, 0, 2, 3, 7, 10**12], [8.0, "8", True, [8]]),
+    "position_max_distance": ("t5", [0, -5, 8, 10**30, 2**20 + 1], [128.0, "128", True]),
+    "position_stride": ("absolute", [0, -1, 10**30], [2.0, "2", True]),
     "position_per_layer": ("t5", [], ["yes", 1]),
     "position_on_values": ("relative", [], ["no", 0]),
     "position_attention_types": (

@@ -3,9 +3,9 @@
 from .calibration import calibrate
 from .converting import compare, convert
 from .extension import extend
-from .healing import Healing, heal
+from .healing import Diverged, Healing, heal
 from .report import Report
 from .start import start
 
 
-__all__ = ["Healing", "Report", "calibrate", "compare", "convert", "extend", "heal", "start"]
+__all__ = ["Diverged", "Healing", "Report", "calibrate", "compare", "convert", "extend", "heal", "start"]

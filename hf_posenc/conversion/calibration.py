@@ -1,5 +1,6 @@
 """Calibrate: fit the parameters of a student's positions to the attention of the original, layer by layer."""
 
+import math
 from collections.abc import Iterable
 from itertools import accumulate
 
@@ -9,9 +10,9 @@ from transformers.utils import logging
 
 from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.scheme import AttentionScheme
-from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.parameters import position_parameters
 
+from .checkpoints import keeps_positions
 from .observation import Batch, LayerByLayer, Observation, observe, undisturbed
 
 
@@ -94,7 +95,11 @@ class Fit:
             return divergence + 0.5 * self.ridge * float(by.square().sum())
 
         optimizer.step(closure)
-        return before, self.divergence(self.start + scale * moved.detach())[0]
+        after, _ = self.divergence(self.start + scale * moved.detach())
+        if not math.isfinite(after):  # the line search went where no numbers are: as it was is better
+            self.set(self.start)
+            return before, before
+        return before, after
 
 
 def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
@@ -118,19 +123,18 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
 
     Args:
         student: a variant, base model or with a head.
-        teacher: the stock model of the same checkpoint.
+        teacher: the model of the same checkpoint, stock or variant.
         batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
             some 2,000 tokens, one of vectors more.
         steps: of the minimisation, each one or two passes over the text in a layer.
     """
     family: Family = student.config.family
-    names = scheme_names(student.config.position_scheme)
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
     of_layers = [_parameters_of(family.self_attention_of(layer)) for layer in layers]
     own = {*position_parameters(layers).values()}
     shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
-    if {*scheme_names(family.native_scheme)} <= {*names} or not (shared or any(of_layers)):
+    if keeps_positions(student, teacher) or not (shared or any(of_layers)):
         return
     held = len(layers) if shared else 1
     batches = _affordable(batches, student.config.sizes.num_attention_heads, held)

@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
-from ..modeling.configuration_posenc import PositionConfigMixin, flags_in_use
+from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.family import Family
-from ..modeling.schemes import scheme_names
+from ..modeling.schemes import SCHEMES, scheme_names
+from ..parameters import position_parameters
 from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
 from ..sentence_folders import MODULES, module_paths
 
@@ -25,6 +28,14 @@ from ..sentence_folders import MODULES, module_paths
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
 SENTENCE_SETTINGS = "sentence_*_config.json"
 MAX_SEQ_LENGTH = "max_seq_length"
+# Of a tokenizer beside its own model, the least part of the model's words: more rows than words, for a round number, are few.
+LEAST_KNOWN = 0.5
+# What begins a text, ends it and fills a batch up.
+FRAME = ("cls_token", "sep_token", "pad_token")
+# The shortest and the longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill
+# the memory.
+SHORTEST = 16
+LONGEST = 2**17
 # Families whose own scheme is their knowledge.
 OF_THEIR_OWN = {"deberta", "deberta-v2"}
 
@@ -49,10 +60,21 @@ class Checkpoint:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model with its head, in float32 and eval mode; of one that was handed over, a copy."""
-        if self.given is not None:
-            return copy.deepcopy(self.given).float().cpu().eval()
-        return model_class(self.config).from_pretrained(self.folder, dtype=torch.float32).eval()
+        """The model with its head, in float32 and eval mode; of one that was handed over, a copy.
+
+        Raises:
+            OSError: the weights cannot be read.
+            ValueError: some are no finite numbers.
+        """
+        model = copy.deepcopy(self.given).float().cpu() if self.given is not None else self._read()
+        check_finite(model, "the checkpoint")
+        return model.eval()
+
+    def _read(self) -> PreTrainedModel:
+        try:
+            return model_class(self.config).from_pretrained(self.folder, dtype=torch.float32)
+        except (SafetensorError, RuntimeError, EOFError, UnpicklingError) as error:
+            raise OSError(f"the weights in {self.folder} cannot be read, copy them anew: {error}") from error
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,13 +99,14 @@ def load_checkpoint(
 
     Args:
         model: a folder (of transformers, or of sentence-transformers as a whole), a name on the Hub, or a model.
-        tokenizer: its tokenizer; by default the one beside it.
+        tokenizer: its tokenizer, which stays as it is; by default the one beside it.
         trained_length: number of tokens that it reads well. By default sentence-transformers' `max_seq_length`, else the
             tokenizer's `model_max_length`, else what its table of positions has.
 
     Raises:
         OSError: something is missing.
-        ValueError: the model is of a family or kind that cannot be converted, or the length is beyond its table.
+        ValueError: the model is of a family or kind that cannot be converted, the tokenizer is not its own, or the length is beyond
+            its table.
     """
     folder, given = None, None
     if isinstance(model, PreTrainedModel):
@@ -92,27 +115,82 @@ def load_checkpoint(
         if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
             raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
     else:
-        folder = Path(model) if Path(model).is_dir() else Path(_downloaded(str(model)))
+        folder = _folder_of(str(model))
         config = source_config(folder)
         check_convertible(config)
         model_class(config)
-    if tokenizer is None:
-        place = folder or config.name_or_path
-        if not place:
-            raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
-        tokenizer = AutoTokenizer.from_pretrained(place)
-    limit = inspection.longest_sequence(config) or LARGE_INTEGER
-    length = trained_length or min(length for length in (_stored_length(folder, tokenizer), limit) if length)
+    # A copy: reading text changes a tokenizer, and what is written is to cut elsewhere.
+    tokenizer = _tokenizer_of(folder, config) if tokenizer is None else copy.deepcopy(tokenizer)
+    check_tokenizer(tokenizer, config)
+    length = _trained_length(trained_length, folder, config, tokenizer)
+    return Checkpoint(config, tokenizer, folder, length, given)
+
+
+def _folder_of(name: str) -> Path:
+    """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
+    inspection.check_exists(name)
+    kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
+    return Path(snapshot_download(name, allow_patterns=kinds))
+
+
+def _tokenizer_of(folder: Path | None, config: PreTrainedConfig) -> Any:
+    """The tokenizer in a checkpoint's folder, or where a model that was handed over is from."""
+    place = folder or config.name_or_path
+    if not place:
+        raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
+    inspection.check_exists(str(place))
+    return AutoTokenizer.from_pretrained(place)
+
+
+def check_tokenizer(tokenizer: Any, config: PreTrainedConfig) -> None:
+    """Raise ValueError for a tokenizer that cannot be the model's.
+
+    Where there is none, transformers makes one of a family's special tokens, for which all text is unknown.
+    """
+    if len(tokenizer) < LEAST_KNOWN * config.vocab_size:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path or 'the model'} has {len(tokenizer)} words, and the model {config.vocab_size}: "
+            "put the model's own beside it (tokenizer.json, or vocab.txt), or give it as tokenizer=... in Python"
+        )
+    for name in FRAME:
+        if getattr(tokenizer, name) is None:
+            raise ValueError(
+                f"the tokenizer has no {name}, which the texts of an encoder need: set tokenizer.{name} and save it"
+            )
+
+
+def _trained_length(given: int | None, folder: Path | None, config: PreTrainedConfig, tokenizer: Any) -> int:
+    """The number of tokens that a checkpoint reads well: the one that was given, or what is written beside it."""
+    table = inspection.longest_sequence(config)
+    length = given
+    if length is None:
+        length = min(length for length in (_stored_length(folder, tokenizer), table or LARGE_INTEGER) if length)
     if length >= LARGE_INTEGER:
         raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
-    if not 16 <= length <= limit:
-        raise ValueError(f"trained_length must be between 16 and {limit}, which its table has, got {length}")
-    return Checkpoint(config, tokenizer, folder, int(length), given)
+    if not SHORTEST <= length <= (table or LONGEST):
+        limit = f"{table}, which its table has" if table else f"{LONGEST:,}"
+        raise ValueError(f"trained_length must be between {SHORTEST} and {limit}, got {length}")
+    return int(length)
 
 
-def _downloaded(name: str) -> str:
-    """The folder that a repository on the Hub is downloaded to, without weights in other formats."""
-    return snapshot_download(name, allow_patterns=["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"])
+def check_max_length(max_length: int, trained_length: int) -> None:
+    """Raise ValueError for a length that is less than the trained one, or no length of a text."""
+    if not trained_length <= max_length <= LONGEST:
+        raise ValueError(
+            f"max_length must be at least the trained length, {trained_length}, and at most {LONGEST:,}, got {max_length}"
+        )
+
+
+def check_finite(model: torch.nn.Module, what: str) -> None:
+    """Raise ValueError, naming the first, where parameters of a model have numbers that are not finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise ValueError(f"{what} cannot be used: {name} has numbers that are not finite")
 
 
 def _stored_length(folder: Path | None, tokenizer) -> int:
@@ -187,6 +265,23 @@ def scheme_of(config: PreTrainedConfig) -> str:
     return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
 
 
+def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig) -> bool:
+    """Whether two configs have a scheme that computes the same: with the same flags, and sizes where it has some of its own."""
+    if not all(name in scheme_names(scheme_of(each)) for each in (config, original)):
+        return False
+    if not isinstance(original, PositionConfigMixin):
+        return True  # no other flags fit the parameters of a stock checkpoint
+    own, there = (vars(SCHEMES[name](each)) for each in (config, original))
+    return {**own, "init": None} == {**there, "init": None}
+
+
+def keeps_positions(student: PreTrainedModel, original: PreTrainedModel) -> bool:
+    """Whether a student has all of its original's schemes, with the flags and the parameters that they have there."""
+    kept = (keeps_scheme(name, student.config, original.config) for name in scheme_names(scheme_of(original.config)))
+    own, there = position_parameters(student), position_parameters(original)
+    return all(kept) and all(name in own and torch.equal(own[name], value) for name, value in there.items())
+
+
 def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:
     """Whether a scheme is what a stock checkpoint has by itself: it then stays a stock checkpoint."""
     if isinstance(config, PositionConfigMixin):
@@ -205,12 +300,15 @@ def student_config(config: PreTrainedConfig, position_scheme: str, flags: Mappin
     return config_class.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
 
 
+def is_new(name: str, position_scheme: str, config: PreTrainedConfig) -> bool:
+    """Whether a scheme is among those that a checkpoint is to have, and not among those that it has."""
+    return name in scheme_names(position_scheme) and name not in scheme_names(scheme_of(config))
+
+
 def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has one for all."""
-    family = family_of(config)
+    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has a `t5`."""
     flags = {name: value for name, value in flags.items() if value is not None}
-    has_table_for_all = "position_per_layer" in family.native_flags
-    if "position_per_layer" in flags_in_use(position_scheme) and not has_table_for_all:
+    if is_new("t5", position_scheme, config):
         flags.setdefault("position_per_layer", True)
     return flags
 

@@ -4,29 +4,40 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.family import Family
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
+from . import digests
 from .calibration import calibrate
-from .checkpoints import Checkpoint, default_flags, family_of, is_native, load_checkpoint, make_student, student_config
+from .checkpoints import (
+    Checkpoint,
+    check_max_length,
+    default_flags,
+    family_of,
+    is_native,
+    is_new,
+    keeps_positions,
+    load_checkpoint,
+    make_student,
+    student_config,
+)
 from .extension import METHODS, extend, stride_of
-from .healing import Healing, heal, is_first_process, settings_of
+from .healing import Diverged, Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_installed, check_output, check_space, write_converted
+from .writing import check_installed, check_space, checked_output, kept_files, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -61,6 +72,11 @@ class Conversion:
         """Where the state is kept while the model is healed: beside the output."""
         return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
 
+    @property
+    def state(self) -> Path | None:
+        """The file of that state, there once something of it is worth going on with."""
+        return self.work and self.work / "healing.pt"
+
     def windows(self) -> tuple[Windows, Windows]:
         """Text to learn from, and text to measure on.
 
@@ -73,13 +89,16 @@ class Conversion:
         )
         found = Windows(train, self.checkpoint.tokenizer), Windows(held_out, self.checkpoint.tokenizer)
         for windows, what in zip(found, ("training", "held-out")):
+            windows.check_known(self.checkpoint.config.vocab_size, what)
             windows.check_enough(self.healing.trained_length, what)
         return found
 
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
         source, trained = self.original, self.healing.trained_length
-        if self.healing.reaches_further:
+        table = inspection.longest_sequence(student_config(source.config, self.position_scheme, self.flags))
+        # An original without a table may read further than its config has positions.
+        if self.healing.reaches_further or (table is not None and table < self.healing.max_length):
             source = extend(source, self.healing.max_length, trained, self.method)
         if is_native(self.original.config, self.position_scheme, self.flags):
             return source
@@ -91,7 +110,8 @@ class Conversion:
         yield
         self.seconds[stage] = round(time.monotonic() - began, 1)
 
-    def report(self) -> Report:
+    def report(self, windows: Windows, held_out: Windows) -> Report:
+        """What was asked for, before anything is measured."""
         from ..cards import installed_versions  # only here: it brings the template engine along
 
         settings = settings_of(self.healing) | {
@@ -106,42 +126,53 @@ class Conversion:
             flags=self.flags,
             trained_length=self.healing.trained_length,
             max_length=self.healing.max_length,
+            inputs=self._inputs(windows, held_out) if self.output else {},
             settings=settings,
+            seconds=self.seconds,
             versions=installed_versions(),
         )
 
+    def _inputs(self, windows: Windows, held_out: Windows) -> dict[str, str]:
+        return {
+            "weights": digests.of_tensors(self.original.state_dict().items()),
+            "config": digests.of_config(self.original.config),
+            "text": digests.of_text(windows),
+            "held_out": digests.of_text(held_out),
+        }
+
     def run(self) -> tuple[PreTrainedModel, Report]:
         """All stages, each measured, and what comes of them written."""
+        windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.healing.train != "none")
-        windows, held_out = self.windows()
-        student, report = self.student(), self.report()
-        state = self.work / "healing.pt" if self.work else None
-        if self._goes_on(report, state):
-            report = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        student, report = self.student(), self.report(windows, held_out)
+        interrupted = self._interrupted(report)
+        if interrupted is not None:
+            # Another learning rate may follow one that was too high.
+            report = replace(interrupted, settings=report.settings)
             self.seconds = report.seconds
         elif self.work and is_first_process():
             shutil.rmtree(self.work, ignore_errors=True)
-        yardstick = Yardstick(
-            self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
-        )
-        if not report.rows:
-            self._prepare(student, windows, yardstick, report)
-            if self.work and self.healing.train != "none" and is_first_process():
-                self._keep(report)
-        with self.timed("heal"):
-            report.healing = heal(student, self.original, windows, held_out, self.healing, state)
-        if report.healing:
-            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
-            report.rows += yardstick.measure(student, "heal")
-        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
-        report.seconds = self.seconds
-        report.conclude(yardstick.left_out)
-        if self.output is not None and is_first_process():
-            student.to(self.checkpoint.dtype)
-            write_converted(self.output, student, self.checkpoint, report, self.onnx)
-            shutil.rmtree(self.work, ignore_errors=True)
+        with self._tidied():
+            yardstick = Yardstick(
+                self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
+            )
+            if interrupted is None:
+                self._prepare(student, windows, yardstick, report)
+            self._heal(student, windows, held_out, yardstick, report)
+            if self.output is not None and is_first_process():
+                self._write(student, report)
         return student, report
+
+    @contextmanager
+    def _tidied(self) -> Iterator[None]:
+        """After an error, the working folder stays only where there is a state in it to go on with."""
+        try:
+            yield
+        except BaseException:
+            if self.work and not self.state.is_file() and is_first_process():
+                shutil.rmtree(self.work, ignore_errors=True)
+            raise
 
     def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
         """The stages before healing."""
@@ -154,52 +185,90 @@ class Conversion:
             with self.timed("start"):
                 start(student, self.original, batches, trained)
         report.rows += yardstick.measure(student, "start")
-        if needs_calibration(student):
+        if needs_calibration(student, self.original):
             with self.timed("calibrate"):
                 calibrate(student, self.original, batches)
             report.rows += yardstick.measure(student, "calibrate")
+        if self.work and self.healing.train != "none" and is_first_process():
+            self.work.mkdir(parents=True)
+            (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
 
-    def _goes_on(self, report: Report, state: Path | None) -> bool:
-        """Whether there is something to go on with.
+    def _heal(
+        self, student: PreTrainedModel, windows: Windows, held_out: Windows, yardstick: Yardstick, report: Report
+    ) -> None:
+        """Healing, and what is said of its end."""
+        try:
+            with self.timed("heal"):
+                report.healing = heal(student, self.original, windows, held_out, self.healing, self.state)
+        except Diverged as error:
+            if self.state is not None and self.state.is_file():
+                raise Diverged(
+                    f"{error}; with resume it goes on from there: the state is kept in {self.work}"
+                ) from error
+            raise
+        if report.healing:
+            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
+            report.rows += yardstick.measure(student, "heal")
+        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+        report.conclude(yardstick.left_out)
+
+    def _write(self, student: PreTrainedModel, report: Report) -> None:
+        student.to(self.checkpoint.dtype)
+        try:
+            write_converted(self.output, student, self.checkpoint, report, self.onnx)
+        except OSError as error:
+            if self.state.is_file():
+                raise OSError(f"{error}; what was healed is kept in {self.work}, resume goes on with it") from error
+            raise
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def _interrupted(self, report: Report) -> Report | None:
+        """The report of what is gone on with, as far as it came; None where there is nothing.
 
         Raises:
             ValueError: it is of another conversion.
         """
-        if not (self.resume and state is not None and state.is_file()):
-            return False
+        if not (self.resume and self.state is not None and self.state.is_file()):
+            return None
         there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        changed = [name for name in report.inputs if report.inputs[name] != there.inputs.get(name)]
+        if changed:
+            raise ValueError(
+                f"the conversion that was interrupted began with other {', '.join(changed)}: give the same ones, or leave --resume "
+                "out to begin anew"
+            )
         for name in ("original", "position_scheme", "flags", "trained_length", "max_length", "settings"):
-            if getattr(there, name) != getattr(report, name):
+            before, now = (_but_learning_rate(getattr(each, name)) for each in (there, report))
+            if before != now:
                 raise ValueError(
-                    f"the conversion that was interrupted had another {name} ({getattr(there, name)}, now "
-                    f"{getattr(report, name)}): give the same command, or leave --resume out to begin anew"
+                    f"the conversion that was interrupted had another {name} ({before}, now {now}): give the same command, or "
+                    "leave --resume out to begin anew"
                 )
-        return True
-
-    def _keep(self, report: Report) -> None:
-        self.work.mkdir(parents=True)
-        (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
+        return there
 
 
-def needs_calibration(student: PreTrainedModel) -> bool:
-    """Whether a model has score terms with parameters in place of what its family's checkpoints were trained with."""
-    config = student.config
-    if not isinstance(config, PositionConfigMixin):
+def _but_learning_rate(value: Any) -> Any:
+    """Settings without the learning rate, which may be lowered on the way; anything else as it is."""
+    return {**value, "learning_rate": None} if isinstance(value, dict) and "learning_rate" in value else value
+
+
+def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bool:
+    """Whether a model has score terms with parameters in place of what its original was trained with."""
+    if not isinstance(student.config, PositionConfigMixin):
         return False
-    native, names = ({*scheme_names(name)} for name in (config.family.native_scheme, config.position_scheme))
-    of_attention = position_parameters(config.family.encoder_of(student.base_model))
-    return bool(of_attention) and not native <= names
+    of_attention = position_parameters(student.config.family.encoder_of(student.base_model))
+    return bool(of_attention) and not keeps_positions(student, original)
 
 
 def bucket_flags(
-    family: Family, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
+    config: PreTrainedConfig, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
 ) -> dict[str, Any]:
     """Flags of `t5` such that a bucket begins at the trained length, and the last near the longest distance.
 
-    None where they are given, and where the family's checkpoints have a table of their own.
+    None where they are given, and where the checkpoint has a table of its own.
     """
-    given = {"position_buckets", "position_max_distance"} & {*flags, *family.native_flags}
-    if "t5" not in scheme_names(position_scheme) or given or max_length <= trained_length:
+    given = {"position_buckets", "position_max_distance"} & {*flags}
+    if not is_new("t5", position_scheme, config) or given or max_length <= trained_length:
         return {}
     for buckets in (32, 48, 64, 96, 128):
         exact = buckets // 4
@@ -252,9 +321,10 @@ def convert(
         max_steps, max_minutes: the budget of healing. Default: 800 steps.
         learning_rate: of healing, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
         seed: of the choice of text.
-        resume: go on with what was interrupted; needs `output`.
+        resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
+            `output`.
         onnx: write `onnx/model.onnx` too.
-        tokenizer: of a model that was handed over.
+        tokenizer: of a model that was handed over; it stays as it is.
         flags: every `position_*` flag.
 
     Returns:
@@ -264,6 +334,7 @@ def convert(
         OSError: something cannot be read or written.
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
+        Diverged: healing led to numbers that are not finite.
     """
     healing = (train, max_steps, max_minutes, seed, learning_rate)
     source = (model, tokenizer, trained_length)
@@ -279,7 +350,7 @@ def _planned(
     """All that [`convert`] was given, checked before any weight is read."""
     output = Path(output) if output is not None else None
     if output is not None:
-        check_output(output)
+        output = checked_output(output)
     elif resume or onnx:
         raise ValueError("resume and onnx need an output folder")
     if onnx:
@@ -291,7 +362,10 @@ def _planned(
     text, held_out = as_list(text), as_list(held_out)
     read_documents(text), read_documents(held_out)
     checkpoint = load_checkpoint(*source)
-    healing = Healing(checkpoint.trained_length, max_length or checkpoint.trained_length, *healing)
+    if output is not None:
+        kept_files(checkpoint.folder)
+    trained = checkpoint.trained_length
+    healing = Healing(trained, trained if max_length is None else max_length, *healing)
     flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length, method)
     return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
 
@@ -310,8 +384,7 @@ def chosen_flags(
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
     """
     config, trained = checkpoint.config, checkpoint.trained_length
-    if max_length < trained:
-        raise ValueError(f"max_length must be at least the trained length, {trained}, got {max_length}")
+    check_max_length(max_length, trained)
     flags = {name: value for name, value in given.items() if value is not None}
     if flags.get("position_stride", 1) != 1:
         raise ValueError("position_stride follows from the lengths: give extend='interpolate' and max_length")
@@ -329,7 +402,7 @@ def chosen_flags(
             )
         return {}
     flags = default_flags(config, position_scheme, flags)
-    flags |= bucket_flags(family_of(config), position_scheme, flags, trained, max_length)
+    flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
     new = student_config(config, position_scheme, flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}
@@ -361,26 +434,32 @@ def compare(
     documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
     there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
-    first = load_checkpoint(original, trained_length=trained_length or (there and there.trained_length))
-    second = load_checkpoint(converted, trained_length=first.trained_length).model
+    if there is not None and trained_length is None:
+        trained_length = there.trained_length
+    source = load_checkpoint(original, trained_length=trained_length)
+    if max_length is None:
+        max_length = max(there.max_length if there else 0, source.trained_length)
+    check_max_length(max_length, source.trained_length)
+    windows = Windows(documents, source.tokenizer)
+    windows.check_known(source.config.vocab_size, "held-out")
+    windows.check_enough(source.trained_length, "held-out")
+    first, second = source.model, load_checkpoint(converted, trained_length=source.trained_length).model
     if (
-        first.model.config.hidden_size != second.config.hidden_size
-        or type(first.model.base_model) not in type(second.base_model).__mro__ + type(first.model.base_model).__mro__
+        first.config.hidden_size != second.config.hidden_size
+        or type(first.base_model) not in type(second.base_model).__mro__ + type(first.base_model).__mro__
     ):
         raise ValueError(f"{original} and {converted} are of different families or sizes")
-    windows = Windows(documents, first.tokenizer)
-    windows.check_enough(first.trained_length, "held-out")
     config = second.config
     is_variant = isinstance(config, PositionConfigMixin)
     report = Report(
         original=str(original),
         position_scheme=config.position_scheme if is_variant else family_of(config).native_scheme,
         flags=inspection.flags_of(config) if is_variant else {},
-        trained_length=first.trained_length,
-        max_length=max_length or (there.max_length if there else first.trained_length),
+        trained_length=source.trained_length,
+        max_length=max_length,
     )
-    yardstick = Yardstick(first.model, windows, report.trained_length, report.max_length, first.pooling)
-    report.rows = yardstick.measure(first.model, "original") + yardstick.measure(second, "converted")
-    report.losses = yardstick.losses(first.tokenizer.mask_token_id, second)
+    yardstick = Yardstick(first, windows, report.trained_length, report.max_length, source.pooling)
+    report.rows = yardstick.measure(first, "original") + yardstick.measure(second, "converted")
+    report.losses = yardstick.losses(source.tokenizer.mask_token_id, second)
     report.conclude(yardstick.left_out)
     return report

@@ -50,6 +50,10 @@ LEAST_GAIN = 2e-4
 CHECKED_ROWS = 24
 
 
+class Diverged(FloatingPointError):
+    """Training has led to numbers that are not finite. The model is as it was when it was last looked at."""
+
+
 @dataclass(frozen=True)
 class Healing:
     """How to heal.
@@ -79,6 +83,8 @@ class Healing:
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be greater than 0, got {value}; without healing: train='none'")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}")
         if self.max_steps is None and self.max_minutes is None:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
         if self.learning_rate is None:
@@ -132,10 +138,11 @@ def heal(
         error: of the student's states and their target.
 
     Returns:
-        Step, seconds, error and held-out cosine of the last layer, every 50 steps and at the end.
+        Step, seconds, learning rate, error and held-out cosine of the last layer, every 50 steps and at the end.
 
     Raises:
         ValueError: there is nothing to train, or the text is shorter than a batch.
+        Diverged: the error, or the cosine, is no finite number; the student is as it was when it was last looked at.
     """
     from accelerate import Accelerator  # only here: the rest of the package does without
 
@@ -177,38 +184,63 @@ class _Run:
     error: Callable[..., torch.Tensor]
 
     def steps(self, model: nn.Module, optimizer, masks, state: dict, save: Callable[[dict], None]) -> list[dict]:
-        step, before, history = state["step"], state["seconds"], state["history"]
-        began = time.monotonic()
-        highest = [group["highest"] for group in optimizer.param_groups]
+        """Train to the end, and say how it went; after numbers that are not finite, with the model put back."""
+        held = _Held(model)
+
+        def keep(kept: dict) -> None:
+            held.update()
+            save(kept)
+
+        try:
+            return self._loop(model, optimizer, masks, state, keep)
+        except Diverged:
+            held.put_back()
+            raise
+
+    def _loop(self, model: nn.Module, optimizer, masks, state: dict, keep: Callable[[dict], None]) -> list[dict]:
+        step, history, error = state["step"], state["history"], math.nan
+        began = time.monotonic() - state["seconds"]
         checked = self._checked_text()
-        error = math.nan
         bar = tqdm(total=self.healing.max_steps, initial=step, desc="healing", unit="step", disable=self._is_quiet())
         with bar:
             while True:
-                seconds = self._agreed(before + time.monotonic() - began)
+                seconds = self._agreed(time.monotonic() - began)
                 spent = self.healing.spent(step, seconds)
-                is_checked = step and step % CHECK_EVERY == 0 and step > (history[-1]["step"] if history else 0)
-                if is_checked or spent >= 1:
+                ended, looked_at = step > 0 and spent >= 1, history[-1]["step"] if history else 0
+                if step > looked_at and (ended or step % CHECK_EVERY == 0):
                     cosine = self._cosine(model, checked)
-                    history.append({"step": step, "seconds": seconds, "error": error, "cosine": cosine})
+                    self._require_finite(cosine, "cosine", step, looked_at)
+                    rate = self.healing.learning_rate
+                    entry = {"step": step, "seconds": seconds, "learning_rate": rate, "error": error, "cosine": cosine}
+                    history.append(entry)
                     bar.set_postfix(cosine=f"{cosine:.4f}")
-                    if spent >= 1 or _gains_no_more(history):
-                        break
-                    save({"step": step, "seconds": seconds, "history": history})
+                    keep({"step": step, "seconds": seconds, "history": history})
+                if ended or _gains_no_more(history):
+                    return history
                 factor = (1 - spent) * min(1.0, (step + 1) / WARM_UP)
-                for group, rate in zip(optimizer.param_groups, highest):
-                    group["lr"] = rate * factor
+                for group in optimizer.param_groups:
+                    group["lr"] = group["highest"] * factor
                 error = self._step(model, optimizer, masks, step)
+                self._require_finite(error, "error", step, history[-1]["step"] if history else 0)
                 step += 1
                 bar.update()
-        return history
+
+    def _require_finite(self, value: float, what: str, step: int, looked_at: int) -> None:
+        if not math.isfinite(value):
+            raise Diverged(
+                f"healing diverged: at step {step} the {what} is no finite number, and the model is put back to step {looked_at}; "
+                f"give a lower learning_rate (it was {self.healing.learning_rate:g})"
+            )
 
     def _step(self, model: nn.Module, optimizer, masks: dict[nn.Parameter, torch.Tensor], step: int) -> float:
+        """One step, and its error; nothing is learned from one that is not finite, in whichever process: it is NaN then."""
         batch = self._placed(self.healing.draw(self.windows, step, self.accelerator.process_index))
         with self._precision():
             aim = self.target(self.original, batch, self.healing.trained_length)
             states = hidden_states(model, batch)
         error = self.error(states, aim)
+        if not self.accelerator.gather(error.detach().reshape(1)).isfinite().all():
+            return math.nan
         self.accelerator.backward(error)
         for parameter, mask in masks.items():
             parameter.grad.mul_(mask)
@@ -255,6 +287,22 @@ class _Run:
 
     def _is_quiet(self) -> bool:
         return not self.accelerator.is_local_main_process
+
+
+class _Held:
+    """A copy of what is trained of a model, to go back to."""
+
+    def __init__(self, model: nn.Module):
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.update()
+
+    def update(self) -> None:
+        self.copies = [parameter.detach().clone() for parameter in self.parameters]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for parameter, copy in zip(self.parameters, self.copies):
+            parameter.copy_(copy)
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -337,13 +385,15 @@ def rows_beyond(
 def parameter_groups(base: PreTrainedModel, learning_rate: float) -> list[dict[str, Any]]:
     """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
-    groups: dict[float, list[nn.Parameter]] = {}
+    # None stands for `learning_rate`, so that the groups are the same ones whatever it is.
+    groups: dict[float | None, list[nn.Parameter]] = {}
     for parameter in base.parameters():
         if parameter.requires_grad:
             name = positions.get(parameter, "")
-            rate = next((rate for part, rate in POSITION_RATES.items() if f".{part}." in f".{name}"), learning_rate)
-            groups.setdefault(rate, []).append(parameter)
-    return [{"params": parameters, "lr": rate, "highest": rate} for rate, parameters in groups.items()]
+            own = next((rate for part, rate in POSITION_RATES.items() if f".{part}." in f".{name}"), None)
+            groups.setdefault(own, []).append(parameter)
+    rates = {own: learning_rate if own is None else own for own in groups}
+    return [{"params": group, "lr": rates[own], "highest": rates[own]} for own, group in groups.items()]
 
 
 def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: dict[str, Any]) -> None:
@@ -362,12 +412,15 @@ def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: d
 
 
 def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[str, Any]:
-    """Put the state that was saved back; what steps begin with."""
+    """Put the state that was saved back, but for the learning rates; what steps begin with."""
     if checkpoint is None or not checkpoint.is_file():
         return {"step": 0, "seconds": 0.0, "history": []}
     state = torch.load(checkpoint, weights_only=True, map_location="cpu")
     student.load_state_dict(state.pop("student"))
+    highest = [group["highest"] for group in optimizer.param_groups]
     optimizer.load_state_dict(state.pop("optimizer"))
+    for group, rate in zip(optimizer.param_groups, highest):
+        group["highest"] = rate
     return state
 
 

@@ -18,6 +18,8 @@ TOKENS_BEYOND = 8192
 ROWS_AT_ONCE = 8
 NEIGHBOURS = 5
 MASKED = 0.15
+# Texts that a head for multiple choice is to choose among.
+CHOICES = 4
 Row = dict[str, Any]
 
 
@@ -202,8 +204,15 @@ class Yardstick:
 
 def _logits(model: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
     """What a head gives, a tensor or two."""
-    output = model(**batch)
+    output = model(**(_as_choices(batch) if type(model).__name__.endswith("ForMultipleChoice") else batch))
     return [value for name, value in output.items() if name.endswith("logits")]
+
+
+def _as_choices(batch: Batch) -> Batch:
+    """Texts (batch, length) as the choices of questions, (questions, choices, length); what is left over is not asked."""
+    choices = min(CHOICES, len(batch["input_ids"]))
+    questions = len(batch["input_ids"]) // choices
+    return {name: value[: questions * choices].unflatten(0, (questions, choices)) for name, value in batch.items()}
 
 
 def _is_masked_lm(model: PreTrainedModel) -> bool:

@@ -36,12 +36,13 @@ class Report:
         original: where the original was from.
         position_scheme, flags: of the converted model.
         trained_length, max_length: number of tokens that the original reads well, and that this one is to read.
+        inputs: SHA-256 of what it began with: weights, config and texts; nothing where nothing was written.
         settings: of the conversion: budget, what was trained, text, seed.
         rows: what was measured, by stage and length: cosine of the tokens' states with the original's (beyond the trained
             length: with those of its own windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
             similarities; nearest neighbours kept; a head's answers.
         losses: of masked language models, by the length of the visible context.
-        healing: step, error and held-out cosine while it was healed.
+        healing: step, learning rate, error and held-out cosine while it was healed.
         seconds: by stage.
         versions: of the libraries.
         conclusion: what the figures beyond the trained length say and do not say.
@@ -53,6 +54,7 @@ class Report:
     flags: dict[str, Any]
     trained_length: int
     max_length: int
+    inputs: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     losses: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +67,8 @@ class Report:
     def conclude(self, left_out: list[int]) -> None:
         """Fill in the conclusion, and what was not measured."""
         beyond = [row for row in self.rows if row["length"] > self.trained_length]
-        own = {row["length"]: row["masked_lm_loss"] for row in self.losses if row["model"] == "converted"}
+        losses = [row for row in self.losses if math.isfinite(row["masked_lm_loss"])]
+        own = {row["length"]: row["masked_lm_loss"] for row in losses if row["model"] == "converted"}
         gains = len(own) > 1 and min(loss for length, loss in own.items() if length > min(own)) < own[min(own)]
         self.conclusion = None
         if beyond and not gains:
@@ -106,15 +109,16 @@ class Report:
 
     @staticmethod
     def metrics(row: dict[str, Any]) -> dict[str, float]:
-        """The single numbers of a row."""
-        return {key: row[key] for key, _ in COLUMNS[2:] if key in row}
+        """The single numbers of a row, without those that are not finite."""
+        return {key: row[key] for key, _ in COLUMNS[2:] if math.isfinite(row.get(key, math.nan))}
 
     def last(self, length: int) -> dict[str, Any]:
         """The row of the last stage at a length."""
         return [row for row in self.rows if row["length"] == length][-1]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+        """The report as JSON, which has no numbers that are not finite: null stands for them."""
+        return json.dumps(_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> None:
         (folder / REPORT).write_text(self.to_json(), encoding="utf-8")
@@ -122,6 +126,15 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> "Report":
         return cls(**json.loads(text))
+
+
+def _finite(value: Any) -> Any:
+    """Entries with None in place of numbers that are not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _markdown(rows: list[dict[str, Any]], columns: tuple[tuple[str, str], ...]) -> str:

@@ -5,11 +5,13 @@ from itertools import combinations
 import torch
 from torch import nn
 
+from hf_posenc.modeling.configuration_posenc import PositionConfigMixin
 from hf_posenc.modeling.embeddings import Concat
 from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.modeling.sinusoidal import sinusoids
 
+from .checkpoints import keeps_scheme, scheme_of
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
 
@@ -19,6 +21,10 @@ BASES = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 BEYOND = 1e-2
 # Relative size of what keeps a least squares problem solvable.
 RIDGE = 1e-6
+# Schemes whose terms multiply neither queries nor keys: under these, queries and keys may get another basis.
+BIASES = {"absolute", "sinusoidal", "none", "t5", "alibi", "kerple", "tupe"}
+# Schemes that tell no head from another.
+WITHOUT_HEADS = {"absolute", "sinusoidal", "none"}
 # Random words that stand for a text where none is given: sequences and their length.
 RANDOM_TEXT = (16, 64)
 
@@ -27,11 +33,12 @@ RANDOM_TEXT = (16, 64)
 def start(
     student: nn.Module, teacher: nn.Module, batches: list[Batch] | None = None, trained_length: int | None = None
 ) -> None:
-    """Keep what can be kept without training of the absolute positions that a student's schemes replace, in place.
+    """Keep what can be kept without training of the positions that a student's schemes replace, in place.
 
     - All but `sinusoidal` with `position_combine="concat"`: the mean position is added to the token types, or to the words where
       there are no types. The word with which all texts begin ([CLS]) has the first position, exactly.
     - `sinusoidal`: the table of positions by least squares as a projection of the sinusoids (concat), or as a multiple of them.
+    - `absolute`, where the original had no table: sinusoids as its rows, or zeros where nothing joined the words.
     - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
       the keys' mean, which adds a constant to each query's scores, is taken off.
     - `alibi`: heads in the order in which the slopes fit them best.
@@ -39,44 +46,106 @@ def start(
       table are as `tupe`'s LayerNorm leaves them, so that training turns them no faster than anything else.
 
     Beside `absolute`, which stays, nothing is to be made up for. Other schemes have nothing to start with: they are calibrated.
+    Those that the original has too are left as they are.
 
     Args:
         student: a variant as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, base model or with a head.
-        teacher: the stock model of the same checkpoint.
+        teacher: the model of the same checkpoint, stock or variant.
         batches: text, `input_ids` and `attention_mask`, for what depends on heads; random words if there is none.
-        trained_length: positions that the checkpoint knows well; by default those of its whole table.
+        trained_length: positions that the checkpoint knows well; by default as many as its table has, or would have.
     """
     family: Family = student.config.family
-    names = scheme_names(student.config.position_scheme)
-    if "absolute" in names:
+    names, kept = schemes_of(student), kept_schemes(student, teacher)
+    if "absolute" in kept:
         return
-    rows = table_rows(teacher, family)
-    trained_length = trained_length or len(rows)
+    new = names - kept
     with undisturbed(student), undisturbed(teacher, "eager"):
-        if "sinusoidal" in names:
-            _fit_sinusoids(student, family, rows, trained_length)
-        else:
-            mean = rows[:trained_length].mean(0)
-            fold(student, family, mean)
-            if batches is not None:
-                place_first_word(student, family, rows[0] - mean, batches)
+        rows = joined_positions(teacher, family, number_of_positions(student, family))
+        trained_length = trained_length or len(rows)
+        join_positions(student, teacher, family, rows, trained_length, batches)
         if batches is None:
             length = min(RANDOM_TEXT[1], len(rows))
             batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
-        if "tupe" in names:
+        if "tupe" in new and "absolute" not in names:
             standardize_table(student, family)
             project_positions(student, teacher, family, batches)
-        if "rope" in names:
+        if "rope" in new and kept <= BIASES:
             balance_heads(student, family, batches)
-        # Where the original has a bias per head, heads must stay where they are.
-        if "alibi" in names and family.native_scheme == "absolute":
+        if "alibi" in new and heads_are_free(student, teacher):
             order_heads(student, teacher, family, batches)
+
+
+def schemes_of(model: nn.Module) -> set[str]:
+    """The names of a model's schemes; of a stock model, of those that its family's checkpoints were trained with."""
+    return {*scheme_names(scheme_of(model.config))}
+
+
+def kept_schemes(student: nn.Module, teacher: nn.Module) -> set[str]:
+    """The names of the schemes that a student shares with its original."""
+    return schemes_of(student) & schemes_of(teacher)
+
+
+def heads_are_free(student: nn.Module, teacher: nn.Module) -> bool:
+    """Whether heads may change places: nothing of the original's that the student keeps tells one head from another."""
+    return kept_schemes(student, teacher) <= WITHOUT_HEADS
+
+
+def number_of_positions(model: nn.Module, family: Family) -> int:
+    """How many positions a table of absolute positions has, or would have, in a model."""
+    return model.config.max_position_embeddings - family.first_position(model.config)
 
 
 def table_rows(model: nn.Module, family: Family) -> torch.Tensor:
     """A model's table of absolute positions from the first position on, (positions, width)."""
     table = getattr(family.embeddings_of(model.base_model), family.table).weight.detach()
     return table[family.first_position(model.config) :]
+
+
+def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.Tensor:
+    """What joins a model's words at each position, (positions, width): zeros where positions enter in the attention alone.
+
+    Rows of a table, all of them, or `positions` vectors of a scheme that has no table. Where they join by something else than a sum
+    (`position_combine`), what joins a word of zeros.
+    """
+    if not isinstance(model.config, PositionConfigMixin):
+        return table_rows(model, family)
+    embeddings = family.embeddings_of(model.base_model)
+    scheme = embeddings.position_scheme
+    words = getattr(embeddings, family.words).weight
+    if scheme is None:
+        return words.new_zeros(positions, words.shape[1])
+    number = len(table_rows(model, family)) if scheme.name == "absolute" else positions
+    vectors = scheme.vectors(embeddings, None, torch.arange(number, device=words.device)[None])
+    return embeddings.position_combine.combine(embeddings, torch.zeros_like(vectors), vectors)[0]
+
+
+def join_positions(
+    student: nn.Module,
+    teacher: nn.Module,
+    family: Family,
+    rows: torch.Tensor,
+    trained_length: int,
+    batches: list[Batch] | None,
+) -> None:
+    """Let the student's words have what joined the original's, as far as its embedding-level scheme can say it.
+
+    Args:
+        rows: (positions, width), of the original.
+    """
+    names = schemes_of(student)
+    if "absolute" in names:
+        # What `tupe` reads there is its own.
+        if "tupe" not in kept_schemes(student, teacher):
+            own = table_rows(student, family)
+            own.zero_()[: len(rows)] = rows[: len(own)]
+    elif "sinusoidal" in names:
+        if not keeps_scheme("sinusoidal", student.config, teacher.config):
+            _fit_sinusoids(student, family, rows, trained_length)
+    else:
+        mean = rows[:trained_length].mean(0)
+        fold(student, family, mean)
+        if batches is not None:
+            place_first_word(student, family, rows[0] - mean, batches)
 
 
 def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
@@ -198,7 +267,7 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
     wanted, weights = missing_scores(student, teacher, family, batches)
-    if family.native_scheme == "absolute":  # where the original has a bias per head, heads must stay where they are
+    if heads_are_free(student, teacher):
         orders = agreeing_heads(wanted, weights)
         for layer, order in zip(layers, orders):
             permute_heads(layer, family, order)

@@ -11,6 +11,9 @@ import torch
 TEXT_FILES = {".txt", ".text", ".md", ".rst"}
 # What is read at most; a conversion of minutes sees no more.
 MAX_CHARACTERS = 20_000_000
+# The part of a text that may be words unknown to the tokenizer. In text of a model's own language they are less than one in a hundred,
+# emoji and code counted in; of text in a script that it does not know, nearly all.
+MOST_UNKNOWN = 0.1
 # Of documents, one in so many is held out. Fewer documents than this are cut into as many pieces.
 HELD_OUT_EVERY = 10
 
@@ -33,6 +36,8 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
         return [*topics.values()]
     documents = []
     for source in map(str, sources):
+        if not source:
+            raise ValueError("the name of a text is empty: name a file, a folder or a data set")
         found = [*_within_limit(_documents_of(source))]
         if not any(document.strip() for document in found):
             raise ValueError(f"there is no text in {source}")
@@ -133,6 +138,7 @@ class Windows:
         lengths = torch.tensor([0, *map(len, ids)])
         self.starts = lengths.cumsum(0)[:-1]
         self.lengths = lengths[1:]
+        self.unknown = tokenizer.unk_token_id
         self.first, self.last, self.padding = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
 
     def check_enough(self, tokens: int, what: str) -> None:
@@ -140,6 +146,20 @@ class Windows:
         if len(self.tokens) < tokens:
             raise ValueError(
                 f"the {what} text has {len(self.tokens)} tokens, and {tokens} are needed: name more text with --text"
+            )
+
+    def check_known(self, vocab_size: int, what: str) -> None:
+        """Raise ValueError for tokens that the model has no words for, or that too often stand for unknown words."""
+        highest = int(self.tokens.max()) if len(self.tokens) else 0
+        if highest >= vocab_size:
+            raise ValueError(
+                f"the {what} text has tokens up to id {highest}, and the model has {vocab_size} words: its tokenizer is another's"
+            )
+        unknown = int((self.tokens == self.unknown).sum()) if self.unknown is not None else 0
+        if unknown > MOST_UNKNOWN * len(self.tokens):
+            raise ValueError(
+                f"{100 * unknown / len(self.tokens):.0f} % of the {what} text are words that the tokenizer does not know: name text in "
+                "the model's own language with --text, or put the model's own tokenizer beside it"
             )
 
     def draw(self, length: int, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from ..inspection import longest_sequence
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..sentence_folders import MODULES, SETTINGS, model_class, module_files
-from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint
+from ..sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files
+from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, Report
 
 
@@ -29,11 +29,23 @@ LONGEST_EXPORTED = 100_000
 ONNX = Path("onnx") / "model.onnx"
 
 
-def check_output(folder: Path) -> None:
-    """Raise OSError unless a folder can be made here: there is none yet, or an empty one, and its place can be written to."""
+def checked_output(folder: Path) -> Path:
+    """The folder to write, links followed.
+
+    Raises:
+        OSError: no folder can be made here: there is one that is not empty or cannot be replaced, or its place cannot be written to.
+    """
+    if folder.is_symlink() and not folder.exists():
+        raise FileNotFoundError(
+            f"{folder} is a link to {folder.readlink()}, which is not there: name the folder itself"
+        )
+    folder = folder.resolve()
+    if folder == Path.cwd() or folder.is_mount():
+        what = "the folder that you are in" if folder == Path.cwd() else "a mount point"
+        raise OSError(f"{folder} is {what}, which cannot be replaced by a new one: name a folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} is there already, and not empty: name another folder, or remove it")
-    place = folder.absolute().parent
+    place = folder.parent
     try:
         place.mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK)
@@ -41,6 +53,17 @@ def check_output(folder: Path) -> None:
         raise OSError(f"{folder} cannot be made: {error}") from error
     if not writable:
         raise PermissionError(f"{place} cannot be written to: name another folder")
+    return folder
+
+
+def check_report(file: Path) -> None:
+    """Raise OSError unless a file can be written here."""
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder: name a file")
+    if not file.absolute().parent.is_dir() or not os.access(
+        file if file.exists() else file.absolute().parent, os.W_OK
+    ):
+        raise OSError(f"{file} cannot be written: its folder is missing, or you may not write there")
 
 
 def check_space(folder: Path, model: PreTrainedModel, healed: bool) -> None:
@@ -59,19 +82,40 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     """A new folder to write to, which takes the place of `folder` at the end; after an error nothing of it stays.
 
     Raises:
-        OSError: it cannot be written: no space, no right to.
+        OSError: it cannot be written (no space, no right to), or it is whole and cannot take its place: it then stays where it is.
     """
     temporary = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
     try:
         temporary.mkdir()
         yield temporary
+    except BaseException as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, SafetensorError):  # which is no OSError, whatever its cause
+            raise OSError(f"{folder} cannot be written: {error}") from error
+        raise
+    try:
         if folder.is_dir():
             folder.rmdir()  # it is empty
         os.replace(temporary, folder)
-    except SafetensorError as error:  # which is no OSError, whatever its cause
-        raise OSError(f"{folder} cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be made: {error}; all that belongs there is in {temporary}") from error
+
+
+def kept_files(source: Path | None) -> dict[str, Path]:
+    """What else of a checkpoint's folder goes along, modules of sentence-transformers among it, by path in the folder.
+
+    Raises:
+        OSError: a module's files are missing.
+        ValueError: a link leads out of the folder, a module could not be loaded from there, or there is a card that cannot be read.
+    """
+    from ..card_files import check_card  # only here: it brings the template engine along
+
+    if source is None:
+        return {}
+    kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
+    check_inside(source, kept.values())
+    check_card(source / CARD)
+    return kept | module_files(source)
 
 
 def write_converted(
@@ -84,16 +128,14 @@ def write_converted(
 
     Raises:
         OSError: it cannot be written.
-        ValueError: a module of sentence-transformers could not be loaded from there.
+        ValueError: a module of sentence-transformers could not be loaded from there, or the model has numbers that are not finite.
     """
+    check_finite(model, f"the converted model, in {model.dtype},")
     lengthened = report.max_length > report.trained_length
     with whole_folder(folder) as place:
-        source = checkpoint.folder
-        if source is not None:
-            kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
-            for name, file in {**kept, **module_files(source)}.items():
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, place / name)
+        for name, file in kept_files(checkpoint.folder).items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, place / name)
         model.save_pretrained(place)
         if lengthened:
             checkpoint.tokenizer.model_max_length = report.max_length

@@ -1,9 +1,14 @@
 """What a `position_*` flag is: its name, what it may be, its default, and what it is for, in the file of its scheme."""
 
 import difflib
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
+
+
+# Tokens of the longest text that a flag may speak of. More would fit no integer, or no memory where a table has rows for it.
+MOST_TOKENS = 2**20
+# What float32 holds, with room to multiply.
+LARGEST = 1e30
 
 
 def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
@@ -66,7 +71,7 @@ class Boolean(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number of at least `low`."""
+    """A number of at least `low`, and at most [`LARGEST`]."""
 
     low: float
     annotation = float | int
@@ -74,13 +79,13 @@ class Number(Kind):
 
     def check(self, flag: str, value: Any) -> None:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        fits = is_number and math.isfinite(value) and value >= self.low
-        require(flag, value, is_number, fits, f"a finite number of at least {self.low:g}")
+        possible = f"a finite number of at least {self.low:g} and at most {LARGEST:g}"
+        require(flag, value, is_number, is_number and self.low <= value <= LARGEST, possible)
 
 
 @dataclass(frozen=True)
 class Integer(Kind):
-    """An integer of at least `low`."""
+    """An integer of at least `low`, and at most [`MOST_TOKENS`]."""
 
     low: int
     annotation = int
@@ -88,7 +93,8 @@ class Integer(Kind):
 
     def check(self, flag: str, value: Any) -> None:
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        require(flag, value, is_integer, is_integer and value >= self.low, f"an integer of at least {self.low}")
+        possible = f"an integer of at least {self.low} and at most {MOST_TOKENS:,}"
+        require(flag, value, is_integer, is_integer and self.low <= value <= MOST_TOKENS, possible)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Rope(AttentionScheme):
                     raise ValueError(f"{frequencies.numel()} frequencies for {self.head_dim // 2} pairs of features")
                 if not (frequencies.is_floating_point() and frequencies.isfinite().all()):
                     raise ValueError(f"the frequencies are {frequencies.tolist()}")
-        except (KeyError, AttributeError, TypeError, ValueError, ZeroDivisionError, RuntimeError) as error:
+        except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ValueError(
                 f"position_rope_scaling={self.rope_scaling!r} is not usable: {type(error).__name__}: {error}"
             ) from error

@@ -137,6 +137,16 @@ def test_biases_are_what_rope_has_for_parameters(tmp_path):
     assert changed and all(name.endswith(("query.bias", "key.bias")) for name in changed)
 
 
+def test_parameters_stay_where_a_fit_finds_no_numbers(tmp_path, monkeypatch):
+    teacher = original("bert")
+    student = student_of(teacher, tmp_path, "t5", position_per_layer=True)
+    tiny.fill_positions(student)
+    before = [parameter.clone() for parameter in position_parameters(student).values()]
+    monkeypatch.setattr(calibration.Fit, "scale", lambda fit: torch.full_like(fit.start, 1e300))
+    calibrate(student, teacher, text())
+    assert all(map(torch.equal, position_parameters(student).values(), before))
+
+
 def test_models_are_left_as_they_were_found(tmp_path):
     teacher = original("bert")
     student = student_of(teacher, tmp_path, "t5")

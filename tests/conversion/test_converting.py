@@ -1,6 +1,8 @@
 """One call changes a checkpoint's positions and keeps what it knows, in every family, or says why not and leaves nothing."""
 
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,17 +13,32 @@ import tiny
 import tiny_checkpoints
 import torch
 from fresh_process import ROOT, run_fresh
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
 from hf_posenc.conversion.report import REPORT, Report
+from hf_posenc.modeling.schemes import SCHEMES
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     return tiny_checkpoints.save(tmp_path / "bert")
+
+
+@pytest.fixture
+def no_weight_is_read(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("weights were about to be read")
+
+    monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", staticmethod(refuse))
 
 
 def words_of(checkpoint):
@@ -130,14 +147,65 @@ class TestLonger:
         )
         assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}
 
-    def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint):
+    def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint, tmp_path):
+        arguments = {"text": words_of(checkpoint), "max_length": 64, "train": "beyond", "max_steps": 2}
+        before = {*tmp_path.iterdir()}
         with pytest.raises(ValueError, match="nothing to train beyond 32 tokens"):
-            convert(
-                checkpoint, "transformer_xl", text=words_of(checkpoint), max_length=64, train="beyond", max_steps=2
-            )
+            convert(checkpoint, "transformer_xl", output=tmp_path / "out", **arguments)
+        assert {*tmp_path.iterdir()} == before
+
+
+@pytest.fixture(scope="module")
+def few_words(tmp_path_factory):
+    """A text, long enough to measure on."""
+    path = tmp_path_factory.mktemp("text") / "few.txt"
+    path.write_text(tiny_checkpoints.text(60), encoding="utf-8")
+    return path
+
+
+class TestSavedVariants:
+    """What was converted, or trained with a scheme, is converted again: its positions are filled with random values."""
+
+    @pytest.mark.parametrize(
+        "before, after", [pair for pair in itertools.product(SCHEMES, SCHEMES) if pair[0] != pair[1]]
+    )
+    def test_every_scheme_becomes_every_other(self, before, after, few_words):
+        original = tiny.build(before, num_hidden_layers=1)
+        tokenizer = tiny_checkpoints.tokenizer()
+        model, report = convert(original, after, text=few_words, train="none", tokenizer=tokenizer)
+        assert model.config.position_scheme == after
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+        assert 0.3 < report.final()[0]["token_cosine"] < 1 + 1e-6
+
+    @pytest.mark.parametrize("before", [name for name in SCHEMES if name != "relative_key"])
+    def test_what_joins_a_scheme_that_is_there_starts_exactly(self, before, few_words):
+        """Flags that conversion chooses where a scheme is new, as a table of `t5` per layer, leave one that is there alone."""
+        original = tiny.build(before)
+        joining = "deberta" if before == "relative_key_query" else "relative_key"
+        tokenizer = tiny_checkpoints.tokenizer()
+        model, _ = convert(original, f"{before}+{joining}", text=few_words, train="none", tokenizer=tokenizer)
+        ids = torch.randint(5, 99, (2, 32))
+        with torch.no_grad():
+            difference = model(ids).last_hidden_state - original(ids).last_hidden_state
+        assert difference.abs().max() < 1e-5
+
+    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    def test_one_that_reads_further_than_its_config_says_gets_a_table_of_that_length(self, family, few_words):
+        original = tiny.build("rope", family)
+        tokenizer = tiny_checkpoints.tokenizer(family, length=80)
+        model, report = convert(original, "absolute", text=few_words, train="none", tokenizer=tokenizer)
+        assert report.final()[0]["length"] == 80
+        assert model(torch.randint(5, 99, (1, 80))).last_hidden_state.isfinite().all()
 
 
 class TestHeads:
+    @pytest.mark.parametrize("head", [cls.__name__ for cls in tiny.heads("bert")])
+    def test_every_head_is_measured(self, head, tmp_path, few_words):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert", head=head.removeprefix("Bert"))
+        model, report = convert(checkpoint, "t5", text=few_words, train="none")
+        assert type(model).__name__ == f"Posenc{head}"
+        assert ("same_answers" in report.final()[0]) == (head != "BertModel")
+
     def test_a_classifier_is_converted_as_a_whole(self, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForSequenceClassification", num_labels=3)
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_steps=10, output=tmp_path / "out")
@@ -234,12 +302,141 @@ def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_
     assert not [*tmp_path.glob(".*")]
 
 
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+class TestResume:
+    """After healing, and before anything is written, it is interrupted."""
+
+    @pytest.fixture
+    def interrupted(self, tmp_path, monkeypatch):
+        """The arguments of a conversion of `a/bert`, interrupted, its text and held-out text being `a/bert.txt` and `held_out.txt`."""
+        (tmp_path / "a").mkdir()
+        arguments = {
+            "model": tiny_checkpoints.save(tmp_path / "a" / "bert"),
+            "position_scheme": "t5",
+            "text": [tmp_path / "a" / "bert.txt"],
+            "held_out": [tmp_path / "held_out.txt"],
+            "max_steps": 60,
+            "output": tmp_path / "out",
+        }
+        (tmp_path / "held_out.txt").write_text(tiny_checkpoints.text(60, seed=2))
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
+            convert(**arguments)
+        assert (tmp_path / ".out.conversion" / "healing.pt").is_file() and not (tmp_path / "out").exists()
+        return arguments
+
+    def test_goes_on_with_the_same_model_wherever_it_lies(self, interrupted, tmp_path):
+        (tmp_path / "b").mkdir()
+        (tmp_path / "a" / "bert").rename(tmp_path / "b" / "bert")
+        _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
+        assert report.healing[-1]["step"] == 60
+
+    def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):
+        before = json.loads((tmp_path / ".out.conversion" / "report.json").read_text())["seconds"]
+        convert(**interrupted, resume=True)
+        seconds = json.loads((tmp_path / "out" / REPORT).read_text())["seconds"]
+        assert seconds.keys() == {"start", "calibrate", "heal"}
+        assert {name: seconds[name] for name in ("start", "calibrate")} == before
+        assert not (tmp_path / ".out.conversion").exists()
+
+    def test_needs_the_same_weights(self, interrupted, tmp_path):
+        (tmp_path / "b").mkdir()
+        other = tiny_checkpoints.save(tmp_path / "b" / "bert", seed=1)
+        with pytest.raises(ValueError, match="began with other weights: give the same"):
+            convert(**{**interrupted, "model": other}, resume=True)
+        assert not (tmp_path / "out").exists()
+
+    def test_needs_the_same_config(self, interrupted):
+        entries = json.loads((interrupted["model"] / "config.json").read_text())
+        (interrupted["model"] / "config.json").write_text(json.dumps(entries | {"hidden_act": "relu"}))
+        with pytest.raises(ValueError, match="began with other config: give the same"):
+            convert(**interrupted, resume=True)
+
+    @pytest.mark.parametrize("which", ["text", "held_out"])
+    def test_needs_the_same_texts(self, which, interrupted):
+        [path] = interrupted[which]
+        path.write_text(path.read_text().replace("w5", "w6"))
+        with pytest.raises(ValueError, match=f"began with other {which}: give the same"):
+            convert(**interrupted, resume=True)
+
+    def test_may_have_another_learning_rate(self, interrupted, tmp_path):
+        with pytest.raises(ValueError, match="another settings.*same command"):
+            convert(**{**interrupted, "max_steps": 70, "learning_rate": 1e-5}, resume=True)
+        state = torch.load(tmp_path / ".out.conversion" / "healing.pt")
+        state["step"], state["history"] = 50, state["history"][:1]
+        torch.save(state, tmp_path / ".out.conversion" / "healing.pt")
+        _, report = convert(**interrupted, learning_rate=1e-5, resume=True)
+        assert [entry["learning_rate"] for entry in report.healing] == [1.5e-4, 1e-5]
+        assert report.settings["learning_rate"] == 1e-5
+
+    def test_does_nothing_twice(self, interrupted, monkeypatch):
+        """All steps were made: none is made again."""
+        monkeypatch.setattr("hf_posenc.conversion.healing._Run._step", None)
+        _, report = convert(**interrupted, resume=True)
+        assert [entry["step"] for entry in report.healing] == [50, 60]
+
+
+class TestTokenizer:
+    def test_one_that_transformers_makes_up_where_there_is_none(self, tmp_path, no_weight_is_read):
+        tiny_checkpoints.stock(vocab_size=500).save_pretrained(tmp_path / "bert")
+        (tmp_path / "words.txt").write_text(tiny_checkpoints.text())
+        with pytest.raises(ValueError, match="tokenizer .*bert has 5 words, and the model 500: put .*tokenizer.json"):
+            convert(tmp_path / "bert", "t5", text=[tmp_path / "words.txt"], output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    def test_one_of_another_model(self, checkpoint, no_weight_is_read):
+        larger = tiny_checkpoints.stock(vocab_size=60)
+        larger.config.architectures = ["BertModel"]
+        larger.config.save_pretrained(checkpoint)
+        with pytest.raises(ValueError, match="training text .* id 98, and the model has 60 words"):
+            convert(checkpoint, "t5", text=words_of(checkpoint))
+
+    def test_one_without_the_tokens_that_frame_a_text(self, checkpoint, no_weight_is_read):
+        tokenizer = tiny_checkpoints.tokenizer()
+        tokenizer.sep_token = None
+        with pytest.raises(ValueError, match="tokenizer has no sep_token"):
+            convert(checkpoint, "t5", text=words_of(checkpoint), tokenizer=tokenizer)
+
+    @pytest.mark.parametrize("where", ["text", "held_out"])
+    def test_text_that_it_does_not_know(self, where, checkpoint, tmp_path, no_weight_is_read):
+        lines = tiny_checkpoints.text().splitlines()
+        unknown = [f"{line} und noch ein paar Wörter" for line in lines]
+        (tmp_path / "unknown.txt").write_text("\n".join(unknown))
+        texts = {"text": words_of(checkpoint), "held_out": words_of(checkpoint), where: [tmp_path / "unknown.txt"]}
+        what = "training" if where == "text" else "held-out"
+        with pytest.raises(ValueError, match=rf"1\d % of the {what} text are words that the tokenizer does not know"):
+            convert(checkpoint, "t5", output=tmp_path / "out", **texts)
+        with pytest.raises(ValueError, match="words that the tokenizer does not know"):
+            compare(checkpoint, checkpoint, text=[tmp_path / "unknown.txt"])
+
+    def test_a_few_unknown_words_are_usual(self, checkpoint, tmp_path):
+        lines = tiny_checkpoints.text().splitlines()
+        (tmp_path / "some.txt").write_text("\n".join(f"{line} ☃" for line in lines))
+        convert(checkpoint, "none", text=[tmp_path / "some.txt"], train="none")
+
+    def test_the_caller_s_stays_as_it_is(self, checkpoint, tmp_path):
+        tokenizer = tiny_checkpoints.tokenizer()
+        tokenizer.backend_tokenizer.enable_truncation(7)
+        before = tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()
+        convert(
+            AutoModel.from_pretrained(checkpoint),
+            "absolute+t5",
+            text=words_of(checkpoint),
+            max_length=48,
+            train="none",
+            output=tmp_path / "out",
+            tokenizer=tokenizer,
+        )
+        assert (tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()) == before
+        assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 48
+
+
 class TestBadInput:
     def test_a_resumed_conversion_must_be_the_same(self, checkpoint, tmp_path, monkeypatch):
         arguments = {"text": words_of(checkpoint), "output": tmp_path / "out"}
-
-        def interrupt(*_, **__):
-            raise KeyboardInterrupt
 
         monkeypatch.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -255,7 +452,17 @@ class TestBadInput:
             ("tfive", {}, ValueError, "unknown scheme 'tfive'; did you mean"),
             ("t5", {"position_clip": 3}, ValueError, "unknown flag 'position_clip'"),
             ("t5", {"trained_length": 100}, ValueError, "between 16 and 64"),
+            (
+                "t5",
+                {"trained_length": 0},
+                ValueError,
+                "trained_length must be between 16 and 64, which its table has, got 0",
+            ),
             ("t5", {"max_length": 20}, ValueError, "at least the trained length, 32"),
+            ("t5", {"max_length": 0}, ValueError, "at least the trained length, 32.*got 0"),
+            ("t5", {"max_length": 10**10}, ValueError, "at most 131,072, got 10000000000"),
+            ("t5", {"seed": 2**70}, ValueError, "seed must be"),
+            ("t5", {"text": [""]}, ValueError, "the name of a text is empty"),
             ("t5", {"train": "some"}, ValueError, "all, positions, beyond, none"),
             ("t5", {"extend": "stretch"}, ValueError, "tile, interpolate, mean"),
             (
@@ -271,9 +478,51 @@ class TestBadInput:
             ("t5", {"resume": True}, ValueError, "need an output folder"),
         ],
     )
-    def test_is_an_error_that_says_what_to_do(self, scheme, arguments, error, said, checkpoint):
+    def test_is_an_error_that_says_what_to_do(self, scheme, arguments, error, said, checkpoint, no_weight_is_read):
         with pytest.raises(error, match=said):
             convert(checkpoint, scheme, **{"text": words_of(checkpoint), "train": "none"} | arguments)
+
+    @pytest.mark.parametrize("name, value", [("trained_length", 0), ("max_length", 0), ("max_length", 10**10)])
+    def test_lengths_to_compare_at_are_checked_too(self, name, value, checkpoint, no_weight_is_read):
+        with pytest.raises(ValueError, match=f"{name} must be .* got {value}"):
+            compare(checkpoint, checkpoint, text=words_of(checkpoint), **{name: value})
+
+    @pytest.mark.parametrize(
+        "place, said",
+        [
+            ("{tmp}/missing", "there is no such folder"),
+            ("missing/in/here", "there is no such folder"),
+            ("{tmp}/bert.txt", "is a file: name the folder"),
+        ],
+    )
+    def test_a_place_where_no_model_is(self, place, said, checkpoint, tmp_path):
+        place = place.format(tmp=tmp_path)
+        for call in (
+            lambda: convert(place, "t5", text=words_of(checkpoint)),
+            lambda: compare(place, checkpoint, text=words_of(checkpoint)),
+            lambda: compare(checkpoint, place, text=words_of(checkpoint)),
+        ):
+            with pytest.raises(OSError, match=f"{place}.*{said}"):
+                call()
+
+    def test_weights_that_are_cut_off(self, checkpoint, tmp_path):
+        weights = checkpoint / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+        with pytest.raises(OSError, match=f"the weights in {checkpoint} cannot be read"):
+            convert(checkpoint, "t5", text=words_of(checkpoint), output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    @pytest.mark.parametrize("number", [math.nan, math.inf])
+    def test_weights_that_are_no_numbers(self, number, checkpoint, tmp_path):
+        model = AutoModel.from_pretrained(checkpoint)
+        with torch.no_grad():
+            model.encoder.layer[1].output.dense.weight[3, 4] = number
+        model.save_pretrained(checkpoint)
+        said = r"encoder\.layer\.1\.output\.dense\.weight .* not finite"
+        for source, tokenizer in ((checkpoint, None), (model, tiny_checkpoints.tokenizer())):
+            with pytest.raises(ValueError, match=said):
+                convert(source, "t5", text=words_of(checkpoint), output=tmp_path / "out", tokenizer=tokenizer)
+        assert not [*tmp_path.glob("*out*")]
 
     def test_a_scheme_that_is_there_already(self, checkpoint, tmp_path):
         convert(checkpoint, "t5", text=words_of(checkpoint), train="none", output=tmp_path / "out")

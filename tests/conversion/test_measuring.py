@@ -1,5 +1,8 @@
 """What the report says is what it means: agreement by the definitions, on text of which part is padding."""
 
+import json
+import math
+
 import pytest
 import tiny_checkpoints
 import torch
@@ -101,6 +104,26 @@ def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
             logits = model(ids).logits[:, 1:]
         loss = cross_entropy(logits[asked[:, seen]], whole[:, seen][asked[:, seen]])
         assert row["masked_lm_loss"] == pytest.approx(loss.item(), abs=1e-5)
+
+
+def test_a_report_has_no_numbers_that_json_has_not():
+    report = Report("some", "t5", {}, trained_length=16, max_length=48)
+    report.rows = [{"stage": "heal", "length": 16, "token_cosine": 0.9, "spearman": math.nan}]
+    report.losses = [{"model": "converted", "length": n, "masked_lm_loss": x} for n, x in ((16, math.inf), (48, 2.0))]
+    report.healing = [{"step": 1, "error": -math.inf}]
+    report.conclude([])
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    entries = json.loads(report.to_json(), parse_constant=refuse)
+    assert (
+        entries["rows"][0]["spearman"]
+        is entries["losses"][0]["masked_lm_loss"]
+        is entries["healing"][0]["error"]
+        is None
+    )
+    assert Report.metrics(report.rows[0]) == {"token_cosine": 0.9}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """The stages by themselves: longer tables, targets, healing."""
 
+import itertools
+import math
+
 import pytest
 import tiny
 import tiny_checkpoints
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.conversion import Healing, extend, heal, healing, start
+from hf_posenc.conversion import Diverged, Healing, extend, heal, healing, start
 from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.measuring import lengths_to_measure, spearman
-from hf_posenc.conversion.targets import original_states, windowed_states
+from hf_posenc.conversion.targets import normalised_error, original_states, windowed_states
 from hf_posenc.conversion.texts import Windows
 
 
@@ -166,6 +169,52 @@ class TestHeal:
         [group] = [g for g in healing.parameter_groups(student, 0.003) if any(part in names[p] for p in g["params"])]
         assert group["lr"] == group["highest"] == rate
         assert sum(len(g["params"]) for g in healing.parameter_groups(student, 0.003)) == len(names)
+
+    @pytest.mark.parametrize("steps, looked_at", [(3, 0), (49, 0), (60, 50)])
+    def test_a_model_that_diverges_is_put_back(self, steps, looked_at, tmp_path, monkeypatch):
+        """To where it was last looked at, or to its start: after `steps` of them the error is no number."""
+        seen, errors = {}, itertools.count()
+        look = healing._Run._cosine
+
+        def note(run, model, checked):
+            seen.update({name: value.clone() for name, value in model.state_dict().items()})
+            return look(run, model, checked)
+
+        def error(states, aim):
+            return normalised_error(states, aim) * (math.nan if next(errors) == steps else 1)
+
+        original, student = self.student()
+        seen.update({name: value.clone() for name, value in student.state_dict().items()})
+        monkeypatch.setattr(healing._Run, "_cosine", note)
+        arguments = (student, original, windows(), windows(1), Healing(32, 32, max_steps=100), tmp_path / "healing.pt")
+        with pytest.raises(
+            Diverged, match=f"at step {steps} the error .* to step {looked_at}; .*learning_rate .*0.00015"
+        ):
+            heal(*arguments, error=error)
+        assert next(errors) == steps + 1
+        assert all(torch.equal(value, seen[name]) for name, value in student.state_dict().items())
+        assert (tmp_path / "healing.pt").is_file() == (looked_at > 0)
+
+    def test_a_last_step_that_leads_to_no_numbers_is_seen_too(self, monkeypatch):
+        original, student = self.student()
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        one_step = healing._Run._step
+
+        def step(run, model, *arguments):
+            error = one_step(run, model, *arguments)
+            if arguments[-1] == 4:
+                model.encoder.layer[0].output.dense.bias.data.fill_(math.nan)
+            return error
+
+        monkeypatch.setattr(healing._Run, "_step", step)
+        with pytest.raises(Diverged, match="at step 5 the cosine is no finite number"):
+            heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=5))
+        assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
+
+    def test_no_time_at_all_is_one_step(self):
+        original, student = self.student()
+        [entry] = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=1e-9))
+        assert entry["step"] == 1 and math.isfinite(entry["error"])
 
     def test_it_ends_when_nothing_is_gained(self):
         gains = [{"cosine": 0.9}] * healing.PATIENCE

@@ -5,9 +5,10 @@ import itertools
 import pytest
 import tiny
 import torch
-from pairs import FAMILIES, beside, original, positionless, student_of, text, token_cosine
+from pairs import FAMILIES, PARAMETERS, beside, original, positionless, student_of, text, token_cosine
 from transformers import AutoModel
 
+from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.observation import LayerByLayer, undisturbed
 from hf_posenc.conversion.start import (
     agreeing_heads,
@@ -291,6 +292,60 @@ def attention_difference(student, teacher, family: str) -> float:
         runs = [LayerByLayer(model.base_model, family_of(family), batches) for model in (student, teacher)]
         found, wanted = (run.run_for_weights(0, 0) for run in runs)
     return float((found - wanted).square().sum())
+
+
+class TestOriginalsWithoutTheirTable:
+    """Saved variants as originals: there may be a table, other vectors or nothing in the words, and schemes that stay."""
+
+    @pytest.mark.parametrize("after", ["absolute", "sinusoidal", "rope", "t5+alibi"])
+    @pytest.mark.parametrize("before", [name for name in PARAMETERS if name != "t5"])
+    def test_nothing_joins_words_that_nothing_joined(self, before, after):
+        teacher = tiny.build(before)
+        student, plain = (make_student(teacher, scheme, {}) for scheme in (after, "none"))
+        start(student, teacher, text())
+        assert not torch.allclose(outputs(teacher, "bert"), outputs(plain, "bert"), atol=0.01)
+        # Where all tokens are at one place, nothing is rotated and nothing is at a distance.
+        of_words = outputs if after in ("absolute", "sinusoidal") else at_one_place
+        torch.testing.assert_close(of_words(student, "bert"), of_words(plain, "bert"), atol=1e-4, rtol=1e-4)
+
+    @pytest.mark.parametrize("combine", ["add", "concat"])
+    @pytest.mark.parametrize("family", FAMILIES)
+    def test_sinusoids_become_the_rows_of_a_table(self, combine, family):
+        teacher = tiny.build("sinusoidal", family, position_combine=combine)
+        student = make_student(teacher, "absolute", {"position_combine": "add"})
+        if combine == "concat":  # what it makes of words is not asked for here
+            with torch.no_grad():
+                width = teacher.embeddings.words.embedding_dim
+                teacher.embeddings.position_projection.weight[:, :width] = torch.eye(width)
+        start(student, teacher)
+        torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-4, rtol=1e-4)
+
+    def test_the_mean_of_sinusoids_stays(self):
+        teacher = tiny.build("sinusoidal")
+        student = make_student(teacher, "none", {})
+        start(student, teacher, trained_length=24)
+        flat = make_student(teacher, "absolute", {})
+        start(flat, teacher)
+        with torch.no_grad():
+            rows = table_rows(flat, family_of("bert"))
+            rows[:] = rows[:24].mean(0)
+        torch.testing.assert_close(outputs(student, "bert"), outputs(flat, "bert"), atol=1e-5, rtol=1e-5)
+
+    @pytest.mark.parametrize("before", ["t5", "tupe", "kerple", "transformer_xl"])
+    def test_heads_stay_with_what_they_have_of_their_own(self, before):
+        teacher = tiny.build(before)
+        student = make_student(teacher, f"{before}+alibi", {})
+        start(student, teacher, text())
+        for name, value in teacher.state_dict().items():
+            assert torch.equal(value, student.state_dict()[name]), name
+
+    @pytest.mark.parametrize("before", ["relative", "relative_key", "transformer_xl"])
+    def test_queries_and_keys_stay_where_vectors_of_distances_are_multiplied_with_them(self, before):
+        teacher = tiny.build(before)
+        student = make_student(teacher, f"{before}+rope", {})
+        start(student, teacher, text())
+        at_one = (at_one_place(model, "bert") for model in (student, teacher))
+        torch.testing.assert_close(*at_one, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

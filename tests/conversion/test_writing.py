@@ -1,6 +1,8 @@
 """What is written is whole, or is not there; folders of sentence-transformers stay what they are."""
 
+import itertools
 import json
+import math
 import os
 import resource
 import subprocess
@@ -11,12 +13,14 @@ import pytest
 import tiny_checkpoints
 import torch
 from fresh_process import ROOT
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from hf_posenc import convert
 from hf_posenc.cli import main
 from hf_posenc.conversion.checkpoints import load_checkpoint
+from hf_posenc.conversion.healing import heal
 from hf_posenc.conversion.measuring import Yardstick
+from hf_posenc.conversion.targets import normalised_error
 from hf_posenc.conversion.texts import Windows, read_documents
 
 
@@ -80,6 +84,19 @@ class TestSentenceTransformers:
         }
         assert report.final()[0]["sentence_cosine"] == pytest.approx(found["cls"], abs=1e-6)
         assert abs(found["cls"] - found["mean"]) > 1e-3
+
+    @pytest.mark.parametrize(
+        "file, said", [("1_Pooling/config.json", "is a link that leads out"), ("1_Pooling/model.bin", "is a pickle")]
+    )
+    def test_a_module_that_does_not_go_along_is_said_at_once(
+        self, file, said, sentences, words, tmp_path, monkeypatch
+    ):
+        (tmp_path / "elsewhere").write_text("{}")
+        (sentences / file).unlink(missing_ok=True)
+        (sentences / file).symlink_to(tmp_path / "elsewhere")
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)  # no weight is read
+        with pytest.raises(ValueError, match=said):
+            convert(sentences, "t5", text=words, train="none", output=tmp_path / "out")
 
     def test_a_longer_stock_one_needs_no_plugin(self, sentences, words, tmp_path):
         convert(sentences, "absolute", text=words, max_length=60 + 30, train="none", output=tmp_path / "out")
@@ -145,6 +162,124 @@ class TestNothingHalfWritten:
         with pytest.raises(OSError, match="cannot be made|cannot be written"):
             convert(checkpoint, "t5", text=words, output=Path("/proc/nowhere/out"))
 
+    def test_a_link_to_an_empty_folder_is_followed(self, checkpoint, words, tmp_path):
+        (tmp_path / "disk" / "real").mkdir(parents=True)
+        (tmp_path / "out").symlink_to("disk/real")
+        convert(checkpoint, "t5", text=words, max_steps=2, output=tmp_path / "out")
+        assert (tmp_path / "out").is_symlink() and AutoModel.from_pretrained(tmp_path / "disk" / "real")
+        assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
+
+    @pytest.mark.parametrize(
+        "output, said",
+        [
+            ("link", "out/link is a link to nowhere, which is not there"),
+            (".", "is the folder that you are in"),
+            ("../out", "is the folder that you are in"),
+            ("mounted", "mounted is a mount point"),
+        ],
+    )
+    def test_a_place_that_no_folder_can_take(self, output, said, checkpoint, words, tmp_path, monkeypatch):
+        (tmp_path / "out").mkdir()
+        monkeypatch.chdir(tmp_path / "out")
+        if output == "link":
+            Path("link").symlink_to("nowhere")
+            output = tmp_path / "out" / "link"
+        if output == "mounted":
+            Path(output).mkdir()
+            monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+        monkeypatch.setattr("hf_posenc.conversion.converting.load_checkpoint", None)  # nothing is read yet
+        before = {*(tmp_path / "out").iterdir()}
+        with pytest.raises(OSError, match=said):
+            convert(checkpoint, "t5", text=words, output=output)
+        assert {*(tmp_path / "out").iterdir()} == before and not [*tmp_path.glob(".*")]
+
+    @pytest.mark.parametrize("train", ["none", "all"])
+    def test_what_cannot_take_its_place_stays_where_it_is(self, train, checkpoint, words, tmp_path, monkeypatch):
+        def refuse(source, target):
+            if Path(target) == tmp_path / "out":
+                raise PermissionError("no right to")
+            return replace(source, target)
+
+        replace = os.replace
+        monkeypatch.setattr(os, "replace", refuse)
+        budget = {} if train == "none" else {"max_steps": 3}
+        with pytest.raises(OSError, match="cannot be made: no right to; all that belongs there is in") as error:
+            convert(checkpoint, "t5", text=words, train=train, output=tmp_path / "out", **budget)
+        [whole] = [path for path in tmp_path.glob(".out.*") if path.name != ".out.conversion"]
+        assert str(whole) in str(error.value)
+        assert AutoModel.from_pretrained(whole).config.position_scheme == "t5"
+        assert (whole / "conversion.json").is_file()
+
+    def test_what_was_healed_stays_when_it_cannot_be_written(self, checkpoint, words, tmp_path, monkeypatch):
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        arguments = {"text": words, "max_steps": 3, "output": tmp_path / "out"}
+        with monkeypatch.context() as patched:
+            patched.setattr(PreTrainedModel, "save_pretrained", full)
+            with pytest.raises(OSError, match=r"No space left.*kept in .*\.out\.conversion, resume goes on"):
+                convert(checkpoint, "t5", **arguments)
+        assert {path.name for path in tmp_path.glob("*out*")} == {".out.conversion"}
+        monkeypatch.setattr("hf_posenc.conversion.healing._Run._step", None)  # no step is made again
+        _, report = convert(checkpoint, "t5", resume=True, **arguments)
+        assert report.healing[-1]["step"] == 3
+        assert {path.name for path in tmp_path.glob("*out*")} == {"out"}
+
+    def test_numbers_that_are_not_finite(self, checkpoint, words, tmp_path):
+        """In half precision, what the conversion put into the words is more than its numbers reach."""
+        model = AutoModel.from_pretrained(checkpoint)
+        with torch.no_grad():
+            model.embeddings.token_type_embeddings.weight[:, 3] = 65000
+            model.embeddings.position_embeddings.weight[:, 3] = 1000
+        model.half().save_pretrained(checkpoint)
+        with pytest.raises(ValueError, match="in torch.float16, .*token_type_embeddings.weight has numbers"):
+            convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    @pytest.mark.parametrize("steps", [3, 60])
+    def test_training_that_diverges(self, steps, checkpoint, words, tmp_path, monkeypatch, capsys):
+        errors = itertools.count()
+
+        def error(states, aim):
+            return normalised_error(states, aim) * (math.inf if next(errors) == steps else 1)
+
+        defaults = [*heal.__defaults__[:-1], error]
+        monkeypatch.setattr(heal, "__defaults__", tuple(defaults))
+        line = ["convert", str(checkpoint), str(tmp_path / "out"), "--position_scheme", "t5", "--text", str(words[0])]
+        with pytest.raises(SystemExit) as exit:
+            main([*line, "--max_steps", "100"])
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-posenc: ")]
+        assert exit.value.code == 1 and len(said) == 1 and "lower learning_rate" in said[0]
+        kept = tmp_path / ".out.conversion"
+        assert not (tmp_path / "out").exists()
+        assert kept.exists() == (str(kept) in said[0]) == (steps > 50)
+
+    @pytest.mark.parametrize("name", ["LICENSE", "README.md", "NOTICE.txt"])
+    def test_a_link_out_of_the_checkpoint_is_not_followed(self, name, checkpoint, words, tmp_path, monkeypatch):
+        (tmp_path / "secret").write_text("mine")
+        (checkpoint / name).symlink_to(tmp_path / "secret")
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)  # no weight is read
+        with pytest.raises(ValueError, match=f"{name} is a link that leads out of the folder"):
+            convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out")
+        assert not [*tmp_path.glob("*out*")]
+
+    def test_links_to_the_blobs_of_the_hub_s_cache_are_followed(self, checkpoint, words, tmp_path):
+        snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "c0ffee", tmp_path / "models--a--b" / "blobs"
+        snapshot.mkdir(parents=True)
+        blobs.mkdir()
+        (checkpoint / "LICENSE").write_text("free")
+        for number, file in enumerate(sorted(checkpoint.iterdir())):
+            file.rename(blobs / str(number))
+            (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+        convert(snapshot, "t5", text=words, train="none", output=tmp_path / "out")
+        assert (tmp_path / "out" / "LICENSE").read_text() == "free"
+
+    def test_a_card_that_cannot_be_read_is_said_at_once(self, checkpoint, words, tmp_path, monkeypatch):
+        (checkpoint / "README.md").write_text("---\n[\n---\n")
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)  # no weight is read
+        with pytest.raises(ValueError, match="cannot be read as a card"):
+            convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out")
+
     def test_a_folder_that_holds_something(self, checkpoint, words, tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("mine")
@@ -185,3 +320,10 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
     assert not exit.value.code
     assert "| converted | 32 " in capsys.readouterr().out
     assert json.loads((tmp_path / "r").read_text())["rows"]
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, capsys):
+    for place in (tmp_path / "missing" / "report.json", tmp_path):
+        with pytest.raises(SystemExit) as exit:
+            main(["compare", "nowhere", "nowhere", "--report", str(place)])
+        assert exit.value.code == 2 and f"hf-posenc: {place} " in capsys.readouterr().err
