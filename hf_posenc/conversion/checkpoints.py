@@ -13,7 +13,6 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.tokenization_utils_base import LARGE_INTEGER
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
@@ -169,8 +168,8 @@ def _trained_length(given: int | None, folder: Path | None, config: PreTrainedCo
     table = inspection.longest_sequence(config)
     length = given
     if length is None:
-        length = min(length for length in (_stored_length(folder, tokenizer), table or LARGE_INTEGER) if length)
-    if length >= LARGE_INTEGER:
+        length = min(length for length in (_stored_length(folder, tokenizer), table or inspection.NO_LENGTH) if length)
+    if length >= inspection.NO_LENGTH:
         raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
     if not SHORTEST <= length <= (table or LONGEST):
         limit = f"{table}, which its table has" if table else f"{LONGEST:,}"
