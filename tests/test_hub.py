@@ -87,7 +87,7 @@ def hub(tmp_path_factory):
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
         patch.setattr(huggingface_hub.hf_api.api, "endpoint", hub.url)
-        patch.setattr(transformers.utils.hub, "_hf_api", None)
+        patch.setattr(transformers.utils.hub, "_hf_api", None, raising=False)
         disable_progress_bars()
         yield hub
         enable_progress_bars()

@@ -106,10 +106,13 @@ def cache_in(args: tuple, kwargs: dict) -> Cache | None:
 
 
 def past_length_in(args: Iterable, kwargs: dict) -> int | torch.Tensor:
-    """The number of tokens in a cache, among the arguments of the embeddings: an integer, or a tensor of one (static caches)."""
+    """The number of tokens in a cache, among the arguments of the embeddings.
+
+    An integer; of a static cache a tensor that holds one, of the shape () or, before transformers 5.6, (1,).
+    """
     for value in (*args, *kwargs.values()):
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if is_number or (isinstance(value, torch.Tensor) and value.dim() == 0):
+        if is_number or (isinstance(value, torch.Tensor) and value.dim() < 2 and value.numel() == 1):
             return value
     return 0
 
