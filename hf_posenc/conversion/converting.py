@@ -21,6 +21,7 @@ from . import digests
 from .calibration import calibrate
 from .checkpoints import (
     Checkpoint,
+    check_finite,
     check_max_length,
     default_flags,
     family_of,
@@ -160,6 +161,7 @@ class Conversion:
             if interrupted is None:
                 self._prepare(student, windows, yardstick, report)
             self._heal(student, windows, held_out, yardstick, report)
+            check_finite(student, "the converted model")
             if self.output is not None and is_first_process():
                 self._write(student, report)
         return student, report
@@ -216,9 +218,10 @@ class Conversion:
         student.to(self.checkpoint.dtype)
         try:
             write_converted(self.output, student, self.checkpoint, report, self.onnx)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if self.state.is_file():
-                raise OSError(f"{error}; what was healed is kept in {self.work}, resume goes on with it") from error
+                kind = OSError if isinstance(error, OSError) else ValueError
+                raise kind(f"{error}; what was healed is kept in {self.work}, resume goes on with it") from error
             raise
         shutil.rmtree(self.work, ignore_errors=True)
 
