@@ -8,7 +8,7 @@ import os
 import shutil
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from transformers import (
     BertConfig,
@@ -26,6 +26,36 @@ from transformers.utils import logging
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
 from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
+
+
+if TYPE_CHECKING:
+    # transformers before 5.10 loads the code of a checkpoint in a folder only where each file is imported by the config's or the
+    # model's own file; it looks for such lines. So what others import stands here too.
+    from .absolute import Absolute  # noqa: F401
+    from .alibi import alibi_slopes  # noqa: F401
+    from .block_sums import Distances  # noqa: F401
+    from .block_terms import Inputs  # noqa: F401
+    from .blocks import Block  # noqa: F401
+    from .blockwise import parts_of  # noqa: F401
+    from .cached_positions import PositionCacheLayer  # noqa: F401
+    from .caching import cache_projections  # noqa: F401
+    from .deberta import Deberta  # noqa: F401
+    from .distance_products import declare_constant  # noqa: F401
+    from .kerple import Uniform  # noqa: F401
+    from .losses import label_names  # noqa: F401
+    from .masks import allowed  # noqa: F401
+    from .packing import Spread  # noqa: F401
+    from .passes import Plan  # noqa: F401
+    from .relative import Relative  # noqa: F401
+    from .relative_positions import relative_distances  # noqa: F401
+    from .rotary import Rotation  # noqa: F401
+    from .scheme import is_traced  # noqa: F401
+    from .sinusoidal import precise_dtype  # noqa: F401
+    from .stock_interface import is_untested  # noqa: F401
+    from .strategies import Kernel  # noqa: F401
+    from .t5 import T5  # noqa: F401
+    from .transformer_xl import TransformerXL  # noqa: F401
+    from .tupe import Tupe  # noqa: F401
 
 
 logger = logging.get_logger(__name__)

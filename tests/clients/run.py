@@ -61,8 +61,9 @@ def check(client: str, folder: Path) -> tuple[str, str]:
     packages = [str(ROOT), torch_requirement(), MINILM, *CLIENTS[client]]
     installed = run([python, "-m", "pip", "install", "-q", *packages], env=environment)
     if installed.returncode:
-        available = not any(told in installed.stderr for told in UNAVAILABLE)
-        return "failed" if available else "skipped", last_line(installed.stderr)
+        is_conflict = "ResolutionImpossible" in installed.stderr
+        is_skipped = not is_conflict and any(told in installed.stderr for told in UNAVAILABLE)
+        return "skipped" if is_skipped else "failed", last_line(installed.stderr)
     was_installed = time.monotonic()
     # Run from elsewhere, so that the installed package is found and not the checkout.
     script = str(Path(__file__).with_name(f"use_{client.replace('-', '_')}.py"))

@@ -197,6 +197,13 @@ def test_the_files_that_travel_are_the_import_closure_of_the_family_s_file(confi
     assert not others & {path.name for path in expected}
 
 
+@pytest.mark.parametrize("config", plugin.CONFIGS, ids=lambda config: config.stock_model_type)
+def test_the_two_files_that_transformers_loads_import_all_others(config):
+    # Before 5.10 it copies, of a checkpoint in a folder, these two and what they import themselves.
+    loaded = {MODELING / config.modeling_file, MODELING / "configuration_posenc.py"}
+    assert loaded.union(*map(neighbours, loaded)) == closure(MODELING / config.modeling_file)
+
+
 def test_every_file_travels_with_some_family():
     travelling = set().union(*(closure(MODELING / config.modeling_file) for config in plugin.CONFIGS))
     assert travelling == {*FILES} - {MODELING / "__init__.py"}
