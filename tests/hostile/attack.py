@@ -95,7 +95,7 @@ def gradients(model: nn.Module, output, kept, seed: int) -> dict:
     """Gradients of a random sum over all that is not padding."""
     generator = torch.Generator().manual_seed(seed)
     total = 0
-    for name, tensor in flat(output):
+    for _name, tensor in flat(output):
         if tensor.is_floating_point() and tensor.requires_grad:
             weights = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.dtype)
             total = total + (where(tensor, kept) * weights).sum()
@@ -123,7 +123,9 @@ def check_same(model, reference, arguments, kept, with_gradients, seed, toleranc
         if left_error is None:
             # A parameter of padding alone may have no gradient here, and zeros there.
             for name in left.keys() | right.keys():
-                shape = dict(model.named_parameters())[name] if name in left else dict(reference.named_parameters())[name]
+                shape = (
+                    dict(model.named_parameters())[name] if name in left else dict(reference.named_parameters())[name]
+                )
                 zero = torch.zeros_like(shape)
                 compare(left.get(name, zero), right.get(name, zero), None, tolerance)
                 note("gradients")
@@ -154,7 +156,9 @@ def random_mask(rng: random.Random, batch: int, length: int) -> torch.Tensor:
 def disguise(rng: random.Random, mask: torch.Tensor) -> torch.Tensor | None:
     """Another dtype or shape of a mask."""
     batch, length = mask.shape
-    kind = rng.choice(["same"] * 8 + list("bfihdnrz") + ["one", "3d", "4d", "4dbool", "wrong", "none", "flat", "4dkeys"])
+    kind = rng.choice(
+        ["same"] * 8 + list("bfihdnrz") + ["one", "3d", "4d", "4dbool", "wrong", "none", "flat", "4dkeys"]
+    )
     if rng.random() < 0.4:
         return mask
     match kind:
@@ -226,9 +230,7 @@ def random_inputs(rng: random.Random, config, head: str, batch: int, length: int
 def random_labels(rng, head, batch, length, mask) -> dict:
     if head == "ForQuestionAnswering":
         shape = rng.choice([(batch,), (batch, 1)])
-        return {
-            name: torch.randint(0, length + 3, shape) for name in ("start_positions", "end_positions")
-        }
+        return {name: torch.randint(0, length + 3, shape) for name in ("start_positions", "end_positions")}
     if head == "ForSequenceClassification":
         kind = rng.choice(["class", "multi", "odd"])
         if kind == "multi":
@@ -254,7 +256,14 @@ def random_labels(rng, head, batch, length, mask) -> dict:
     return {"labels": labels}
 
 
-HEADS = ["Model", "Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
+HEADS = [
+    "Model",
+    "Model",
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+]
 HEADS += ["ForMultipleChoice", "ForPreTraining", "LMHeadModel", "ForCausalLM"]
 FAMILIES = [*tiny.FAMILIES]
 SCHEME_NAMES = [*SCHEMES, "absolute+t5", "absolute+deberta", "tupe+t5", "sinusoidal+rope"]
@@ -340,7 +349,7 @@ def stock_model(rng, family: str, head: str, **overrides) -> nn.Module:
 def randomised(model: nn.Module) -> nn.Module:
     """Biases and norms as a trained model has them, and no dropout."""
     no_dropout(model)
-    for name, parameter in model.named_parameters():
+    for _name, parameter in model.named_parameters():
         if parameter.dim() == 1:
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.double().eval()
@@ -460,7 +469,9 @@ class Spy:
 
 def base(model, family):
     model = getattr(model, "base_model", model)
-    model = getattr(model, "model", model) if "Peft" in type(model).__name__ or "Lora" in type(model).__name__ else model
+    model = (
+        getattr(model, "model", model) if "Peft" in type(model).__name__ or "Lora" in type(model).__name__ else model
+    )
     return getattr(model, "base_model", model)
 
 
@@ -792,19 +803,19 @@ def targets(model):
 
 
 def by_data(rng, model, batch):
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if rng.random() < 0.5:
             p.data.add_(torch.randn_like(p) * 0.3)
 
 
 def by_data_slice(rng, model, batch):
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if rng.random() < 0.5:
             p.data[rng.randrange(len(p))] += 0.5
 
 
 def by_numpy(rng, model, batch):
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if p.dtype in (torch.float32, torch.float64) and rng.random() < 0.5:
             view = p.detach().numpy()
             view[rng.randrange(len(view))] *= -1.5
@@ -812,14 +823,14 @@ def by_numpy(rng, model, batch):
 
 def by_swap(rng, model, batch):
     """Rows exchanged behind the back: sums stay."""
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if len(p) > 1:
             first, second = rng.sample(range(len(p)), 2)
             p.data[[first, second]] = p.data[[second, first]]
 
 
 def by_column_swap(rng, model, batch):
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if p.dim() == 2 and p.shape[1] > 1:
             first, second = rng.sample(range(p.shape[1]), 2)
             p.data[:, [first, second]] = p.data[:, [second, first]]
@@ -840,27 +851,29 @@ def by_trained_step(rng, model, batch):
 
 
 def by_load(rng, model, batch):
-    state = {name: torch.randn_like(value) * 0.3 if value.is_floating_point() else value
-             for name, value in model.state_dict().items()}
+    state = {
+        name: torch.randn_like(value) * 0.3 if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
     model.load_state_dict(state, assign=rng.random() < 0.5)
 
 
 def by_storage(rng, model, batch):
-    for name, p in targets(model):
+    for _name, p in targets(model):
         if rng.random() < 0.5:
             p.data = (torch.randn_like(p) * 0.3).contiguous()
 
 
 def by_set(rng, model, batch):
     with torch.no_grad():
-        for name, p in targets(model):
+        for _name, p in targets(model):
             if rng.random() < 0.3:
                 p.set_(torch.randn_like(p) * 0.3)
 
 
 def by_negation(rng, model, batch):
     with torch.no_grad():
-        for name, p in targets(model):
+        for _name, p in targets(model):
             if rng.random() < 0.5:
                 p.neg_()
 
@@ -963,7 +976,9 @@ def attack_stock_attention(rng: random.Random) -> None:
         arguments["attention_mask"] = mask.clone()
     given = arguments.get("attention_mask")
     if given is not None and (given.dim() == 4 or given.shape[-1] == 1) and length > 1:
-        arguments["attention_mask"] = mask  # eager adds a boolean mask of pairs as a number, and masks queries by columns
+        arguments["attention_mask"] = (
+            mask  # eager adds a boolean mask of pairs as a number, and masks queries by columns
+        )
     if family in DEBERTAS and getattr(model.config, "type_vocab_size", 0) < 2:
         arguments.pop("token_type_ids", None)
     check_same(model, reference, arguments, None, rng.random() < 0.7, rng.randrange(1000), tolerance=1e-6)
@@ -974,7 +989,9 @@ def attack_transforms(rng: random.Random) -> None:
     kind = rng.choice(["variant", "unpad", "sdpa"])
     if kind == "variant":
         family = rng.choice(FAMILIES)
-        model = tiny.build(rng.choice(SCHEME_NAMES), family, "Model", attn_implementation=rng.choice(["sdpa", "eager"]))
+        model = tiny.build(
+            rng.choice(SCHEME_NAMES), family, "Model", attn_implementation=rng.choice(["sdpa", "eager"])
+        )
         model = model.double()
         reference = copy.deepcopy(model)
         reference.set_attn_implementation("eager")

@@ -112,7 +112,9 @@ def attack_bad_sources(rng: random.Random, folder: Path) -> None:
             if settings["max_steps"] == 0:
                 settings["max_steps"] = -5
         case "float":
-            settings[rng.choice(["max_length", "trained_length", "max_steps"])] = rng.choice([33.5, "48", True, float("nan")])
+            settings[rng.choice(["max_length", "trained_length", "max_steps"])] = rng.choice(
+                [33.5, "48", True, float("nan")]
+            )
         case "tokenizer":
             other = tiny_checkpoints.tokenizer()
             other.add_tokens([f"new{number}" for number in range(40)])
@@ -155,7 +157,20 @@ def attack_bad_sources(rng: random.Random, folder: Path) -> None:
         if now != inside:
             raise Wrong("the source was changed") from error
         return
-    if kind in ("nan", "inf", "length", "zero", "negative", "tokenizer", "special", "empty", "link", "loop", "file", "cut"):
+    if kind in (
+        "nan",
+        "inf",
+        "length",
+        "zero",
+        "negative",
+        "tokenizer",
+        "special",
+        "empty",
+        "link",
+        "loop",
+        "file",
+        "cut",
+    ):
         raise Wrong(f"{kind} {settings}: not refused")
     check_written(output, model)
 
@@ -259,7 +274,9 @@ def attack_resume(rng: random.Random, folder: Path) -> None:
         converting.write_converted = write
     if not (folder / ".out.conversion" / "healing.pt").is_file():
         raise Wrong("no state is left")
-    kind = rng.choice(["weights", "config", "text", "flags", "steps", "seed", "cut", "gone", "report", "tokenizer", "held"])
+    kind = rng.choice(
+        ["weights", "config", "text", "flags", "steps", "seed", "cut", "gone", "report", "tokenizer", "held"]
+    )
     keywords = {"max_steps": 30}
     scheme = "t5"
     match kind:
@@ -307,7 +324,9 @@ def attack_onnx(rng: random.Random, folder: Path) -> None:
 
     source, scheme = place(folder, rng), rng.choice(SCHEME_NAMES)
     try:
-        model, _ = hf_posenc.convert(source, scheme, output=folder / "out", text=[folder / "in.txt"], max_steps=2, onnx=True)
+        model, _ = hf_posenc.convert(
+            source, scheme, output=folder / "out", text=[folder / "in.txt"], max_steps=2, onnx=True
+        )
     except ERRORS as error:
         if "already" in str(error):
             return
