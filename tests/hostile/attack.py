@@ -782,6 +782,7 @@ def attack_kept_tables(rng: random.Random) -> None:
     if length > 1:
         batch["attention_mask"] = torch.ones(2, length, dtype=torch.long)
         batch["attention_mask"][1, length // 2 :] = 0
+    change = None
     for _ in range(rng.choice([2, 4, 6])):
         with torch.no_grad():
             found = model(**batch).last_hidden_state
@@ -792,7 +793,7 @@ def attack_kept_tables(rng: random.Random) -> None:
         try:
             compare(found, expected, None, tolerance)
         except Differs as error:
-            raise Differs(f"{kind} after {change.__name__ if _ else 'nothing'}: {error}") from None
+            raise Differs(f"{kind} after {change.__name__ if change else 'nothing'}: {error}") from None
         change = rng.choice(WRITES)
         note(f"write {change.__name__}")
         change(rng, model, batch)
