@@ -8,6 +8,7 @@ change places: each call looks at the encoder as it is.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -164,15 +165,21 @@ def _refuse_padded(network: nn.RNNBase, args: tuple) -> None:
 def _hook_model(model: PreTrainedModel, family: Family) -> None:
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
+    _hook_encoder(model, family)
+
+
+def _has_hook(module: nn.Module, hook: Callable, kind: str = "_forward_pre_hooks") -> bool:
+    return any(found is hook for found in vars(module)[kind].values())
+
+
+def _hook_encoder(model: PreTrainedModel, family: Family) -> bool:
+    """Hook what is not hooked of an encoder; False if a layer is not like the family's own."""
     encoder = family.encoder_of(model)
-    encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
-    encoder.register_forward_hook(_unpack_output)
-    encoder.register_forward_hook(_end_direct, always_call=True)
-    _hook_layers(family.layers_of(encoder), family)
-
-
-def _has_hook(module: nn.Module, hook: Callable) -> bool:
-    return any(found is hook for found in vars(module)["_forward_pre_hooks"].values())
+    if not _has_hook(encoder, _unpack_output, "_forward_hooks"):
+        encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
+        encoder.register_forward_hook(_unpack_output)
+        encoder.register_forward_hook(_end_direct, always_call=True)
+    return _hook_layers(family.layers_of(encoder), family)
 
 
 def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
@@ -223,9 +230,26 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if is_traced():
         return
     inputs, family, packing = _inputs(model, args, kwargs), _family_of(model), None
-    if _may_pack(model, family, inputs.attention_mask):
+    if not _head_reads_padding(model) and _may_pack(model, family, inputs.attention_mask):
         packing = packing_of(model.config, family.encoder_of(model), None, inputs)
     _current.set(Call(packing, _current.get()))
+
+
+def _head_reads_padding(model: PreTrainedModel) -> bool:
+    """Whether the loss of a head whose `forward` was called directly, past its hooks, reads padding.
+
+    Nobody but the head knows its labels then: they are looked up where it calls its base model from.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "forward":
+            arguments = frame.f_locals
+            head = arguments.get("self")
+            if isinstance(head, PreTrainedModel) and head is not model and head.base_model is model:
+                mask = arguments.get(_receives(type(head)).mask)
+                return loss_reads_padding(ModelInputs(arguments, mask))
+        frame = frame.f_back
+    return False
 
 
 class DirectCall:
@@ -264,16 +288,16 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tens
 
 def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None) -> bool:
     """Whether nothing that stock models alone have stands against it."""
-    layers = family.layers_of(family.encoder_of(model))
-    if not _hook_layers(layers, family):
+    if not isinstance(mask, torch.Tensor) or mask.device.type != "cpu" or not _hook_encoder(model, family):
         return False
+    layers = family.layers_of(family.encoder_of(model))
     if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):
         return False  # layers run again in the backward pass, outside of the call
     if family not in (DEBERTA, DEBERTA_V2):
         return True
     # Padding asks for itself there, a convolution reads neighbours, and a second pass over the last layer reads the one
     # before.
-    starts_with_token = isinstance(mask, torch.Tensor) and mask.dim() == 2 and bool(mask[:, 0].all())
+    starts_with_token = mask.dim() == 2 and bool(mask[:, 0].all())
     return starts_with_token and getattr(model.encoder, "conv", None) is None and model.z_steps <= 1
 
 

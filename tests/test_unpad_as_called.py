@@ -235,3 +235,64 @@ def test_a_recurrent_network_beside_a_base_model_takes_packed_sequences_alone():
         model.network(states)
     hf_posenc.unpad(model, on=False)
     model.network(states)
+
+
+CAUSAL = {"bert": "LMHeadModel", "roberta": "ForCausalLM", "electra": "ForCausalLM"}
+
+
+@pytest.mark.parametrize("side", ["left", "inner"])
+@pytest.mark.parametrize("kind", ["variant", "stock"])
+@pytest.mark.parametrize("family", CAUSAL)
+def test_heads_that_write_text_read_what_stands_before_a_label(family, kind, side):
+    if kind == "variant":
+        model, padded = variants(family, CAUSAL[family], "t5")
+    else:
+        [padded] = [
+            head(tiny.stock_config(family)).eval()
+            for head in tiny.heads(family)
+            if head.__name__.endswith(CAUSAL[family])
+        ]
+        model = copy.deepcopy(padded)
+        hf_posenc.unpad(model)
+    attended = torch.ones(4, 48, dtype=torch.long)
+    attended[1:, slice(0, 20) if side == "left" else slice(5, 25)] = 0
+    batch = {
+        "input_ids": ids(4, 48),
+        "attention_mask": attended,
+        "labels": ids(4, 48).masked_fill(attended == 0, -100),
+    }
+    losses = [each(**batch).loss for each in (model, padded)]
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head", ["BertForMaskedLM", "BertForTokenClassification", "BertForQuestionAnswering"])
+def test_a_loss_is_the_same_where_the_forward_of_a_head_is_called_directly(head, packs):
+    [padded] = [kind(tiny.stock_config("bert")).eval() for kind in tiny.heads("bert") if kind.__name__ == head]
+    model = copy.deepcopy(padded)
+    hf_posenc.unpad(model)
+    batch = {"input_ids": ids(4, 48), "attention_mask": mask(4, 48)}
+    model.forward(**batch)
+    assert packs
+    names = ("start_positions", "end_positions") if head.endswith("Answering") else ("labels",)
+    batch |= dict.fromkeys(names, ids(4) % 9 if head.endswith("Answering") else ids(4, 48) % 2)
+    for call in (model.forward, model):
+        torch.testing.assert_close(call(**batch).loss, padded(**batch).loss, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet", *DEBERTA])
+def test_an_encoder_that_is_replaced_afterwards(family, packs):
+    model, padded = stocks(family)
+    for each in (model, padded):
+        other = stock(family, initializer_range=0.3)
+        name = "transformer" if family == "distilbert" else "encoder"
+        setattr(each, name, getattr(other, name))
+    assert assert_same_outcome(model, padded, mask(4, 48), input_ids=ids(4, 48), attention_mask=mask(4, 48))
+    assert packs
+
+
+@pytest.mark.parametrize("family", DEBERTA)
+def test_meta_tensors_go_through_unpadded_stock_models(family):
+    model = stock(family).to("meta")
+    hf_posenc.unpad(model)
+    inputs = {"input_ids": ids(4, 48).to("meta"), "attention_mask": mask(4, 48).to("meta")}
+    assert model(**inputs)[0].shape == (4, 48, 32)

@@ -233,7 +233,13 @@ class Conversion:
         """
         if not (self.resume and self.state is not None and self.state.is_file()):
             return None
-        there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        try:
+            there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{self.work / 'report.json'}, which says what was interrupted, cannot be read ({error}): leave --resume out to "
+                "begin anew"
+            ) from error
         changed = [name for name in report.inputs if report.inputs[name] != there.inputs.get(name)]
         if changed:
             raise ValueError(

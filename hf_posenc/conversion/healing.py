@@ -2,6 +2,7 @@
 
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -415,7 +416,10 @@ def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[
     """Put the state that was saved back, but for the learning rates; what steps begin with."""
     if checkpoint is None or not checkpoint.is_file():
         return {"step": 0, "seconds": 0.0, "history": []}
-    state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+    try:
+        state = torch.load(checkpoint, weights_only=True, map_location="cpu")
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{checkpoint} is damaged ({error}): leave --resume out to begin anew") from error
     student.load_state_dict(state.pop("student"))
     highest = [group["highest"] for group in optimizer.param_groups]
     optimizer.load_state_dict(state.pop("optimizer"))

@@ -23,6 +23,7 @@ from .scheme import (
     ProductTerm,
     RelativeTerm,
     is_traced,
+    is_transformed,
     may_carry_tangents,
 )
 from .stock_interface import Receives, stock_forward
@@ -52,12 +53,12 @@ class ModuleReference:
 
 
 def carrying_tangents(attend: Callable) -> Callable:
-    """An attention function that forward-mode AD goes through: PyTorch's fused kernels for CPUs and GPUs have no such
-    derivatives, the one that is written out has."""
+    """An attention function that forward-mode AD and `torch.func` go through: PyTorch's fused kernels for CPUs and GPUs have no
+    forward derivatives, and none of a mask; the one that is written out has."""
 
     @functools.wraps(attend)
     def attend_with_tangents(*args, **kwargs):
-        if not may_carry_tangents():
+        if not may_carry_tangents() and not is_transformed():
             return attend(*args, **kwargs)
         with sdpa_kernel(SDPBackend.MATH):
             return attend(*args, **kwargs)

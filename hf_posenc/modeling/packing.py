@@ -275,9 +275,12 @@ def loss_reads_padding(inputs: ModelInputs) -> bool:
         return False
     if not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
         return False
+    if labels.is_floating_point() or mask.dim() != 2:
+        return False
     # Losses flatten them, so that flat ones are taken too.
-    at_padding = labels.reshape(mask.shape)[mask.to(labels.device) == 0]
-    return not labels.is_floating_point() and bool((at_padding != -100).any())
+    learned, is_padding = labels.reshape(mask.shape) != -100, mask.to(labels.device) == 0
+    # A head that writes text learns a token from what stands one place before it.
+    return bool((learned & is_padding).any() or (learned[:, 1:] & is_padding[:, :-1]).any())
 
 
 def computes_padding_that_is_read(forward: Callable) -> Callable:

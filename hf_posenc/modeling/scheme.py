@@ -25,9 +25,18 @@ _SYMBOLIC = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 def is_traced() -> bool:
     """Whether what runs is being recorded, computes shapes alone, or is transformed as `torch.func` does: then values must not
     be looked at."""
-    recorded = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    transformed = recorded or torch._C._are_functorch_transforms_active()
-    return transformed or any(torch._C._get_dispatch_mode(mode) is not None for mode in _SYMBOLIC)
+    if _is_recorded() or torch._C._are_functorch_transforms_active():
+        return True
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in _SYMBOLIC)
+
+
+def _is_recorded() -> bool:
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` differentiates or maps what runs."""
+    return not _is_recorded() and torch._C._are_functorch_transforms_active()
 
 
 def may_carry_tangents() -> bool:

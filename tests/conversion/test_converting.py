@@ -328,6 +328,13 @@ class TestResume:
         assert (tmp_path / ".out.conversion" / "healing.pt").is_file() and not (tmp_path / "out").exists()
         return arguments
 
+    @pytest.mark.parametrize("name", ["healing.pt", "report.json"])
+    def test_says_what_to_do_where_its_files_are_damaged(self, interrupted, tmp_path, name):
+        file = tmp_path / ".out.conversion" / name
+        file.write_bytes(file.read_bytes()[:-200])
+        with pytest.raises(ValueError, match=rf"{name}.*leave --resume out to begin anew"):
+            convert(**interrupted, resume=True)
+
     def test_goes_on_with_the_same_model_wherever_it_lies(self, interrupted, tmp_path):
         (tmp_path / "b").mkdir()
         (tmp_path / "a" / "bert").rename(tmp_path / "b" / "bert")

@@ -225,3 +225,20 @@ def test_models_without_values_are_called_as_stock_is(scheme):
 def test_labels_without_values_are_not_looked_at():
     mask = torch.ones(6, 16, dtype=torch.long, device="meta")
     assert not loss_reads_padding(ModelInputs({"labels": mask}, mask))
+
+
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "absolute+tupe"])
+def test_functions_of_some_parameters_are_differentiated_while_others_want_gradients(scheme):
+    gradients = []
+    for backend in ("sdpa", "eager"):
+        model = tiny.build(scheme, attn_implementation=backend)
+        given = tiny.inputs(batch=2, length=30)
+        some = {name: p.detach() for name, p in model.named_parameters() if name.endswith("output.dense.weight")}
+        assert any(p.requires_grad for p in hf_posenc.position_parameters(model).values())
+
+        def total(values, model=model, given=given):
+            return torch.func.functional_call(model, values, kwargs=given).last_hidden_state.sum()
+
+        gradients.append(torch.func.grad(total)(some))
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-3, rtol=1e-3)
