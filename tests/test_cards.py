@@ -678,7 +678,7 @@ class TestCallback:
         with LoopbackHub() as hub:
             for name, value in {"ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": True, "HF_HUB_OFFLINE": False}.items():
                 monkeypatch.setattr(constants, name, value)
-            monkeypatch.setattr("transformers.utils.hub._hf_api", None)
+            monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
             monkeypatch.setenv("HF_TOKEN", hub.token)
             hub_arguments = {"push_to_hub": True, "hub_model_id": "me/run", "hub_always_push": True}
             saving = {"save_strategy": "steps", "save_steps": 2}
