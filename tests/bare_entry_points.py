@@ -5,7 +5,16 @@ import os
 
 import pytest
 import torch
-from tiny import FAMILIES, STOCK_CONFIGS, aligned, fill_positions, heads, inputs, stock_config, variant_config
+from tiny import (
+    FAMILIES,
+    STOCK_CONFIGS,
+    aligned,
+    fill_positions,
+    heads_that_compute,
+    inputs,
+    stock_config,
+    variant_config,
+)
 from transformers import AutoModel, BertConfig
 
 import hf_posenc
@@ -48,7 +57,7 @@ def use_all(folder: str, family: str) -> None:
     logging.getLogger("transformers").addHandler(said)
     torch.set_num_threads(1)
     config_class = FAMILIES[family]
-    for stock in heads(family):
+    for stock in heads_that_compute(family):
         variant = plugin.VARIANT_MODELS[stock]
         name = variant.__name__
         place, saved = os.path.join(folder, stock.__name__), os.path.join(folder, name)

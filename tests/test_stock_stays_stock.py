@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 from fresh_process import run_fresh
-from tiny import FAMILIES, SIZES, STOCK_CONFIGS, aligned, build, heads, inputs, stock_config
+from tiny import FAMILIES, SIZES, STOCK_CONFIGS, aligned, build, heads, inputs, stock_computes, stock_config
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -44,6 +44,10 @@ def observe_stock(sizes: dict, minilm: str, folder: str) -> dict:
         mask[1, 8:] = 0
         batch = {"input_ids": ids, "attention_mask": mask}
         if multiple_choice:
+            if (
+                getattr(model.base_model, "pooler", True) is None
+            ):  # what the head reads, up to 5.13: it cannot be called
+                return []
             batch = {name: value[None].repeat(2, 1, 1) for name, value in batch.items()}
         with torch.no_grad():
             return [value for value in aligned(model)(**batch).to_tuple() if isinstance(value, torch.Tensor)]
@@ -117,7 +121,8 @@ def test_stock_classes_compute_and_save_what_they_do_without_the_plugin(minilm, 
     )
     stock = torch.load(result)
     assert sum(len(heads(family)) for family in FAMILIES) == len(stock) - 2
-    assert all(entry["outputs"] for name, entry in stock.items() if name != "configs")
+    silent = {name for name, entry in stock.items() if name != "configs" and not entry["outputs"]}
+    assert silent == {cls.__name__ for family in FAMILIES for cls in heads(family) if not stock_computes(cls)}
     assert_same(observe_stock(SIZES, minilm, str(tmp_path / "with")), stock)
 
 

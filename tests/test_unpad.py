@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import threading
 
 import pytest
@@ -15,7 +16,7 @@ from tiny import (
     aligned,
     build,
     fill_positions,
-    heads,
+    heads_that_compute,
     inputs,
     stock_config,
     variant_class,
@@ -177,7 +178,7 @@ class TestVariants:
     @families
     def test_heads_give_what_they_gave(self, family, packed):
         batch = padded("right", family)
-        for kind in heads(family):
+        for kind in heads_that_compute(family):
             name = kind.__name__.removeprefix(STOCK_CONFIGS[family].__name__.removesuffix("Config"))
             if name == "Model" or "Causal" in name or "LMHead" in name:
                 continue
@@ -374,6 +375,10 @@ class TestWhatStandsAgainstIt:
     def test_tracing(self, packed):
         model, batch = build("t5"), padded("right")
         model.config.return_dict = False
+        try:
+            torch.jit.trace(stock("bert", return_dict=False), tuple(batch.values()), check_trace=False)
+        except IndexError:
+            pytest.skip("before 5.9, a mask is not traced by transformers' own models either")
         with torch.no_grad():
             traced = torch.jit.trace(model, tuple(batch.values()), check_trace=False)
             assert not packed
@@ -626,7 +631,14 @@ class TestStock:
         torch.testing.assert_close(recorded.hidden_states[-1], expected, **TOLERANCE)
         pairs = batch["attention_mask"].bool()[:, None] & torch.ones(12, 12, dtype=torch.bool).tril()
         if family not in DEBERTA:
-            model.forward(**(batch | {"attention_mask": pairs[:, None]}))
+            given = batch | {"attention_mask": pairs[:, None]}
+            try:
+                stock(family).forward(**given)
+            except ValueError as error:  # MPNet, up to 5.5
+                with pytest.raises(ValueError, match=re.escape(str(error))):
+                    model.forward(**given)
+            else:
+                model.forward(**given)
             assert len(packed) == count
 
     def test_sentence_transformers(self, minilm, packed):

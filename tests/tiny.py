@@ -1,6 +1,7 @@
 """Tiny models of every family, inputs for them, and position parameters that are not zero."""
 
 import ast
+import functools
 from collections.abc import Iterable
 from inspect import signature
 from typing import Any
@@ -66,6 +67,19 @@ def _stock_prefix(family: str) -> str:
 def heads(family: str) -> list[type]:
     """All stock classes of a family that have a variant."""
     return [stock for stock, variant in plugin.VARIANT_MODELS.items() if variant.config_class is FAMILIES[family]]
+
+
+@functools.cache
+def stock_computes(stock: type) -> bool:
+    """Whether a stock class can be called: up to 5.13, two heads for multiple choice are built without the pooler they read."""
+    if "MultipleChoice" not in stock.__name__:
+        return True
+    [family] = [name for name in FAMILIES if stock in heads(name)]
+    return getattr(stock(stock_config(family)).base_model, "pooler", True) is not None
+
+
+def heads_that_compute(family: str) -> list[type]:
+    return [stock for stock in heads(family) if stock_computes(stock)]
 
 
 @torch.no_grad()

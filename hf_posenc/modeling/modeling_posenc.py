@@ -31,7 +31,15 @@ from .scheme import (
     zeros,
 )
 from .schemes import FLAGS, build_schemes, scheme_names
-from .stock_interface import ModelInputs, Receives, cache_in, stock_forward, tells_versions
+from .stock_interface import (
+    ModelInputs,
+    Receives,
+    asks_for_pooler,
+    cache_in,
+    check_adapter_positions,
+    stock_forward,
+    tells_versions,
+)
 
 
 logger = logging.get_logger(__name__)
@@ -430,7 +438,7 @@ class PosencPreTrainedModel:
         # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
         if hasattr(cls, "forward") and not inherits and label_names(cls.forward):
             forward = cls.forward if divides_itself(cls) else averaged_over_all(cls.forward)
-            cls.forward = computes_padding_that_is_read(forward)
+            cls.forward = computes_padding_that_is_read(asks_for_pooler(forward))
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
@@ -464,14 +472,29 @@ class PosencPreTrainedModel:
                 initial(getattr(module, name))
 
     def save_pretrained(self, save_directory, *args, **kwargs):
-        """As in transformers.
+        """As in transformers, under the names of the model's own parameters.
+
+        By default, transformers goes back to a checkpoint's older names (`gamma` and `beta` of a LayerNorm; up to 5.5, to these
+        whatever the checkpoint has), which a Trainer that resumes a run does not know.
 
         Raises:
             ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
                 another scheme's name.
         """
         check_built_as_configured(self)
+        kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
+
+    def load_adapter(self, *args, **kwargs):
+        """As in transformers.
+
+        Raises:
+            ImportError: the adapter brings positions, and this transformers drops them.
+        """
+        known = {*getattr(self, "peft_config", ())}
+        info = super().load_adapter(*args, **kwargs)
+        check_adapter_positions(self, known)
+        return info
 
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
         """As in transformers, but from the family's first position: `generate` counts from 0 in every family.

@@ -64,6 +64,55 @@ def tell_versions(error: BaseException) -> None:
         error.add_note(note)
 
 
+# Since when transformers loads what `modules_to_save` names in an adapter: before, it leaves that as it starts.
+LOADS_MODULES_TO_SAVE = "5.18"
+# Since when the multiple-choice heads of XLM-RoBERTa and CamemBERT have the pooler that they read.
+MULTIPLE_CHOICE_POOLS = "5.14"
+
+
+def needs(what: str, version: str, instead: str = "") -> ImportError:
+    """The error of what a newer transformers is needed for."""
+    return ImportError(
+        f"{what} needs transformers {version} or newer, and this is {transformers.__version__}: "
+        + " or ".join(filter(None, [f'pip install "transformers>={version}"', instead]))
+    )
+
+
+def check_adapter_positions(model: torch.nn.Module, known: set[str]) -> None:
+    """Raise ImportError where an adapter that transformers has just loaded brings positions that were not loaded.
+
+    Args:
+        known: names of the adapters that were there before.
+    """
+    if _number(transformers.__version__) >= _number(LOADS_MODULES_TO_SAVE):
+        return
+    for adapter in model.peft_config.keys() - known:
+        for module in model.modules():
+            # PEFT's wrapper of a module that adapters have copies of.
+            copies = getattr(module, "modules_to_save", None)
+            if copies is not None and adapter in copies and "position_initial" in vars(module.original_module):
+                raise needs(
+                    "an adapter with position parameters, loaded by AutoModel or load_adapter,",
+                    LOADS_MODULES_TO_SAVE,
+                    "load it with peft.PeftModel.from_pretrained(model, adapter)",
+                )
+
+
+def asks_for_pooler(forward: Callable) -> Callable:
+    """The forward of a head, that says which transformers it needs where stock has built it without what it reads."""
+    is_older = _number(transformers.__version__) < _number(MULTIPLE_CHOICE_POOLS)
+    if not is_older or "ForMultipleChoice" not in forward.__qualname__:
+        return forward
+
+    @functools.wraps(forward)
+    def asking(self, *args, **kwargs):
+        if getattr(self.base_model, "pooler", True) is None:
+            raise needs(type(self).__name__, MULTIPLE_CHOICE_POOLS)
+        return forward(self, *args, **kwargs)
+
+    return asking
+
+
 @functools.cache
 def parameters(forward: Callable) -> tuple[inspect.Parameter, ...]:
     """The parameters of a module's forward that can be given by place, without `self`."""
