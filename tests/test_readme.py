@@ -117,6 +117,7 @@ def test_no_other_number_is_said_to_be_measured(page, measured):
         "",
         text,
     )
+    text = re.sub(r"\b\d+\.\d+\.\d+\b|(before|below|less than) \d+\.\d+\b", "", text)
     assert re.findall(r".{30}\b\d+(?:\.\d+| ?%)", text) == []
 
 
