@@ -230,7 +230,7 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if is_traced():
         return
     inputs, family, packing = _inputs(model, args, kwargs), _family_of(model), None
-    if not _head_reads_padding(model) and _may_pack(model, family, inputs.attention_mask):
+    if _may_pack(model, family, inputs.attention_mask) and not _head_reads_padding(model):
         packing = packing_of(model.config, family.encoder_of(model), None, inputs)
     _current.set(Call(packing, _current.get()))
 

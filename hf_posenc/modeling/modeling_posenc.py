@@ -261,8 +261,9 @@ def _follow_each_other(positions: torch.Tensor, length: int | torch.Tensor) -> b
 class PositionModel:
     """Mixin over a family's base model: hands itself to its encoder, which reads tables that belong to the embeddings.
 
-    Its forward is stock's, by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the tokens that are not padding, so they need the input. The
-    embeddings work them out themselves; here they are worked out for what reads the table inside the encoder.
+    Its forward is stock's, by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the
+    tokens that are not padding, so they need the input. The embeddings work them out themselves; here they are worked
+    out for what reads the table inside the encoder.
     """
 
     def __init_subclass__(cls, **kwargs):
@@ -274,7 +275,7 @@ class PositionModel:
     def for_the_encoder(self, inputs: ModelInputs) -> dict[str, Any]:
         """What the encoder is given beside stock's arguments."""
         given: dict[str, Any] = {"given_position_ids": inputs.position_ids}
-        embeddings, encoder = (part(self) for part in (self.family.embeddings_of, self.family.encoder_of))
+        embeddings, encoder = self.family.embeddings_of(self), self.family.encoder_of(self)
         scheme = embeddings.position_scheme
         repeats_table = encoder.every_layer and scheme is not None and scheme.name == "absolute"
         if encoder.reads_table or encoder.every_layer:
