@@ -115,7 +115,7 @@ def _forward(found: Callable, attention: nn.Module, hidden_states: torch.Tensor,
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
     scaling, terms = attention.attention_head_size**-0.5, [bias.term]
-    if isinstance(mask, torch.Tensor) and torch.is_grad_enabled():
+    if isinstance(mask, torch.Tensor) and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
         terms, mask = _attending_evenly(query, key, terms, mask, scaling)
     output = attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)
     return (attention.o(output),)
@@ -139,9 +139,9 @@ def _attending_evenly(
         return terms, mask
     with torch.no_grad():
         scores = query @ key.mT * scaling + score_bias(query, key, terms)
-    return [*terms, PairTerm((-scores).masked_fill(~nowhere, 0.0))], mask.masked_fill(
-        nowhere, mask.dtype == torch.bool
-    )
+    terms = [*terms, PairTerm((-scores).masked_fill(~nowhere, 0.0))]
+    # A mask of booleans stays away from `where`, which ONNX Runtime has for numbers alone.
+    return terms, mask | nowhere if mask.dtype == torch.bool else mask.masked_fill(nowhere, 0.0)
 
 
 def _additive(mask, hidden_states: torch.Tensor) -> torch.Tensor | None:
