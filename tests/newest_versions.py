@@ -1,7 +1,7 @@
 """The core tests with whatever versions are installed, and what that means where they are newer than those tested.
 
     python tests/newest_versions.py REPORT
-    pytest -m "not slow" $(python tests/newest_versions.py --core)
+    pytest $(python tests/newest_versions.py --core)
 
 With the versions that docs/versions.md names as tested, a failure is a failure. With newer ones it is news: it is written to
 REPORT, one line for each package that is newer and the tests that failed, and the exit status is 0.
@@ -62,7 +62,7 @@ def main() -> int:
     installed = {name: Version(version(name)) for name in PACKAGES}
     print(", ".join(f"{name} {found}" for name, found in installed.items()), flush=True)
     names = newer(installed, known)
-    command = [sys.executable, "-m", "pytest", "-m", "not slow", *CORE]
+    command = [sys.executable, "-m", "pytest", *CORE]
     run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     print(run.stdout)
     if not names:

@@ -2,10 +2,12 @@
 
 import ast
 import functools
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -119,6 +121,56 @@ def inputs(
             attention_mask[row, columns] = 0
             input_ids[row, columns] = pad_token_id
     return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+# `pytest --full`: every combination, in place of every pair.
+FULL = False
+
+
+def cross(
+    strength: int = 2,
+    where: Callable[..., bool] = lambda **case: True,
+    rest: pytest.MarkDecorator | None = None,
+    **values: Iterable,
+) -> pytest.MarkDecorator:
+    """Parametrize a test over a covering array: every pair of values of two parameters is in some case.
+
+    Most faults that combinations show are faults of two values, and the pairs of five parameters need hardly more cases than those
+    of two.
+
+    Args:
+        strength: 2 for pairs, 1 for every value once, 3 for triples. `pytest --full` takes the whole product instead.
+        where: which combinations exist, called with a case's values by name.
+        rest: marks the cases beyond those that have every value once; `pytest.mark.slow` leaves them to `pytest --all`.
+        values: for each parameter of the test its values.
+    """
+    product = [case for case in itertools.product(*values.values()) if where(**dict(zip(values, case, strict=True)))]
+    order = min(strength, len(values))
+    cases = list(range(len(product))) if FULL else _covering(product, order)
+    few = set(_covering([product[case] for case in cases], 1)) if rest is not None else range(len(cases))
+    marks = {True: (), False: (rest,)}
+    return pytest.mark.parametrize(
+        ",".join(values), [pytest.param(*product[case], marks=marks[i in few]) for i, case in enumerate(cases)]
+    )
+
+
+def _covering(product: list[tuple], strength: int) -> list[int]:
+    """Places of the cases that are taken, one after the other: each time the one with the most combinations still missing."""
+    places = list(itertools.combinations(range(len(product[0])), strength))
+    # Values need not be hashable: they stand for themselves by where they were first seen.
+    seen: list[list] = [[] for _ in product[0]]
+    for case in product:
+        for known, value in zip(seen, case, strict=True):
+            if value not in known:
+                known.append(value)
+    numbers = [tuple(known.index(value) for known, value in zip(seen, case, strict=True)) for case in product]
+    combinations = [{(at, tuple(case[place] for place in at)) for at in places} for case in numbers]
+    missing, taken = set().union(*combinations), []
+    while missing:
+        best = max(range(len(product)), key=lambda case: len(combinations[case] & missing))
+        taken.append(best)
+        missing -= combinations[best]
+    return sorted(taken)
 
 
 class Sentences(Dataset):
