@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .adapters import train_positions
+from .in_memory import with_position_scheme
 from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
     PosencBertConfig,
@@ -164,6 +165,7 @@ __all__ = [
     "train_positions",
     "uninstall",
     "unpad",
+    "with_position_scheme",
 ]
 
 # What needs more libraries than a model does is imported when it is asked for.

@@ -10,14 +10,12 @@ from transformers.utils import find_adapter_config_file, has_file
 
 from . import hub
 from .inspection import (
-    CONFIG_CLASSES,
     check_exists,
     code_files,
     flag_rows,
     flags_of,
     load_config,
     longest_sequence,
-    model_class,
     native_positions,
     parameter_shapes,
     per_layer,
@@ -28,6 +26,7 @@ from .inspection import (
 )
 from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.schemes import ALIASES, SCHEMES
+from .registry import CONFIG_CLASSES, saved_class
 
 
 Rows = list[tuple[str, ...]]
@@ -128,7 +127,7 @@ def _rows_of_variant(model: str, revision: str | None, config: PositionConfigMix
     added = sum(torch.Size(shape).numel() for shape in shapes.values())
     without = _without(model, revision, entries, config)
     return [
-        ("model", f"{model} ({entries['model_type']}, {model_class(config).__name__})"),
+        ("model", f"{model} ({entries['model_type']}, {saved_class(config).__name__})"),
         ("position_scheme", config.position_scheme),
         *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in schemes_of(config)),
         ("flags", ", ".join(f"{flag}={value!r}" for flag, value in flags_of(config).items()) or "defaults"),

@@ -15,7 +15,7 @@ import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME, cached_file, has_file
 
@@ -24,13 +24,9 @@ from .modeling.flags import UNPAD
 from .modeling.scheme import PositionScheme
 from .modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from .parameters import position_parameters
-from .plugin import VARIANT_CONFIGS, VARIANT_MODELS
+from .registry import CONFIG_CLASSES, VARIANT_CONFIGS, families, family_of, saved_class
 
 
-# Model type -> config class, stock and variant.
-CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
-    config.model_type: config for config in (*VARIANT_CONFIGS, *VARIANT_CONFIGS.values())
-}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # A tokenizer that knows no longest text says so by a number beyond this.
 NO_LENGTH = 10**20
@@ -92,9 +88,8 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
         raise OSError(f"{model} has no config.json")
     model_type = entries.get("model_type")
     if model_type not in CONFIG_CLASSES:
-        families = ", ".join(stock.model_type for stock in VARIANT_CONFIGS)
         raise ValueError(
-            f"{model} is of model type {model_type!r}; the families that have position schemes are {families}"
+            f"{model} is of model type {model_type!r}; the families that have position schemes are {families()}"
         )
     return entries
 
@@ -110,14 +105,9 @@ def load_config(model: str, revision: str | None = None) -> PreTrainedConfig:
     return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
 
 
-def native_scheme(config: PreTrainedConfig) -> str:
-    """The `position_scheme` that stock models of a config's family were trained with."""
-    return VARIANT_CONFIGS.get(type(config), type(config)).family.native_scheme
-
-
 def native_positions(config: PreTrainedConfig) -> str:
-    """The same in words."""
-    return " and ".join(f"{name} positions" for name in scheme_names(native_scheme(config)))
+    """The positions that stock models of a config's family were trained with, in words."""
+    return " and ".join(f"{name} positions" for name in scheme_names(family_of(config).native_scheme))
 
 
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
@@ -150,31 +140,22 @@ def unpad_row() -> tuple[str, str, str]:
     return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
 
 
-def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that a variant was saved as, the base model where its config does not say."""
-    variants = {variant.__name__: variant for variant in VARIANT_MODELS.values()}
-    for name in config.architectures or ():
-        if name in variants:
-            return variants[name]
-    return variants[config.auto_classes["AutoModel"]]
-
-
 def auto_class(config: PositionConfigMixin) -> str:
     """The name of the Auto class that loads a variant as what it was saved as."""
-    name = model_class(config).__name__
+    name = saved_class(config).__name__
     return next(auto for auto, served in config.auto_classes.items() if served == name)
 
 
 def pipeline_tag(config: PositionConfigMixin) -> str | None:
     """The Hub's name for the task of a variant, where the Hub has one."""
-    name = model_class(config).__name__
+    name = saved_class(config).__name__
     return next((tag for ending, tag in PIPELINE_TAGS.items() if name.endswith(ending)), None)
 
 
 def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, ...]], int]:
     """Name and shape of each parameter that the schemes add, and the number of all parameters of the model."""
     with torch.device("meta"):
-        model = model_class(config)(config)
+        model = saved_class(config)(config)
     shapes = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
     return shapes, model.num_parameters()
 
@@ -191,7 +172,9 @@ def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
 def longest_sequence(config: PreTrainedConfig) -> int | None:
     """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
     if not isinstance(config, PositionConfigMixin):
-        config = VARIANT_CONFIGS[type(config)].from_dict(config.to_dict(), position_scheme=native_scheme(config))
+        config = VARIANT_CONFIGS[type(config)].from_dict(
+            config.to_dict(), position_scheme=family_of(config).native_scheme
+        )
     if any(scheme.ends_with_table for scheme in schemes_of(config)):
         return config.max_position_embeddings - config.first_position
     return None

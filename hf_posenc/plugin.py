@@ -13,8 +13,6 @@ Others may hook the same methods. Each hook calls what it found there, and [`uni
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -35,38 +33,14 @@ from .modeling.configuration_posenc import (
     check_names,
     legacy_scheme,
 )
-from .modeling.modeling_posenc import PosencPreTrainedModel
 from .modeling.stock_interface import tells_versions
+from .registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 
 
 logger = logging.get_logger(__name__)
 
-_MODELING = [import_module(f".modeling.{Path(config.modeling_file).stem}", __package__) for config in CONFIGS]
-# Stock config class -> the variant's.
-VARIANT_CONFIGS: dict[type, type[PositionConfigMixin]] = {
-    next(c for c in config.__mro__ if c.__module__.startswith("transformers.")): config for config in CONFIGS
-}
-# Stock model class -> the variant's, base models and heads.
-VARIANT_MODELS: dict[type, type[PosencPreTrainedModel]] = {
-    next(
-        c for c in variant.__mro__ if issubclass(c, PreTrainedModel) and not issubclass(c, PosencPreTrainedModel)
-    ): variant
-    for module in _MODELING
-    for variant in vars(module).values()
-    if isinstance(variant, type)
-    and issubclass(variant, PosencPreTrainedModel)
-    and issubclass(variant, PreTrainedModel)
-    and variant.__module__ == module.__name__
-}
-# The other way round.
-STOCK_MODELS: dict[type, type] = {variant: stock for stock, variant in VARIANT_MODELS.items()}
-
 # Attribute of PreTrainedModel: what is installed, found there by other copies of this package as well.
 INSTALLED = "_hf_posenc"
-
-
-def _families() -> str:
-    return ", ".join(config.stock_model_type for config in CONFIGS)
 
 
 def _asks_for_variant(config: PreTrainedConfig) -> bool:
@@ -77,7 +51,7 @@ def _asks_for_variant(config: PreTrainedConfig) -> bool:
     return isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None
 
 
-def _model_class(cls: type, *args, **kwargs) -> type:
+def _class_to_make(cls: type, *args, **kwargs) -> type:
     """What `PreTrainedModel.__new__` makes: the variant of a stock class where the config, or a keyword beside it, has a flag.
 
     Python runs the variant's `__init__` then, since it is a subclass of the stock class.
@@ -109,7 +83,7 @@ def _check_other_class(cls: type) -> None:
         _check_not_replaced(cls)
     if stock is None and cls.__module__.startswith("transformers."):
         raise ValueError(
-            f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {_families()}"
+            f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {families()}"
         )
     # A head, or a class of the user's own that holds a stock model, is left as it is: the base model inside is made here.
     if stock is not None and VARIANT_MODELS[stock].position_parts.model is VARIANT_MODELS[stock]:
@@ -135,7 +109,7 @@ def _check_not_replaced(stock: type) -> None:
         )
 
 
-def _config_class(cls: type, *args, **kwargs) -> type:
+def _config_to_make(cls: type, *args, **kwargs) -> type:
     """What `PreTrainedConfig.__new__` makes: the variant's config where a keyword is a flag.
 
     Raises:
@@ -167,7 +141,7 @@ def _from_dict(found: Callable, cls: type, config_dict: dict, **kwargs):
             )
         raise ValueError(
             f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
-            f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {_families()}"
+            f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {families()}"
         )
     return found(config_dict, **kwargs)
 
@@ -180,8 +154,13 @@ def _report_restored(scheme: str | None) -> None:
 
 
 def _get_config_dict(found: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
-    """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type."""
+    """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
+
+    A variant's config is told where it was read, as Auto classes tell it.
+    """
     config_dict, kwargs = found(pretrained_model_name_or_path, **kwargs)
+    if cls in VARIANT_CONFIGS and (carries_flags(kwargs) or carries_flags(config_dict)):
+        kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
     if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
         config_dict = {**config_dict, "model_type": cls.model_type}
     return config_dict, kwargs
@@ -249,8 +228,8 @@ def install() -> None:
     changes.made_by, changes.place = install, __file__
     try:
         changes.set_attribute(PreTrainedModel, INSTALLED, changes)
-        _hook_new(changes, PreTrainedModel, _model_class)
-        _hook_new(changes, PreTrainedConfig, _config_class)
+        _hook_new(changes, PreTrainedModel, _class_to_make)
+        _hook_new(changes, PreTrainedConfig, _config_to_make)
         hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
         hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
         for stock, variant in VARIANT_CONFIGS.items():

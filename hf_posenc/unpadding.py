@@ -64,7 +64,7 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     """The families, by the class of their stock base model."""
     from transformers import DebertaModel, DebertaV2Model
 
-    from .plugin import VARIANT_MODELS
+    from .registry import VARIANT_MODELS
 
     families = {
         stock: variant.position_parts.family
@@ -108,8 +108,7 @@ def unpad(model: nn.Module, on: bool = True) -> int:
     around = _outside(model, found)
     if on:
         _refuse_readers_of_padding(around)
-    for part in model.modules():
-        _remove_hooks(part)
+    remove_hooks(model)
     if on:
         for part, family in found.items():
             _hook_model(part, family)
@@ -206,14 +205,15 @@ def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
     return True
 
 
-def _remove_hooks(module: nn.Module) -> None:
-    """Take away the hooks of this file."""
-    hooks = vars(module)
-    for name in ("_forward_hooks", "_forward_pre_hooks"):
-        ours = [key for key, hook in hooks[name].items() if getattr(hook, "__module__", None) == __name__]
-        for key in ours:
-            for table in (name, f"{name}_with_kwargs", f"{name}_always_called"):
-                hooks.get(table, {}).pop(key, None)
+def remove_hooks(model: nn.Module) -> None:
+    """Take away the hooks of this file in a model."""
+    for module in model.modules():
+        hooks = vars(module)
+        for name in ("_forward_hooks", "_forward_pre_hooks"):
+            ours = [key for key, hook in hooks[name].items() if getattr(hook, "__module__", None) == __name__]
+            for key in ours:
+                for table in (name, f"{name}_with_kwargs", f"{name}_always_called"):
+                    hooks.get(table, {}).pop(key, None)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..inspection import native_scheme
+from ..in_memory import change_scheme
 from ..modeling.attention import EMBEDDINGS, ENCODER, PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
 from ..modeling.configuration_posenc import flags_in_use
@@ -23,7 +23,7 @@ from ..modeling.family import Family, Sizes
 from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm, without_bias
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
-from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
+from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
 
 # The config class of a family's variant -> its base model.
@@ -465,27 +465,11 @@ def _tokenizer_beside(place: str) -> PreTrainedTokenizerBase | None:
 
 
 def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a base model as a variant: float32, on the CPU, in eval mode, with eager attention."""
-    config, kind = model.config, type(model.config)
-    if kind in VARIANT_CONFIGS:
-        config = VARIANT_CONFIGS[kind].from_dict(config.to_dict(), position_scheme=native_scheme(config))
-    elif kind in BASE_MODELS:
-        config = copy.deepcopy(config)
-    else:
-        families = ", ".join(variant.stock_model_type for variant in VARIANT_CONFIGS.values())
-        raise ValueError(f"a {kind.__name__} is of none of the families that have position schemes: {families}")
-    if config.sizes.is_decoder:
+    """A copy of a base model as a variant that computes the same: float32, on the CPU, in eval mode, with eager attention."""
+    if family_of(model.config).setting(model.config, "is_decoder"):
         raise ValueError(
             "this model is a decoder, whose tokens see the earlier ones alone; encoders can be studied here"
         )
-    config.dtype = torch.float32
-    with torch.random.fork_rng(devices=[]):
-        variant = BASE_MODELS[type(config)]._from_config(config, attn_implementation="eager")
-    state = {key: value.to("cpu", torch.float32) for key, value in model.state_dict().items()}
-    missing, unexpected = variant.load_state_dict(state, strict=False)
-    wrong = [key for key in (*missing, *unexpected) if not key.startswith("pooler.")]
-    if wrong:
-        raise ValueError(
-            f"the weights of this {type(model).__name__} are not those of its family: {', '.join(wrong[:3])}"
-        )
-    return variant.eval()
+    model = copy.deepcopy(model).to("cpu", torch.float32)
+    model.set_attn_implementation("eager")
+    return change_scheme(model, scheme_of(model.config), reports=False).eval()

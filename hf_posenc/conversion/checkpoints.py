@@ -16,11 +16,11 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
+from ..in_memory import change_scheme
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.family import Family
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
-from ..plugin import VARIANT_CONFIGS, VARIANT_MODELS
+from ..registry import CONFIG_CLASSES, VARIANT_CONFIGS, VARIANT_MODELS, family_of, saved_class, scheme_of
 from ..sentence_folders import MODULES, module_paths
 
 
@@ -71,7 +71,7 @@ class Checkpoint:
 
     def _read(self) -> PreTrainedModel:
         try:
-            return model_class(self.config).from_pretrained(self.folder, dtype=torch.float32)
+            return saved_class(self.config).from_pretrained(self.folder, dtype=torch.float32)
         except (SafetensorError, RuntimeError, EOFError, UnpicklingError) as error:
             raise OSError(f"the weights in {self.folder} cannot be read, copy them anew: {error}") from error
 
@@ -117,7 +117,7 @@ def load_checkpoint(
         folder = _folder_of(str(model))
         config = source_config(folder)
         check_convertible(config)
-        model_class(config)
+        saved_class(config)
     # A copy: reading text changes a tokenizer, and what is written is to cut elsewhere.
     tokenizer = _tokenizer_of(folder, config) if tokenizer is None else copy.deepcopy(tokenizer)
     check_tokenizer(tokenizer, config)
@@ -224,7 +224,7 @@ def source_config(folder: Path) -> PreTrainedConfig:
 
 def check_convertible(config: PreTrainedConfig) -> None:
     """Raise ValueError for what is no encoder, or of no family with variants."""
-    if config.model_type not in inspection.CONFIG_CLASSES:
+    if config.model_type not in CONFIG_CLASSES:
         if config.model_type in OF_THEIR_OWN:
             raise ValueError(f"a {config.model_type} model's own positions are what it knows of order: they stay")
         raise ValueError(f"{config.model_type!r} is of no family that has position schemes")
@@ -232,36 +232,6 @@ def check_convertible(config: PreTrainedConfig) -> None:
         raise ValueError("the model is a decoder (is_decoder); only encoders are converted")
     if (getattr(config, "position_stride", None) or 1) > 1:
         raise ValueError("the model's table was stretched (position_stride): convert its original")
-
-
-def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that a checkpoint was saved as, stock or variant, the base model where its config does not say.
-
-    Raises:
-        ValueError: it was saved as a class that is not known here.
-    """
-    if isinstance(config, PositionConfigMixin):
-        return inspection.model_class(config)
-    of_family = {
-        stock.__name__: stock
-        for stock, variant in VARIANT_MODELS.items()
-        if variant.config_class is VARIANT_CONFIGS[type(config)]
-    }
-    names = config.architectures or [f"{family_of(config).prefix}Model"]
-    for name in names:
-        if name in of_family:
-            return of_family[name]
-    raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(of_family)}")
-
-
-def family_of(config: PreTrainedConfig) -> Family:
-    """The description of the family of a config, stock or variant."""
-    return VARIANT_CONFIGS.get(type(config), type(config)).family
-
-
-def scheme_of(config: PreTrainedConfig) -> str:
-    """The `position_scheme` of a config; of a stock one, what its family's checkpoints were trained with."""
-    return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
 
 
 def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig) -> bool:
@@ -313,17 +283,5 @@ def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping
 
 
 def make_student(original: PreTrainedModel, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedModel:
-    """A model of another scheme with all that it has in common with the original, head included; the original stays.
-
-    Parameters of the schemes that the original lacks are as they start in a variant.
-    """
-    config = student_config(original.config, position_scheme, flags)
-    student = VARIANT_MODELS.get(type(original), type(original))(config)
-    there = student.state_dict()
-    common = {
-        name: value
-        for name, value in original.state_dict().items()
-        if name in there and there[name].shape == value.shape
-    }
-    student.load_state_dict(common, strict=False)
-    return student.eval()
+    """A copy of a model, head included, with another scheme, whose new parameters are as they start in a variant."""
+    return change_scheme(copy.deepcopy(original), position_scheme, reports=False, **flags).eval()

@@ -17,6 +17,7 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
+from ..registry import family_of
 from . import digests
 from .calibration import calibrate
 from .checkpoints import (
@@ -24,7 +25,6 @@ from .checkpoints import (
     check_finite,
     check_max_length,
     default_flags,
-    family_of,
     is_native,
     is_new,
     keeps_positions,

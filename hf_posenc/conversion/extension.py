@@ -8,7 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling.embeddings import number_of_rows
-from .checkpoints import family_of, make_student, scheme_of
+from ..registry import family_of, scheme_of
+from .checkpoints import make_student
 
 
 def _tile(rows: torch.Tensor, length: int) -> torch.Tensor:

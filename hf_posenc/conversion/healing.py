@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..modeling.scheme import PositionEmbedding
 from ..parameters import position_parameters
-from .checkpoints import family_of
+from ..registry import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
 from .texts import Windows
 

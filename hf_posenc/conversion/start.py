@@ -11,7 +11,8 @@ from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.modeling.sinusoidal import sinusoids
 
-from .checkpoints import keeps_scheme, scheme_of
+from ..registry import scheme_of
+from .checkpoints import keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
 

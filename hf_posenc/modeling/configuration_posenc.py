@@ -201,11 +201,9 @@ class PositionConfigMixin(PositionFlags):
     stock_model_type: ClassVar[str]
     modeling_file: ClassVar[str]
     auto_classes: ClassVar[dict[str, str]]
-    # The schemes that the weights beside a loaded config were trained with; never saved.
-    _trained_position_scheme: ClassVar[str | None] = None
-    # (where the config was read from; the flags that were stored there). The place is "" where a model's `from_pretrained` is
-    # reading the config for itself, and None where it is not known. Never saved.
-    _stored_flags: ClassVar[tuple[str | None, dict[str, Any]]] = (None, {})
+    # Where the config was read from, a folder or a name on the Hub, and the flags that were stored there. Never saved.
+    _read_from: ClassVar[str | None] = None
+    _stored_flags: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls, **kwargs):
         if "family" in vars(cls):
@@ -255,13 +253,15 @@ class PositionConfigMixin(PositionFlags):
     @property
     def trained_schemes(self) -> set[str]:
         """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
-        return {*scheme_names(self._trained_position_scheme or self.family.native_scheme)}
+        return {*scheme_names(self._stored_flags.get("position_scheme") or self.family.native_scheme)}
 
     def flags_beside_weights(self) -> dict[str, Any] | None:
         """The flags in the config.json of the place that a model's weights are from, a folder or the cache of the Hub.
 
-        None where there is none, or it is of another family.
+        `name_or_path` is that place once transformers has read them. None where there is no config, or it is of another family.
         """
+        if self.name_or_path and self.name_or_path == self._read_from:
+            return self._stored_flags
         if not self.name_or_path:
             return None
         try:
@@ -284,8 +284,12 @@ class PositionConfigMixin(PositionFlags):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
-        """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of."""
+        """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of.
+
+        `from_dict` learns where it was read, as Auto classes tell it.
+        """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
         if config_dict.get("model_type") == cls.stock_model_type:
             config_dict = {**config_dict, "model_type": cls.model_type}
         return config_dict, kwargs
@@ -304,14 +308,11 @@ class PositionConfigMixin(PositionFlags):
         kwargs.pop(LEGACY_KEY, None)
         result = super().from_dict(override_flags(config_dict, given), **kwargs)
         config = result[0] if isinstance(result, tuple) else result
-        # Which schemes the weights beside this config were trained with: tells a loaded model what is new to them.
-        config._trained_position_scheme = stored.get("position_scheme")
-        # Only Auto classes say where it is from (what is stored says where it once was); that what is left of the keywords
-        # is wanted back tells that a model asks.
-        place = str(kwargs.get("name_or_path", "")) or ("" if isinstance(result, tuple) else None)
         if not stored:
             config._check_native_flags()
-        config._stored_flags = (place, stored)
+        # They tell a loaded model which schemes the weights beside this config were trained with.
+        config._stored_flags = stored
+        config._read_from = str(kwargs["name_or_path"]) if kwargs.get("name_or_path") else None
         return result
 
     @classmethod
@@ -355,7 +356,7 @@ class PositionConfigMixin(PositionFlags):
     def to_dict(self) -> dict[str, Any]:
         """As in transformers; flags that were not given are left out, and `auto_map` names the code to load with."""
         output = super().to_dict()
-        output.pop("_trained_position_scheme", None)
+        output.pop("_read_from", None)
         output.pop("_stored_flags", None)
         for flag in FLAGS:
             if output.get(flag) is None:

@@ -526,28 +526,42 @@ class PosencPreTrainedModel:
         parameters of schemes that the checkpoint never had.
         """
         super()._adjust_missing_and_unexpected_keys(loading_info)
+        known = self.report_positions(loading_info.missing_keys, loading_info.unexpected_keys)
+        loading_info.unexpected_keys = loading_info.unexpected_keys - known
+        loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)
+
+    def report_positions(self, missing_keys: set[str], unexpected_keys: set[str]) -> set[str]:
+        """Log what the variant takes away from what it is made of, and what cannot start silent.
+
+        Args:
+            missing_keys: names of the model's parameters that are new.
+            unexpected_keys: names of parameters, of what it is made of, that it has no use for.
+
+        Returns:
+            Those among `unexpected_keys` that are parameters of the family's own positions.
+
+        Raises:
+            ValueError: a table for all layers would be left out for tables by layer.
+        """
         name = self.config.position_scheme
         embedding, attention = build_schemes(self.config)
         trained, family = self.config.trained_schemes, self.config.family
-        table_key = family.table_key
-        keys = {"absolute": table_key, **family.native_keys}
-        unexpected = {
-            name: {key for key in loading_info.unexpected_keys if key.endswith(end)} for name, end in keys.items()
-        }
+        native = scheme_names(family.native_scheme)
+        keys = {"absolute": family.table_key, **family.native_keys}
+        unexpected = {name: {key for key in unexpected_keys if key.endswith(end)} for name, end in keys.items()}
         kept = {*scheme_names(name)}
         per_layer = {name for name in kept & trained & {*family.native_keys} if unexpected[name]}
         if per_layer:
             raise ValueError(
-                f"position_scheme={self.config.position_scheme!r}: the checkpoint has one table for all layers for "
-                f"{' and '.join(per_layer)}; load it without position_per_layer"
+                f"position_scheme={name!r}: the checkpoint has one table for all layers for {' and '.join(per_layer)}; load it "
+                "without position_per_layer"
             )
-        loading_info.unexpected_keys = loading_info.unexpected_keys.difference(*unexpected.values())
         added = [scheme for scheme in (embedding, *attention) if scheme and scheme.name not in trained]
         new = [scheme.name for scheme in added if not scheme.starts_silent_beside(trained & kept)]
         # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
         # schemes that it did not read.
         reads_table = any(scheme.reads_table for scheme in attention) and embedding is None
-        lost = [n for n in scheme_names(family.native_scheme) if n in trained - kept and (n in keys and unexpected[n])]
+        lost = [n for n in native if n in trained - kept and (n in keys and unexpected[n])]
         if "absolute" in trained and reads_table:
             lost = ["absolute", *(n for n in lost if n != "absolute")]
         if lost:
@@ -557,7 +571,7 @@ class PosencPreTrainedModel:
             joins_words = embedding is None or embedding.name == "absolute"
             silent = all(scheme.starts_silent_beside(trained) for scheme in added)
             if (attention or embedding) and joins_words and others_stay and silent:
-                whole = [n for n in scheme_names(family.native_scheme) if n in (*lost, *kept)]
+                whole = [n for n in native if n in (*lost, *kept)]
                 whole += [s.name for s in attention if s.name not in whole]
                 remedy += f", or keep them with position_scheme={'+'.join(whole)!r}"
             logger.warning_once(
@@ -566,7 +580,7 @@ class PosencPreTrainedModel:
             )
         if embedding and embedding.name == "absolute" and "absolute" not in trained:
             # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
-            missing = any(key.endswith(table_key) for key in loading_info.missing_keys)
+            missing = any(key.endswith(family.table_key) for key in missing_keys)
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append("absolute")
         if new:
@@ -575,26 +589,23 @@ class PosencPreTrainedModel:
                 f"position_scheme={name!r}: {' and '.join(new)} cannot start silent{reason}; the model computes something else "
                 "than its checkpoint until it is fine-tuned."
             )
-        loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)
+        return set().union(*unexpected.values())
 
     def _new_positions(self, missing: set[str]) -> set[str]:
         """The missing keys of schemes that the checkpoint never had. They are initialised, as transformers does before.
 
-        What the checkpoint should have and lacks is damage, and not among them. Where the config was made by hand, or may have
-        been read from another place than the weights, the one beside the weights tells; where there is none, nothing is new.
+        What the checkpoint should have and lacks is damage, and not among them. The config beside the weights tells, which
+        may be another than the model's; where there is none, nothing is new.
         """
         config = self.config
         positions = {key for key in missing if self._is_position(key)}
-        place, stored = config._stored_flags
-        if place not in ("", config.name_or_path):  # transformers has put the place of the weights there
-            stored = config.flags_beside_weights() if positions else None
-            if stored is None:
-                return set()
-        config._stored_flags = (config.name_or_path, stored)  # the config of a model may be used again, elsewhere
+        stored = config.flags_beside_weights() if positions else None
+        if stored is None:
+            return set()
         # The same model without what is new: as much as that should have been in the checkpoint.
         trained = {*scheme_names(stored.get("position_scheme") or config.family.native_scheme)}
         kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
-        if not positions or (not stored and kept in ("absolute", "none")):
+        if not stored and kept in ("absolute", "none"):
             return positions
         flags = flags_in_use(kept)
         if stored.get("position_combine", "add") == "add":

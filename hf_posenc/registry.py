@@ -1,0 +1,76 @@
+"""Which variant stands for which stock class of transformers, by the families' descriptions.
+
+A variant's class is named as the stock class with "Posenc" before it. Reading these tables installs nothing.
+"""
+
+from importlib import import_module
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .modeling.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.family import Family
+from .modeling.modeling_posenc import PosencPreTrainedModel
+
+
+# Stock config class -> the variant's.
+VARIANT_CONFIGS: dict[type[PreTrainedConfig], type[PositionConfigMixin]] = {
+    getattr(transformers, f"{config.family.prefix}Config"): config for config in CONFIGS
+}
+# Stock model class -> the variant's, base models and heads.
+VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
+    getattr(transformers, f"{config.family.prefix}{head}"): getattr(
+        import_module(f".modeling.{config.family.modeling_file.removesuffix('.py')}", __package__),
+        f"Posenc{config.family.prefix}{head}",
+    )
+    for config in CONFIGS
+    for head in dict.fromkeys(config.family.heads.values())
+}
+# The other way round.
+STOCK_CONFIGS: dict[type[PositionConfigMixin], type[PreTrainedConfig]] = {v: s for s, v in VARIANT_CONFIGS.items()}
+STOCK_MODELS: dict[type[PosencPreTrainedModel], type[PreTrainedModel]] = {v: s for s, v in VARIANT_MODELS.items()}
+# Model type -> config class, stock and variant.
+CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
+    config.model_type: config for config in (*VARIANT_CONFIGS, *STOCK_CONFIGS)
+}
+
+
+def families() -> str:
+    """The stock model types that have position schemes, for messages."""
+    return ", ".join(config.model_type for config in VARIANT_CONFIGS)
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The description of the family of a config, stock or variant.
+
+    Raises:
+        ValueError: the config is of no family that has position schemes.
+    """
+    variant = VARIANT_CONFIGS.get(type(config), type(config))
+    if not issubclass(variant, PositionConfigMixin):
+        raise ValueError(
+            f"model type {config.model_type!r} has no position schemes; the families that have some are {families()}"
+        )
+    return variant.family
+
+
+def scheme_of(config: PreTrainedConfig) -> str:
+    """The `position_scheme` of a config; of a stock one, what its family's checkpoints were trained with."""
+    return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
+
+
+def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that a checkpoint was saved as, stock or variant; the base model where its config does not say.
+
+    Raises:
+        ValueError: the config is of no family that has position schemes, or a stock one that names classes without.
+    """
+    family, classes = family_of(config), STOCK_MODELS if type(config) in STOCK_CONFIGS else VARIANT_MODELS
+    named = {cls.__name__: cls for cls in classes if cls.config_class is type(config)}
+    names = config.architectures or ()
+    for name in names:
+        if name in named:
+            return named[name]
+    if names and classes is VARIANT_MODELS:
+        raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(named)}")
+    return next(cls for name, cls in named.items() if name.endswith(f"{family.prefix}Model"))
