@@ -112,7 +112,7 @@ def native_positions(config: PreTrainedConfig) -> str:
 
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
     """The schemes of a variant, in the order of `position_scheme`."""
-    return [SCHEMES[name] for name in scheme_names(config.position_scheme)]
+    return [*config.schemes.values()]
 
 
 def flags_of(config: PositionConfigMixin) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tiny import FAMILIES, STOCK_CONFIGS, heads, inputs, stock_config
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
-from hf_posenc import plugin, unpadding
+from hf_posenc import plugin, registry, unpadding
 from hf_posenc.modeling import stock_interface
 from hf_posenc.modeling.stock_interface import Receives, mask_name
 
@@ -267,9 +267,10 @@ def frequencies_of_scaled_rotations_come_from_a_table():
 
 @item("loss_function")
 def heads_that_write_text_divide_their_loss_themselves():
-    from hf_posenc.modeling.losses import divides_itself
-
-    assert divides_itself(transformers.BertLMHeadModel) and not divides_itself(transformers.BertForMaskedLM)
+    for stock, variant in registry.VARIANT_MODELS.items():
+        if any("label" in name for name in inspect.signature(stock.forward).parameters):
+            reads = "loss_function" in inspect.unwrap(stock.forward).__code__.co_names
+            assert reads == variant.stock_loss_divides, stock
 
 
 @pytest.mark.parametrize("name", ITEMS)

@@ -218,7 +218,7 @@ def schemes_beside(composites: Iterable[str]) -> list[str]:
 def schemes_with_terms() -> list[str]:
     """The schemes of the table that add to attention scores: no FlashAttention carries them."""
     attention = {name: scheme for name, scheme in SCHEMES.items() if issubclass(scheme, AttentionScheme)}
-    return [name for name, scheme in attention.items() if "flash_attention_2" not in scheme.backends]
+    return [name for name, scheme in attention.items() if scheme.adds_scores]
 
 
 def difference_where_attended(first: torch.Tensor, second: torch.Tensor, attention_mask: torch.Tensor) -> float:

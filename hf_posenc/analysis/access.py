@@ -15,13 +15,13 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..in_memory import change_scheme
-from ..modeling.attention import EMBEDDINGS, ENCODER, PositionSelfAttention, score_bias
+from ..modeling.attention import PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
 from ..modeling.configuration_posenc import flags_in_use
 from ..modeling.embeddings import Add, Concat
 from ..modeling.family import Family, Sizes
-from ..modeling.scheme import AttentionContext, PairTerm, ProductTerm, RelativeTerm, without_bias
-from ..modeling.schemes import SCHEMES, scheme_names
+from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, without_bias
+from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
 from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
@@ -123,7 +123,7 @@ class Subject:
     @property
     def longest(self) -> int | None:
         """Number of tokens at which the table of absolute positions ends; None where nothing ends."""
-        ends = any(SCHEMES[name].ends_with_table for name in scheme_names(self.scheme))
+        ends = any(scheme.ends_with_table for scheme in self.model.config.schemes.values())
         return self.embeddings.table_length() if ends else None
 
     @property
@@ -317,12 +317,8 @@ def score_parts(
     Returns:
         The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
     """
-    projected, contexts = (query, key), []
-    for scheme in attention.position_schemes:
-        modules = attention, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-        context = AttentionContext(*modules, query, key, None, *position_state[scheme.name])
-        query, key = scheme.rotate(context)
-        contexts.append(context)
+    projected = query, key
+    query, key, contexts = attention.rotate(query, key, None, position_state)
 
     def content(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return queries @ keys.transpose(-1, -2) * attention.scaling
@@ -331,13 +327,13 @@ def score_parts(
     if query is not projected[0]:
         parts["rotation"] = content(query, key) - parts["content"]
     several = len(attention.position_schemes) > 1
-    for scheme, context in zip(attention.position_schemes, contexts):
-        context.query, context.key = query, key
+    asking = query
+    for scheme, content_query, own_terms in attention.terms_by_scheme(query, key, contexts):
         prefix = f"{scheme.name} " if several else ""
-        own = scheme.content_query(attention, query)
-        if own is not query:
-            parts[f"{prefix}u"] = content(own - query, key)
-        terms |= {prefix + name: piece for term in scheme.terms(context) for name, piece in _pieces(term)}
+        if content_query is not asking:
+            parts[f"{prefix}u"] = content(content_query - asking, key)
+        asking = content_query
+        terms |= {prefix + name: piece for term in own_terms for name, piece in _pieces(term)}
     parts |= {name: score_bias(query, key, [term]) for name, term in terms.items()}
     return parts, terms
 
@@ -453,7 +449,9 @@ def of_scheme(name: str, **flags) -> Subject:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BASE_MODELS[config_class]._from_config(config, attn_implementation="eager")
-    learned = "absolute" in name or any(parameter.numel() > 1 for parameter in position_parameters(model).values())
+    learned = model.embeddings.has_table or any(
+        parameter.numel() > 1 for parameter in position_parameters(model).values()
+    )
     return Subject(f"untrained {name}" if learned else name, model.eval(), trained=False)
 
 

@@ -132,7 +132,7 @@ class Observation:
     def scores(self) -> torch.Tensor:
         """The student's scores, (batch, heads, query, key), a function of its parameters."""
         query, key, contexts = self.project()
-        content_query, terms = self.attention.ask(query, key, contexts)
+        content_query, terms = self.attention.score_terms(query, key, contexts)
         scores = content_query @ key.transpose(-1, -2) * self.attention.scaling
         bias = score_bias(query, key, terms)
         return scores if bias is None else scores + bias

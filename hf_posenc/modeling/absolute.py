@@ -33,6 +33,7 @@ class Absolute(EmbeddingScheme):
     paper = "Devlin et al. 2019, arXiv:1810.04805"
     extrapolates = "no: the table ends"
     ends_with_table = True
+    uses_table = True
 
     def check(self, config) -> None:
         if self.stride == 1:
@@ -45,8 +46,11 @@ class Absolute(EmbeddingScheme):
             raise ValueError(
                 "position_stride cannot be used with position_every_layer: only the words get strided positions"
             )
-        if "tupe" in config.position_scheme:
-            raise ValueError("position_stride cannot be used beside 'tupe', which reads the table at every position")
+        readers = [name for name, scheme in config.schemes.items() if getattr(scheme, "reads_table", False)]
+        if readers:
+            raise ValueError(
+                f"position_stride cannot be used beside {readers[0]!r}, which reads the table at every position"
+            )
         if config.sizes.max_position_embeddings - config.sizes.first_position < self.stride:
             raise ValueError(
                 f"position_stride={self.stride} is more than the rows of the table ({config.sizes.max_position_embeddings})"
@@ -91,5 +95,4 @@ class NoPositions(EmbeddingScheme):
     formula = "w"
     paper = "–"
     extrapolates = "yes: there is nothing to extrapolate"
-    # Nothing is added, so beside another scheme there is nothing to start with either.
-    silent = True
+    adds_vectors = False

@@ -1,7 +1,7 @@
 """The self-attention that asks its schemes, and the backends that compute it."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -411,25 +411,43 @@ class PositionSelfAttention:
         is_unpacked = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
         if is_unpacked:
             query, key = packing.unpack_heads(query), packing.unpack_heads(key)
+        query, key, contexts = self.rotate(query, key, attention_mask, position_state)
+        if is_unpacked:
+            query, key = packing.pack_heads(query), packing.pack_heads(key)
+        return query, key, value, contexts
+
+    def rotate(
+        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, position_state: dict | None
+    ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
+        """Query and key, (batch, heads, length, head_dim), as the schemes rotate them, and each scheme's context."""
         contexts = []
         for scheme in self.position_schemes:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
             context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
             query, key = scheme.rotate(context)
             contexts.append(context)
-        if is_unpacked:
-            query, key = packing.pack_heads(query), packing.pack_heads(key)
-        return query, key, value, contexts
+        return query, key, contexts
 
-    def ask(
+    def terms_by_scheme(
+        self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
+    ) -> Iterator[tuple[AttentionScheme, torch.Tensor, list[Term]]]:
+        """Each scheme, the query of the content score with it and those before it, and its score terms.
+
+        Query and key are as they are rotated.
+        """
+        content_query = query
+        for scheme, context in zip(self.position_schemes, contexts, strict=True):
+            context.query, context.key = query, key
+            content_query = scheme.content_query(self, content_query)
+            yield scheme, content_query, scheme.terms(context)
+
+    def score_terms(
         self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
     ) -> tuple[torch.Tensor, list[Term]]:
         """The query of the content score, and the score terms of all schemes, given query and key as they are rotated."""
         content_query, terms = query, []
-        for scheme, context in zip(self.position_schemes, contexts):
-            context.query, context.key = query, key
-            terms += scheme.terms(context)
-            content_query = scheme.content_query(self, content_query)
+        for _, with_scheme, own in self.terms_by_scheme(query, key, contexts):
+            content_query, terms = with_scheme, terms + own
         return content_query, terms
 
     def forward(
@@ -445,7 +463,7 @@ class PositionSelfAttention:
         query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
         if cache is not None:
             key, value = self_attention_cache(cache).update(key, value, self.layer_idx)
-        content_query, terms = self.ask(query, key, contexts)
+        content_query, terms = self.score_terms(query, key, contexts)
         if packing is None:
             output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
         else:

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
+from .scheme import PositionScheme
 from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
 
 
@@ -241,6 +242,11 @@ class PositionConfigMixin(PositionFlags):
         return f"{start}: it belongs to {', '.join(FLAGS[flag])}"
 
     @property
+    def schemes(self) -> dict[str, type[PositionScheme]]:
+        """The schemes that `position_scheme` names, by name and in its order."""
+        return {name: SCHEMES[name] for name in scheme_names(self.position_scheme)}
+
+    @property
     def first_position(self) -> int:
         """Position id of a sequence's first token."""
         return self.family.first_position(self)
@@ -272,7 +278,7 @@ class PositionConfigMixin(PositionFlags):
 
     def _check_native_flags(self) -> None:
         """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
-        native = {*scheme_names(self.family.native_scheme)} & {*scheme_names(self.position_scheme)}
+        native = {*scheme_names(self.family.native_scheme)} & {*self.schemes}
         for flag, value in self.family.native_flags.items():
             given = getattr(self, flag)
             users = [name for name in native if name in FLAGS[flag]]

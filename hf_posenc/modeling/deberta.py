@@ -69,9 +69,14 @@ class Deberta(AttentionScheme):
                 f"position_max_distance must be greater than position_buckets / 2 + 1 = {self.buckets / 2 + 1:g} for "
                 f"deberta, got {self.max_distance}"
             )
-        if self.form == "paper" and "tupe" in config.position_scheme:
+        others = [
+            name
+            for name, scheme in config.schemes.items()
+            if name != self.name and issubclass(scheme, AttentionScheme) and scheme.scales_content()
+        ]
+        if self.form == "paper" and others:
             raise ValueError(
-                "position_form='paper' is for deberta or tupe, not for both: each scales the content score"
+                f"position_form='paper' is for deberta or {others[0]}, not for both: each scales the content score"
             )
 
     def read(self, config) -> None:

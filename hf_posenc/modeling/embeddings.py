@@ -180,7 +180,7 @@ class PositionEmbeddings:
         if self.position_scheme is None:
             hidden_states = words if types is None else words + types
         else:
-            if self.position_scheme.name == "absolute":
+            if self.position_scheme.uses_table:
                 if position_ids is None:
                     position_ids = self.family_position_ids(input_ids, past_length)
                 self.check_length(length, past_length, position_ids)

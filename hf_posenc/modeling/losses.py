@@ -23,12 +23,6 @@ def label_names(forward: Callable) -> tuple[str, ...]:
     return tuple(name for name in names if "label" in name or name in ("start_positions", "end_positions"))
 
 
-def divides_itself(head: type) -> bool:
-    """Whether a head computes its loss by `self.loss_function`, which understands `num_items_in_batch`."""
-    forwards = [vars(base)["forward"] for base in head.__mro__ if "forward" in vars(base)]
-    return any("loss_function" in inspect.unwrap(forward).__code__.co_names for forward in forwards)
-
-
 def averaged_over_all(forward: Callable) -> Callable:
     """A stock head's forward that understands `num_items_in_batch`; without it, stock's loss."""
     names = tuple(inspect.signature(forward).parameters)[1:]

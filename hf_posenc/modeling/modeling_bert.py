@@ -98,6 +98,7 @@ class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
     config_class = PosencBertConfig
     _auto_class = "AutoModelForCausalLM"
     position_parts = PARTS
+    stock_loss_divides = True
 
 
 class PosencBertForMaskedLM(PosencPreTrainedModel, BertForMaskedLM):

@@ -78,6 +78,7 @@ class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForCausalLM"
     position_parts = PARTS
+    stock_loss_divides = True
 
 
 class PosencCamembertForSequenceClassification(PosencPreTrainedModel, CamembertForSequenceClassification):

@@ -98,6 +98,7 @@ class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForCausalLM"
     position_parts = PARTS
+    stock_loss_divides = True
 
 
 class PosencElectraForSequenceClassification(PosencPreTrainedModel, ElectraForSequenceClassification):

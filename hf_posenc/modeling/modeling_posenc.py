@@ -17,7 +17,7 @@ from .cached_positions import append_positions, cache_lengths, keeps_positions
 from .configuration_posenc import flags_in_use
 from .family import Family
 from .flags import UNPAD
-from .losses import answers_over_all, averaged_over_all, divides_itself, label_names, mean_over_all, number_of_labels
+from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
 from .packing import Packing, computes_padding_that_is_read, packing_of
 from .scheme import (
     AttentionScheme,
@@ -30,7 +30,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
-from .schemes import FLAGS, build_schemes, scheme_names
+from .schemes import FLAGS, SCHEMES, build_schemes, has_table, scheme_names
 from .stock_interface import (
     ModelInputs,
     Receives,
@@ -172,7 +172,7 @@ class PositionEncoder:
                 hidden_states, cache, position_ids, table_position_ids, embeddings
             )
         if self.every_layer:
-            uses_table = self.family.embeddings_of(base_model.module).position_scheme.name == "absolute"
+            uses_table = self.family.embeddings_of(base_model.module).position_scheme.uses_table
             own["repeated_positions"] = RepeatedPositions(
                 base_model,
                 ModuleReference(self.family.layers_of(self)[0]),
@@ -277,7 +277,7 @@ class PositionModel:
         given: dict[str, Any] = {"given_position_ids": inputs.position_ids}
         embeddings, encoder = self.family.embeddings_of(self), self.family.encoder_of(self)
         scheme = embeddings.position_scheme
-        repeats_table = encoder.every_layer and scheme is not None and scheme.name == "absolute"
+        repeats_table = encoder.every_layer and scheme is not None and scheme.uses_table
         if encoder.reads_table or encoder.every_layer:
             given["base_model"] = ModuleReference(self)
             if inputs.position_ids is None and (encoder.reads_table or repeats_table):
@@ -357,9 +357,8 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
         return
     embedding_scheme, schemes = build_schemes(config)
     trained = config.trained_schemes
-    keeps_table = any(scheme.reads_table for scheme in schemes)
-    if embedding_scheme is not None and embedding_scheme.name == "absolute":
-        keeps_table = True
+    uses_table = embedding_scheme is not None and embedding_scheme.uses_table
+    reads_table = any(scheme.reads_table for scheme in schemes)
 
     if not isinstance(model, parts.model):
         become(model, parts.model)
@@ -367,12 +366,11 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
     # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
     model._no_split_modules = set(parts.model._no_split_modules or ())
     become(embeddings, parts.embeddings)
-    embeddings.install(config, embedding_scheme, keeps_table)
-    if embedding_scheme is not None and embedding_scheme.name == "absolute":
+    embeddings.install(config, embedding_scheme, uses_table or reads_table)
+    if uses_table:
         # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
         # cannot: a LayerNorm has no use for zeros.)
-        without_table = not {"absolute", "tupe"} & trained
-        if without_table and not any(scheme.reads_table for scheme in schemes):
+        if not reads_table and not any(has_table(SCHEMES[name]) for name in trained):
             embeddings.table.position_initial = {"weight": zeros}
     become(encoder, parts.encoder)
     every_layer = embedding_scheme is not None and embedding_scheme.every_layer
@@ -427,9 +425,11 @@ class PosencPreTrainedModel:
 
     Attributes:
         position_parts: the family's classes.
+        stock_loss_divides: the stock head computes its loss by `loss_function`, which divides by `num_items_in_batch`.
     """
 
     position_parts: Parts
+    stock_loss_divides: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -438,7 +438,7 @@ class PosencPreTrainedModel:
         )
         # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
         if hasattr(cls, "forward") and not inherits and label_names(cls.forward):
-            forward = cls.forward if divides_itself(cls) else averaged_over_all(cls.forward)
+            forward = cls.forward if cls.stock_loss_divides else averaged_over_all(cls.forward)
             cls.forward = computes_padding_that_is_read(asks_for_pooler(forward))
 
     def __init__(self, config, *args, **kwargs):
@@ -549,7 +549,7 @@ class PosencPreTrainedModel:
         native = scheme_names(family.native_scheme)
         keys = {"absolute": family.table_key, **family.native_keys}
         unexpected = {name: {key for key in unexpected_keys if key.endswith(end)} for name, end in keys.items()}
-        kept = {*scheme_names(name)}
+        kept = {*self.config.schemes}
         per_layer = {name for name in kept & trained & {*family.native_keys} if unexpected[name]}
         if per_layer:
             raise ValueError(
@@ -568,7 +568,7 @@ class PosencPreTrainedModel:
             remedy = "fine-tune before use"
             # Only where the other composite computes what the checkpoint does: nothing else new, nothing else taken away.
             others_stay = trained <= {*lost, *kept}
-            joins_words = embedding is None or embedding.name == "absolute"
+            joins_words = embedding is None or embedding.uses_table
             silent = all(scheme.starts_silent_beside(trained) for scheme in added)
             if (attention or embedding) and joins_words and others_stay and silent:
                 whole = [n for n in native if n in (*lost, *kept)]
@@ -578,11 +578,11 @@ class PosencPreTrainedModel:
                 f"position_scheme={name!r} leaves out the {' and '.join(lost)} positions that this checkpoint was trained with: "
                 f"{remedy}."
             )
-        if embedding and embedding.name == "absolute" and "absolute" not in trained:
+        if embedding and embedding.uses_table and embedding.name not in trained:
             # A table that the checkpoint lacks starts at zero; one that lay there unread does not.
             missing = any(key.endswith(family.table_key) for key in missing_keys)
             if not missing or any(scheme.reads_table for scheme in attention):
-                new.append("absolute")
+                new.append(embedding.name)
         if new:
             reason = " with position_init='paper'" if self.config.position_init == "paper" else ""
             logger.warning_once(
@@ -604,7 +604,7 @@ class PosencPreTrainedModel:
             return set()
         # The same model without what is new: as much as that should have been in the checkpoint.
         trained = {*scheme_names(stored.get("position_scheme") or config.family.native_scheme)}
-        kept = "+".join(name for name in scheme_names(config.position_scheme) if name in trained) or "none"
+        kept = "+".join(name for name in config.schemes if name in trained) or "none"
         if not stored and kept in ("absolute", "none"):
             return positions
         flags = flags_in_use(kept)
@@ -629,6 +629,4 @@ class PosencPreTrainedModel:
 
 def _carries(scheme: AttentionScheme, implementation: str) -> bool:
     """Whether a backend, by its name in the config, can carry a scheme."""
-    if "flash_attention_2" in scheme.backends:  # nothing but rotated queries and keys: any backend
-        return True
-    return implementation in scheme.backends
+    return not scheme.adds_scores or implementation in scheme.backends

@@ -78,6 +78,7 @@ class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForCausalLM"
     position_parts = PARTS
+    stock_loss_divides = True
 
 
 class PosencRobertaForSequenceClassification(PosencPreTrainedModel, RobertaForSequenceClassification):

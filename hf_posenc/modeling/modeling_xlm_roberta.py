@@ -78,6 +78,7 @@ class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForCausalLM"
     position_parts = PARTS
+    stock_loss_divides = True
 
 
 class PosencXLMRobertaForSequenceClassification(PosencPreTrainedModel, XLMRobertaForSequenceClassification):

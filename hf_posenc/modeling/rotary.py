@@ -105,6 +105,7 @@ class Rope(AttentionScheme):
     silent = False
     reads_key_positions = False  # keys are rotated before they are cached
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
+    adds_scores = False
 
     def read(self, config) -> None:
         self.head_dim = config.sizes.head_dim

@@ -306,6 +306,7 @@ class PositionScheme:
         extrapolates: for people, what happens to sequences longer than those of training.
         ends_with_table: sequences longer than the table of absolute positions are refused.
         silent: whether the scheme, added to what a checkpoint has, can start by changing nothing.
+        unties_cls: [CLS] stands outside the order of the words, for the schemes beside this one too (TUPE).
     """
 
     name: ClassVar[str]
@@ -315,6 +316,7 @@ class PositionScheme:
     extrapolates: ClassVar[str]
     ends_with_table: ClassVar[bool] = False
     silent: ClassVar[bool] = True
+    unties_cls: ClassVar[bool] = False
 
     def __init__(self, config):
         """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
@@ -340,8 +342,15 @@ class PositionScheme:
 
 
 class EmbeddingScheme(PositionScheme):
-    """Positions as vectors that join the word embeddings."""
+    """Positions as vectors that join the word embeddings.
 
+    Attributes:
+        adds_vectors: there are such vectors.
+        uses_table: they are the rows of the stock table of absolute positions.
+    """
+
+    adds_vectors: ClassVar[bool] = True
+    uses_table: ClassVar[bool] = False
     flags = (
         Flag(
             "position_combine",
@@ -370,12 +379,14 @@ class AttentionScheme(PositionScheme):
 
     Attributes:
         backends: attention implementations that can carry the scheme.
+        adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
         reads_table: the scheme reads the stock table of absolute positions.
         reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "flex_attention", "eager")
+    adds_scores: ClassVar[bool] = True
     reads_table: ClassVar[bool] = False
     reads_key_positions: ClassVar[bool] = True
     pure_relative: ClassVar[bool] = True
@@ -389,6 +400,11 @@ class AttentionScheme(PositionScheme):
     def scaling(self, scaling: float) -> float:
         """Factor of the content score q·k, given the model's own."""
         return scaling
+
+    @classmethod
+    def scales_content(cls) -> bool:
+        """Whether the scheme, with some value of its flags, scales the content score."""
+        return cls.scaling is not AttentionScheme.scaling
 
     @property
     def rotates(self) -> bool:

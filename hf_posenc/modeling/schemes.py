@@ -1,6 +1,7 @@
 """The table of schemes, and how a name such as "absolute+t5" becomes scheme objects."""
 
 import difflib
+import functools
 
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
@@ -51,7 +52,7 @@ def kind_of(flag: str) -> Kind:
     return next(iter(FLAGS[flag].values())).kind
 
 
-def scheme_names(position_scheme: str) -> list[str]:
+def scheme_names(position_scheme: str) -> tuple[str, ...]:
     """The names joined in `position_scheme`, aliases resolved.
 
     Raises:
@@ -61,7 +62,12 @@ def scheme_names(position_scheme: str) -> list[str]:
     """
     if not isinstance(position_scheme, str):
         raise TypeError(f"position_scheme must be a string, got {type(position_scheme).__name__}")
-    names = [ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+")]
+    return _parsed(position_scheme)
+
+
+@functools.cache
+def _parsed(position_scheme: str) -> tuple[str, ...]:
+    names = tuple(ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+"))
     for name in names:
         if name not in SCHEMES:
             nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)
@@ -85,14 +91,17 @@ def scheme_names(position_scheme: str) -> list[str]:
     return names
 
 
+def has_table(scheme: type[PositionScheme] | PositionScheme) -> bool:
+    """Whether a model with a scheme has the table of absolute positions: joined to the words, or read in the attention."""
+    return getattr(scheme, "uses_table", False) or getattr(scheme, "reads_table", False)
+
+
 def build_schemes(config) -> tuple[EmbeddingScheme | None, tuple[AttentionScheme, ...]]:
     """The scheme objects of a config: the embedding-level one (None if positions do not enter there) and the others.
 
     Raises what [`scheme_names`] and the schemes' own checks raise.
     """
-    schemes = [SCHEMES[name](config) for name in scheme_names(config.position_scheme)]
+    schemes = [scheme(config) for scheme in config.schemes.values()]
     embedding = [scheme for scheme in schemes if isinstance(scheme, EmbeddingScheme)]
     attention = tuple(scheme for scheme in schemes if isinstance(scheme, AttentionScheme))
-    if not embedding or isinstance(embedding[0], NoPositions):
-        return None, attention
-    return embedding[0], attention
+    return next((scheme for scheme in embedding if scheme.adds_vectors), None), attention

@@ -54,7 +54,9 @@ class T5(AttentionScheme):
     def read(self, config) -> None:
         self.bidirectional = not config.sizes.is_decoder
         # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
-        self.unties_cls = self.reads_table = "tupe" in config.position_scheme
+        self.unties_cls = self.reads_table = any(
+            scheme.unties_cls for name, scheme in config.schemes.items() if name != self.name
+        )
 
     def _table(self, config) -> PositionEmbedding:
         # Where stock checkpoints have the table, it starts as stock's.

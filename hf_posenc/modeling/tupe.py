@@ -43,6 +43,7 @@ class Tupe(AttentionScheme):
     extrapolates = "no: the table ends"
     ends_with_table = True
     reads_table = True
+    unties_cls = True
     pure_relative = False
 
     def starts_silent(self) -> bool:

@@ -133,7 +133,7 @@ def test_what_cannot_be_studied_is_told_in_a_line(tmp_path):
     small = GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=9)
     decoder = tiny.variant_class("bert", "LMHeadModel")(tiny.variant_config(is_decoder=True))
     cases = [
-        (GPT2Model(small), ValueError, "a GPT2Config is of none of the families that have position schemes: bert"),
+        (GPT2Model(small), ValueError, "'gpt2' has no position schemes; the families that have some are bert"),
         (nn.Linear(2, 2), TypeError, "a model of transformers or its name is needed, got Linear"),
         (decoder, ValueError, "this model is a decoder"),
         (str(tmp_path / "nothing"), OSError, "nothing"),
