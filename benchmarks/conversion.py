@@ -83,11 +83,11 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
         "flags": found.flags,
         "seconds": found.seconds,
         "core_seconds": round(time.process_time() - began, 1),
-        "steps": found.healing[-1]["step"] if found.healing else 0,
+        "steps": found.distillation[-1]["step"] if found.distillation else 0,
         "threads": torch.get_num_threads(),
         "versions": found.versions,
         "rows": [{key: value for key, value in row.items() if key != "token_cosine_by_layer"} for row in found.rows],
-        "healing": [{"step": entry["step"], "cosine": round(entry["cosine"], 5)} for entry in found.healing],
+        "distillation": [{"step": entry["step"], "cosine": round(entry["cosine"], 5)} for entry in found.distillation],
     }
     return record | {"model": model}
 
@@ -214,10 +214,10 @@ def page(records: list[dict]) -> str:
     budget = ["steps", "core minutes"]
     made = [
         (
-            "Within the trained length; start, calibrated and healed are cosines of token vectors:",
+            "Within the trained length; start, calibrated and distilled are cosines of token vectors:",
             SCHEMES,
             within_row,
-            ["scheme", *budget, "start", "calibrated", "healed", "sentence cosine", "Spearman", "neighbours kept"],
+            ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"],
         ),
         (
             "Up to 2,048 tokens; cosines of token vectors, beyond 128 tokens with those of the original's own windows:",
@@ -257,7 +257,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
     parser.add_argument("--only", nargs="+", choices=[*SCHEMES, *LONG, *HEADS], help="measure these, anew if need be")
-    parser.add_argument("--steps", type=int, default=800, help="of healing")
+    parser.add_argument("--steps", type=int, default=800, help="of distillation")
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()

@@ -95,10 +95,10 @@ def quality_table(punctuation: Runs, converted: Runs) -> str:
             continue
         f1 = values(runs, "64", "f1")
         above = "" if scheme == "none" else f"{deviations_above(f1, baseline):.1f}"
-        healed = converted.get(scheme, [])
-        first = [written(values(healed, length, "f1")) for length in ("64", "256")]
+        distilled = converted.get(scheme, [])
+        first = [written(values(distilled, length, "f1")) for length in ("64", "256")]
         own = [written(f1), written(values(runs, "256", "f1")), chosen_rate(runs), above]
-        rows.append((statistics.fmean(f1), [scheme, *own, *first, chosen_rate(healed) if healed else ""]))
+        rows.append((statistics.fmean(f1), [scheme, *own, *first, chosen_rate(distilled) if distilled else ""]))
     columns = ["scheme", "punctuation: F1 at 64", "at 256", "rate", "above none"]
     columns += ["converted first: F1 at 64", "at 256", "rate"]
     return as_markdown(columns, [row for _, row in sorted(rows, key=lambda row: -row[0])])
@@ -356,7 +356,7 @@ def long_scores(task: str, length: int) -> list[dict[str, Any]]:
 
 
 def converted_cosine() -> str:
-    """Token cosine of MiniLM with `t5`, healed."""
+    """Token cosine of MiniLM with `t5`, distilled."""
     [record] = [record for record in conversion.read_records() if record["name"] == "t5"]
     return f"{record['rows'][-1]['token_cosine']:.3f}"
 

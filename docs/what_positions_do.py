@@ -252,8 +252,8 @@ def measured(checkpoint: str) -> Numbers:
     conversions = {}
     for scheme in CONVERSIONS:
         conversion = json.loads((ROOT / OUTPUTS / scheme / "conversion.json").read_text(encoding="utf-8"))
-        healed = [row for row in conversion["rows"] if row["stage"] == "heal"][-1]
-        conversions[scheme] = {name: healed[name] for name in ("length", "token_cosine", "sentence_cosine")}
+        distilled = [row for row in conversion["rows"] if row["stage"] == "distill"][-1]
+        conversions[scheme] = {name: distilled[name] for name in ("length", "token_cosine", "sentence_cosine")}
     models = {
         model: numbers_of(report["figures"], model) | {"longest": facts["longest"]}
         for model, facts in ((facts["name"], facts) for facts in report["models"])

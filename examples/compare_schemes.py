@@ -97,7 +97,8 @@ class CompareArguments:
         default=None, metadata={"help": "Steps of each run that such a rate is tried in. Default: --max_steps."}
     )
     conversion_steps: int = field(
-        default=0, metadata={"help": "Steps of healing of a conversion of the checkpoint to each scheme; 0: none."}
+        default=0,
+        metadata={"help": "Steps of distillation of a conversion of the checkpoint to each scheme; 0: none."},
     )
     held_out_share: float = field(default=0.2, metadata={"help": "punctuation: share of the text that is held out."})
     mask_share: float = field(default=0.15, metadata={"help": "masked_lm: share of the tokens that are masked."})

@@ -39,7 +39,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 
 from hf_posenc import position_parameters
 from hf_posenc.conversion import extend
-from hf_posenc.conversion.healing import has_bfloat16
+from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.inspection import longest_sequence
 
 

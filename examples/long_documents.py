@@ -39,7 +39,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
-from hf_posenc.conversion.healing import has_bfloat16
+from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.inspection import longest_sequence
 
 
@@ -72,7 +72,7 @@ class Converted:
 CONVERSIONS = {
     "absolute+t5": Converted("absolute+t5"),
     "t5": Converted("t5"),
-    # Never healed beyond the trained length, only read there.
+    # Never distilled beyond the trained length, only read there.
     "t5, short texts only": Converted("t5", {"max_length": None}),
     "rope": Converted("rope"),
     "deberta": Converted("deberta"),
@@ -108,8 +108,10 @@ class LongArguments:
     trained_length: int | None = field(
         default=None, metadata={"help": "As for `hf-posenc convert`. Default: 128 for the packaged MiniLM."}
     )
-    max_steps: int = field(default=160, metadata={"help": "Steps of healing of a conversion."})
-    healed_length: int = field(default=2048, metadata={"help": "Longest texts that conversions are healed with."})
+    max_steps: int = field(default=160, metadata={"help": "Steps of distillation of a conversion."})
+    distilled_length: int = field(
+        default=2048, metadata={"help": "Longest texts that conversions are distilled with."}
+    )
     seed: int = field(default=0, metadata={"help": "Of documents, conversions and resampling."})
 
     def __post_init__(self):
@@ -421,7 +423,7 @@ class Comparison:
         output = self.folder / "conversions" / file_name(method)
         if not output.is_dir():
             conversion, steps = CONVERSIONS[method], self.arguments.max_steps
-            usual = {"max_length": min(longest, self.arguments.healed_length), "max_steps": steps}
+            usual = {"max_length": min(longest, self.arguments.distilled_length), "max_steps": steps}
             self.converted(conversion.scheme, **usual | conversion.arguments, output=output, resume=True)
         model = AutoModel.from_pretrained(output)
         reach = longest_sequence(model.config)

@@ -207,18 +207,18 @@ def convert(
         str,
         typer.Option(
             "--train",
-            help="What is healed: all, positions, beyond (only what no text within the trained length uses) or none.",
+            help="What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.",
         ),
     ] = "all",
     max_steps: Annotated[
-        int | None, typer.Option("--max_steps", help="Budget of healing. Default: 800 steps, or --max_minutes.")
+        int | None, typer.Option("--max_steps", help="Budget of distillation. Default: 800 steps, or --max_minutes.")
     ] = None,
-    max_minutes: Annotated[float | None, typer.Option("--max_minutes", help="Budget of healing.")] = None,
+    max_minutes: Annotated[float | None, typer.Option("--max_minutes", help="Budget of distillation.")] = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(
             "--learning_rate",
-            help="Of healing, at its highest. More than the default of 1.5e-4 helps tupe, and harms most.",
+            help="Of distillation, at its highest. More than the default of 1.5e-4 helps tupe, and harms most.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
@@ -233,7 +233,7 @@ def convert(
     greater --max_length, gives a stock checkpoint with a longer table.
     """
     from .conversion import convert  # only here: it is not needed for the others
-    from .conversion.healing import is_first_process
+    from .conversion.distillation import is_first_process
 
     given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
     given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}

@@ -1,11 +1,24 @@
-"""A trained model's positions changed, and what it knows kept: start, extend, calibrate, heal, measure."""
+"""A trained model's positions changed, and what it knows kept: start, extend, calibrate, distill, measure."""
+
+import warnings
+from typing import Any
 
 from .calibration import calibrate
 from .converting import compare, convert
+from .distillation import Distillation, Diverged, distill
 from .extension import extend
-from .healing import Diverged, Healing, heal
 from .report import Report
 from .start import start
 
 
-__all__ = ["Diverged", "Healing", "Report", "calibrate", "compare", "convert", "extend", "heal", "start"]
+__all__ = ["Distillation", "Diverged", "Report", "calibrate", "compare", "convert", "distill", "extend", "start"]
+
+# Names of before 0.3.
+_RENAMED = {"Healing": "Distillation", "heal": "distill"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"hf_posenc.conversion.{name} is called {_RENAMED[name]} now", FutureWarning, stacklevel=2)
+    return globals()[_RENAMED[name]]

@@ -1,4 +1,4 @@
-"""From one scheme to another in one call: start, extend, calibrate, heal, measured after each."""
+"""From one scheme to another in one call: start, extend, calibrate, distill, measured after each."""
 
 import shutil
 import time
@@ -32,11 +32,12 @@ from .checkpoints import (
     make_student,
     student_config,
 )
+from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
 from .extension import METHODS, extend, stride_of
-from .healing import Diverged, Healing, heal, is_first_process, settings_of
 from .measuring import Yardstick
 from .report import REPORT, Report
 from .start import start
+from .targets import Batch
 from .texts import Windows, held_out_apart, read_documents
 from .writing import check_installed, check_space, checked_output, kept_files, write_converted
 
@@ -49,58 +50,127 @@ CALIBRATION_BATCHES = 2
 
 
 @dataclass
+class ConversionArguments:
+    """What [`convert`] is given beside the model, the scheme and its flags, checked as far as it can be by itself.
+
+    `convert` says what the entries are.
+    """
+
+    output: Path | None = None
+    text: list[str | Path] | None = None
+    held_out: list[str | Path] | None = None
+    max_length: int | None = None
+    trained_length: int | None = None
+    extend: str = "tile"
+    train: str = "all"
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    learning_rate: float | None = None
+    seed: int = 0
+    resume: bool = False
+    onnx: bool = False
+
+    def __post_init__(self) -> None:
+        if self.output is not None:
+            self.output = checked_output(Path(self.output))
+        elif self.resume or self.onnx:
+            raise ValueError("resume and onnx need an output folder")
+        if self.onnx:
+            check_installed("onnxscript", "export")
+        if self.train != "none":
+            check_installed("accelerate", "train")
+        if self.extend not in METHODS:
+            raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {self.extend!r}")
+        self.text, self.held_out = as_list(self.text), as_list(self.held_out)
+
+    def distillation(self, trained_length: int) -> Distillation:
+        """How to distill, once it is known how many tokens the original reads well."""
+        return Distillation(
+            trained_length,
+            trained_length if self.max_length is None else self.max_length,
+            self.train,
+            self.max_steps,
+            self.max_minutes,
+            self.seed,
+            self.learning_rate,
+        )
+
+
+@dataclass
 class Conversion:
-    """What is asked for, all of it checked before anything is computed; [`convert`] says what the entries are."""
+    """What is asked for, all of it checked before any weight is read.
+
+    Attributes:
+        documents, held_out: text to learn from, and to measure on.
+    """
 
     checkpoint: Checkpoint
     position_scheme: str
     flags: dict[str, Any]
-    healing: Healing
-    method: str
-    text: Sequence[str | Path] | None
-    held_out: Sequence[str | Path] | None
-    output: Path | None
-    resume: bool
-    onnx: bool
+    arguments: ConversionArguments
+    distillation: Distillation
+    documents: list[str]
+    held_out: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path | PreTrainedModel,
+        tokenizer: Any,
+        position_scheme: str,
+        flags: dict[str, Any],
+        arguments: ConversionArguments,
+    ) -> "Conversion":
+        """A conversion as [`convert`] is asked for it; see there for what is raised."""
+        documents = read_documents(arguments.text)
+        held_out = read_documents(arguments.held_out) if arguments.held_out else None
+        checkpoint = load_checkpoint(model, tokenizer, arguments.trained_length)
+        if arguments.output is not None:
+            kept_files(checkpoint.folder)
+        distillation = arguments.distillation(checkpoint.trained_length)
+        flags = chosen_flags(checkpoint, position_scheme, flags, distillation.max_length, arguments.extend)
+        if held_out is None:
+            documents, held_out = held_out_apart(documents)
+        return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out)
 
     @property
     def original(self) -> PreTrainedModel:
         return self.checkpoint.model
 
     @property
+    def output(self) -> Path | None:
+        return self.arguments.output
+
+    @property
     def work(self) -> Path | None:
-        """Where the state is kept while the model is healed: beside the output."""
+        """Where the state is kept while the model is distilled: beside the output."""
         return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
 
     @property
     def state(self) -> Path | None:
         """The file of that state, there once something of it is worth going on with."""
-        return self.work and self.work / "healing.pt"
+        return self.work and self.work / "distillation.pt"
 
     def windows(self) -> tuple[Windows, Windows]:
-        """Text to learn from, and text to measure on.
+        """The text to learn from and to measure on, tokenized.
 
         Raises:
-            OSError, ValueError: there is none, or too little.
+            ValueError: there is too little, or the tokenizer does not know it.
         """
-        documents = read_documents(self.text)
-        train, held_out = (
-            held_out_apart(documents) if not self.held_out else (documents, read_documents(self.held_out))
-        )
-        found = Windows(train, self.checkpoint.tokenizer), Windows(held_out, self.checkpoint.tokenizer)
+        found = Windows(self.documents, self.checkpoint.tokenizer), Windows(self.held_out, self.checkpoint.tokenizer)
         for windows, what in zip(found, ("training", "held-out")):
             windows.check_known(self.checkpoint.config.vocab_size, what)
-            windows.check_enough(self.healing.trained_length, what)
+            windows.check_enough(self.distillation.trained_length, what)
         return found
 
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
-        source, trained = self.original, self.healing.trained_length
+        source, trained = self.original, self.distillation.trained_length
         table = inspection.longest_sequence(student_config(source.config, self.position_scheme, self.flags))
         # An original without a table may read further than its config has positions.
-        if self.healing.reaches_further or (table is not None and table < self.healing.max_length):
-            source = extend(source, self.healing.max_length, trained, self.method)
+        if self.distillation.reaches_further or (table is not None and table < self.distillation.max_length):
+            source = extend(source, self.distillation.max_length, trained, self.arguments.extend)
         if is_native(self.original.config, self.position_scheme, self.flags):
             return source
         return make_student(source, self.position_scheme, self.flags)
@@ -115,9 +185,11 @@ class Conversion:
         """What was asked for, before anything is measured."""
         from ..cards import installed_versions  # only here: it brings the template engine along
 
-        settings = settings_of(self.healing) | {
-            "text": ", ".join(map(str, self.text)) if self.text else "the reference of the Python language",
-            "extend": self.method if self.healing.reaches_further else None,
+        settings = settings_of(self.distillation) | {
+            "text": ", ".join(map(str, self.arguments.text))
+            if self.arguments.text
+            else "the reference of the Python language",
+            "extend": self.arguments.extend if self.distillation.reaches_further else None,
         }
         del settings["trained_length"], settings["max_length"]
         original = str(self.checkpoint.folder or self.original.config.name_or_path or type(self.original).__name__)
@@ -125,8 +197,8 @@ class Conversion:
             original=Path(original).name if self.checkpoint.folder else original,
             position_scheme=self.position_scheme,
             flags=self.flags,
-            trained_length=self.healing.trained_length,
-            max_length=self.healing.max_length,
+            trained_length=self.distillation.trained_length,
+            max_length=self.distillation.max_length,
             inputs=self._inputs(windows, held_out) if self.output else {},
             settings=settings,
             seconds=self.seconds,
@@ -145,22 +217,25 @@ class Conversion:
         """All stages, each measured, and what comes of them written."""
         windows, held_out = self.windows()
         if self.output is not None:
-            check_space(self.output, self.original, self.healing.train != "none")
+            check_space(self.output, self.original, self.distillation.train != "none")
         student, report = self.student(), self.report(windows, held_out)
         interrupted = self._interrupted(report)
+        stages = [self._start, self._calibrate, self._keep_state, self._distill]
         if interrupted is not None:
             # Another learning rate may follow one that was too high.
             report = replace(interrupted, settings=report.settings)
             self.seconds = report.seconds
+            stages = [self._distill]
         elif self.work and is_first_process():
             shutil.rmtree(self.work, ignore_errors=True)
+        lengths = self.distillation.trained_length, self.distillation.max_length
         with self._tidied():
-            yardstick = Yardstick(
-                self.original, held_out, self.healing.trained_length, self.healing.max_length, self.checkpoint.pooling
-            )
-            if interrupted is None:
-                self._prepare(student, windows, yardstick, report)
-            self._heal(student, windows, held_out, yardstick, report)
+            yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
+            progress = _Progress(student, windows, held_out, yardstick, report)
+            for stage in stages:
+                stage(progress)
+            report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+            report.conclude(yardstick.left_out)
             check_finite(student, "the converted model")
             if self.output is not None and is_first_process():
                 self._write(student, report)
@@ -176,52 +251,59 @@ class Conversion:
                 shutil.rmtree(self.work, ignore_errors=True)
             raise
 
-    def _prepare(self, student: PreTrainedModel, windows: Windows, yardstick: Yardstick, report: Report) -> None:
-        """The stages before healing."""
-        trained = self.healing.trained_length
-        if self.healing.reaches_further:
-            report.rows += yardstick.measure(self.original, "original")
-        generator = torch.Generator().manual_seed(self.healing.seed)
-        batches = [windows.draw(trained, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
-        if isinstance(student.config, PositionConfigMixin):
-            with self.timed("start"):
-                start(student, self.original, batches, trained)
-        report.rows += yardstick.measure(student, "start")
-        if needs_calibration(student, self.original):
-            with self.timed("calibrate"):
-                calibrate(student, self.original, batches)
-            report.rows += yardstick.measure(student, "calibrate")
-        if self.work and self.healing.train != "none" and is_first_process():
-            self.work.mkdir(parents=True)
-            (self.work / "report.json").write_text(report.to_json(), encoding="utf-8")
+    def _calibration_batches(self, windows: Windows) -> list[Batch]:
+        generator = torch.Generator().manual_seed(self.distillation.seed)
+        length = self.distillation.trained_length
+        return [windows.draw(length, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
 
-    def _heal(
-        self, student: PreTrainedModel, windows: Windows, held_out: Windows, yardstick: Yardstick, report: Report
-    ) -> None:
-        """Healing, and what is said of its end."""
+    def _start(self, at: "_Progress") -> None:
+        """The new scheme's parameters by algebra, from what the original has in their place."""
+        if self.distillation.reaches_further:
+            at.measure(self.original, "original")
+        if isinstance(at.student.config, PositionConfigMixin):
+            with self.timed("start"):
+                start(
+                    at.student, self.original, self._calibration_batches(at.windows), self.distillation.trained_length
+                )
+        at.measure(at.student, "start")
+
+    def _calibrate(self, at: "_Progress") -> None:
+        """A fit of the new score terms to the original's scores."""
+        if needs_calibration(at.student, self.original):
+            with self.timed("calibrate"):
+                calibrate(at.student, self.original, self._calibration_batches(at.windows))
+            at.measure(at.student, "calibrate")
+
+    def _keep_state(self, at: "_Progress") -> None:
+        """The folder that distillation keeps its state in, and the report so far."""
+        if self.work and self.distillation.train != "none" and is_first_process():
+            self.work.mkdir(parents=True)
+            (self.work / "report.json").write_text(at.report.to_json(), encoding="utf-8")
+
+    def _distill(self, at: "_Progress") -> None:
+        """Training towards the original's hidden states."""
+        texts = at.windows, at.held_out
         try:
-            with self.timed("heal"):
-                report.healing = heal(student, self.original, windows, held_out, self.healing, self.state)
+            with self.timed("distill"):
+                at.report.distillation = distill(at.student, self.original, *texts, self.distillation, self.state)
         except Diverged as error:
             if self.state is not None and self.state.is_file():
                 raise Diverged(
                     f"{error}; with resume it goes on from there: the state is kept in {self.work}"
                 ) from error
             raise
-        if report.healing:
-            self.seconds["heal"] = round(report.healing[-1]["seconds"], 1)  # before an interruption, too
-            report.rows += yardstick.measure(student, "heal")
-        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
-        report.conclude(yardstick.left_out)
+        if at.report.distillation:
+            self.seconds["distill"] = round(at.report.distillation[-1]["seconds"], 1)  # before an interruption, too
+            at.measure(at.student, "distill")
 
     def _write(self, student: PreTrainedModel, report: Report) -> None:
         student.to(self.checkpoint.dtype)
         try:
-            write_converted(self.output, student, self.checkpoint, report, self.onnx)
+            write_converted(self.output, student, self.checkpoint, report, self.arguments.onnx)
         except (OSError, ValueError) as error:
             if self.state.is_file():
                 kind = OSError if isinstance(error, OSError) else ValueError
-                raise kind(f"{error}; what was healed is kept in {self.work}, resume goes on with it") from error
+                raise kind(f"{error}; what was distilled is kept in {self.work}, resume goes on with it") from error
             raise
         shutil.rmtree(self.work, ignore_errors=True)
 
@@ -231,7 +313,7 @@ class Conversion:
         Raises:
             ValueError: it is of another conversion.
         """
-        if not (self.resume and self.state is not None and self.state.is_file()):
+        if not (self.arguments.resume and self.state is not None and self.state.is_file()):
             return None
         try:
             there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
@@ -254,6 +336,20 @@ class Conversion:
                     "leave --resume out to begin anew"
                 )
         return there
+
+
+@dataclass
+class _Progress:
+    """What the stages of a conversion work on."""
+
+    student: PreTrainedModel
+    windows: Windows
+    held_out: Windows
+    yardstick: Yardstick
+    report: Report
+
+    def measure(self, model: PreTrainedModel, stage: str) -> None:
+        self.report.rows += self.yardstick.measure(model, stage)
 
 
 def _but_learning_rate(value: Any) -> Any:
@@ -327,8 +423,8 @@ def convert(
         extend: how a longer table is made: "tile", "interpolate" (positions are then counted by a stride, for which the plugin is
             needed) or "mean".
         train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
-        max_steps, max_minutes: the budget of healing. Default: 800 steps.
-        learning_rate: of healing, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
+        max_steps, max_minutes: the budget of distillation. Default: 800 steps.
+        learning_rate: of distillation, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
         seed: of the choice of text.
         resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
             `output`.
@@ -343,40 +439,24 @@ def convert(
         OSError: something cannot be read or written.
         TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
-        Diverged: healing led to numbers that are not finite.
+        Diverged: distillation led to numbers that are not finite.
     """
-    healing = (train, max_steps, max_minutes, seed, learning_rate)
-    source = (model, tokenizer, trained_length)
-    conversion = _planned(
-        source, position_scheme, flags, output, text, held_out, max_length, extend, healing, resume, onnx
+    arguments = ConversionArguments(
+        output=output,
+        text=text,
+        held_out=held_out,
+        max_length=max_length,
+        trained_length=trained_length,
+        extend=extend,
+        train=train,
+        max_steps=max_steps,
+        max_minutes=max_minutes,
+        learning_rate=learning_rate,
+        seed=seed,
+        resume=resume,
+        onnx=onnx,
     )
-    return conversion.run()
-
-
-def _planned(
-    source, position_scheme, flags, output, text, held_out, max_length, method, healing, resume, onnx
-) -> Conversion:
-    """All that [`convert`] was given, checked before any weight is read."""
-    output = Path(output) if output is not None else None
-    if output is not None:
-        output = checked_output(output)
-    elif resume or onnx:
-        raise ValueError("resume and onnx need an output folder")
-    if onnx:
-        check_installed("onnxscript", "export")
-    if healing[0] != "none":
-        check_installed("accelerate", "train")
-    if method not in METHODS:
-        raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")
-    text, held_out = as_list(text), as_list(held_out)
-    read_documents(text), read_documents(held_out)
-    checkpoint = load_checkpoint(*source)
-    if output is not None:
-        kept_files(checkpoint.folder)
-    trained = checkpoint.trained_length
-    healing = Healing(trained, trained if max_length is None else max_length, *healing)
-    flags = chosen_flags(checkpoint, position_scheme, flags, healing.max_length, method)
-    return Conversion(checkpoint, position_scheme, flags, healing, method, text, held_out, output, resume, onnx)
+    return Conversion.of(model, tokenizer, position_scheme, flags, arguments).run()
 
 
 def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Path] | None:

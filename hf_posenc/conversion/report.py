@@ -27,6 +27,9 @@ READS_LOCALLY = (
     "away was measured."
 )
 
+# Stages by their names of before 0.3.
+_RENAMED = {"heal": "distill"}
+
 
 @dataclass
 class Report:
@@ -42,7 +45,7 @@ class Report:
             length: with those of its own windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
             similarities; nearest neighbours kept; a head's answers.
         losses: of masked language models, by the length of the visible context.
-        healing: step, learning rate, error and held-out cosine while it was healed.
+        distillation: step, learning rate, error and held-out cosine while it was distilled.
         seconds: by stage.
         versions: of the libraries.
         conclusion: what the figures beyond the trained length say and do not say.
@@ -58,7 +61,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     losses: list[dict[str, Any]] = field(default_factory=list)
-    healing: list[dict[str, float]] = field(default_factory=list)
+    distillation: list[dict[str, float]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     conclusion: str | None = None
@@ -125,7 +128,16 @@ class Report:
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
-        return cls(**json.loads(text))
+        """The report of a `conversion.json`, of earlier versions too, whose distillation was called healing."""
+        entries = json.loads(text)
+        if "healing" in entries:
+            entries["distillation"] = entries.pop("healing")
+            entries["seconds"] = {
+                _RENAMED.get(stage, stage): time for stage, time in entries.get("seconds", {}).items()
+            }
+            for row in entries.get("rows", ()):
+                row["stage"] = _RENAMED.get(row["stage"], row["stage"])
+        return cls(**entries)
 
 
 def _finite(value: Any) -> Any:

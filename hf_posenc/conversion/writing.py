@@ -66,10 +66,10 @@ def check_report(file: Path) -> None:
         raise OSError(f"{file} cannot be written: its folder is missing, or you may not write there")
 
 
-def check_space(folder: Path, model: PreTrainedModel, healed: bool) -> None:
-    """Raise OSError unless there is space for a model and, while it is healed, for its state: itself and two moments."""
+def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
+    """Raise OSError unless there is space for a model and, while it is distilled, for its state: itself and two moments."""
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
-    needed, free = size * (4 if healed else 1), shutil.disk_usage(folder.absolute().parent).free
+    needed, free = size * (4 if distilled else 1), shutil.disk_usage(folder.absolute().parent).free
     if free < needed:
         raise OSError(
             f"the disk of {folder} has {free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed: make space, or name a folder "

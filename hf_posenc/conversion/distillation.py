@@ -1,4 +1,4 @@
-"""Healing: a converted model learns to compute the hidden states of its original, on a few minutes of text."""
+"""Distillation: a converted model learns to compute the hidden states of its original, on a few minutes of text."""
 
 import math
 import os
@@ -56,8 +56,8 @@ class Diverged(FloatingPointError):
 
 
 @dataclass(frozen=True)
-class Healing:
-    """How to heal.
+class Distillation:
+    """How to distill.
 
     Attributes:
         trained_length: number of tokens that the original reads well.
@@ -83,7 +83,7 @@ class Healing:
         for name in ("max_steps", "max_minutes", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be greater than 0, got {value}; without healing: train='none'")
+                raise ValueError(f"{name} must be greater than 0, got {value}; without distillation: train='none'")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}")
         if self.max_steps is None and self.max_minutes is None:
@@ -115,12 +115,12 @@ class Healing:
         return windows.draw(length, max(1, STEP_TOKENS // length), generator)
 
 
-def heal(
+def distill(
     student: PreTrainedModel,
     original: PreTrainedModel,
     windows: Windows,
     held_out: Windows,
-    healing: Healing,
+    distillation: Distillation,
     checkpoint: Path | None = None,
     target: Target = original_states,
     error: Callable[..., torch.Tensor] = normalised_error,
@@ -133,7 +133,7 @@ def heal(
     Args:
         student, original: of one family and size; the original stays as it is.
         windows: text to learn from.
-        held_out: text that the cosine is measured on; healing stops when it grows no more.
+        held_out: text that the cosine is measured on; distillation stops when it grows no more.
         checkpoint: a file to keep the state in. What lies there is gone on with.
         target: what the hidden states should be, see [`targets`].
         error: of the student's states and their target.
@@ -147,21 +147,21 @@ def heal(
     """
     from accelerate import Accelerator  # only here: the rest of the package does without
 
-    if healing.train == "none":
+    if distillation.train == "none":
         return []
-    windows.check_enough(max(STEP_TOKENS, healing.trained_length), "training")
-    held_out.check_enough(healing.trained_length, "held-out")
+    windows.check_enough(max(STEP_TOKENS, distillation.trained_length), "training")
+    held_out.check_enough(distillation.trained_length, "held-out")
     # Without a GPU, only who asks for CPUs gets the processes of `accelerate launch`.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
-    masks = choose_parameters(student, windows, healing)
+    masks = choose_parameters(student, windows, distillation)
     base = student.base_model
     optimizer = torch.optim.AdamW(
-        parameter_groups(base, healing.learning_rate), betas=BETAS, weight_decay=0.0, fused=True
+        parameter_groups(base, distillation.learning_rate), betas=BETAS, weight_decay=0.0, fused=True
     )
     model, optimizer = accelerator.prepare(base, optimizer)
-    run = _Run(accelerator, healing, windows, held_out, original, target, error)
+    run = _Run(accelerator, distillation, windows, held_out, original, target, error)
     state = _load(checkpoint, student, optimizer)
     try:
         history = run.steps(model, optimizer, masks, state, lambda kept: _save(checkpoint, student, optimizer, kept))
@@ -177,7 +177,7 @@ class _Run:
     """The loop over steps."""
 
     accelerator: Any
-    healing: Healing
+    distillation: Distillation
     windows: Windows
     held_out: Windows
     original: PreTrainedModel
@@ -202,16 +202,18 @@ class _Run:
         step, history, error = state["step"], state["history"], math.nan
         began = time.monotonic() - state["seconds"]
         checked = self._checked_text()
-        bar = tqdm(total=self.healing.max_steps, initial=step, desc="healing", unit="step", disable=self._is_quiet())
+        bar = tqdm(
+            total=self.distillation.max_steps, initial=step, desc="distillation", unit="step", disable=self._is_quiet()
+        )
         with bar:
             while True:
                 seconds = self._agreed(time.monotonic() - began)
-                spent = self.healing.spent(step, seconds)
+                spent = self.distillation.spent(step, seconds)
                 ended, looked_at = step > 0 and spent >= 1, history[-1]["step"] if history else 0
                 if step > looked_at and (ended or step % CHECK_EVERY == 0):
                     cosine = self._cosine(model, checked)
                     self._require_finite(cosine, "cosine", step, looked_at)
-                    rate = self.healing.learning_rate
+                    rate = self.distillation.learning_rate
                     entry = {"step": step, "seconds": seconds, "learning_rate": rate, "error": error, "cosine": cosine}
                     history.append(entry)
                     bar.set_postfix(cosine=f"{cosine:.4f}")
@@ -229,15 +231,15 @@ class _Run:
     def _require_finite(self, value: float, what: str, step: int, looked_at: int) -> None:
         if not math.isfinite(value):
             raise Diverged(
-                f"healing diverged: at step {step} the {what} is no finite number, and the model is put back to step {looked_at}; "
-                f"give a lower learning_rate (it was {self.healing.learning_rate:g})"
+                f"distillation diverged: at step {step} the {what} is no finite number, and the model is put back to step {looked_at}; "
+                f"give a lower learning_rate (it was {self.distillation.learning_rate:g})"
             )
 
     def _step(self, model: nn.Module, optimizer, masks: dict[nn.Parameter, torch.Tensor], step: int) -> float:
         """One step, and its error; nothing is learned from one that is not finite, in whichever process: it is NaN then."""
-        batch = self._placed(self.healing.draw(self.windows, step, self.accelerator.process_index))
+        batch = self._placed(self.distillation.draw(self.windows, step, self.accelerator.process_index))
         with self._precision():
-            aim = self.target(self.original, batch, self.healing.trained_length)
+            aim = self.target(self.original, batch, self.distillation.trained_length)
             states = hidden_states(model, batch)
         error = self.error(states, aim)
         if not self.accelerator.gather(error.detach().reshape(1)).isfinite().all():
@@ -262,11 +264,11 @@ class _Run:
 
     @torch.no_grad()
     def _checked_text(self) -> list[tuple[Batch, torch.Tensor]]:
-        batches = [self.held_out.lines(self.healing.trained_length, CHECKED_ROWS)]
-        if self.healing.reaches_further and len(self.held_out.tokens) + 2 >= self.healing.max_length:
-            batches.append(self.held_out.spread(self.healing.max_length, 2))
+        batches = [self.held_out.lines(self.distillation.trained_length, CHECKED_ROWS)]
+        if self.distillation.reaches_further and len(self.held_out.tokens) + 2 >= self.distillation.max_length:
+            batches.append(self.held_out.spread(self.distillation.max_length, 2))
         return [
-            (batch, self.target(self.original, batch, self.healing.trained_length)[-1].float())
+            (batch, self.target(self.original, batch, self.distillation.trained_length)[-1].float())
             for batch in map(self._placed, batches)
         ]
 
@@ -320,7 +322,7 @@ def _gains_no_more(history: list[dict[str, float]]) -> bool:
 
 
 def choose_parameters(
-    student: PreTrainedModel, windows: Windows, healing: Healing
+    student: PreTrainedModel, windows: Windows, distillation: Distillation
 ) -> dict[nn.Parameter, torch.Tensor]:
     """Set `requires_grad` of a model's parameters as `train` says, and return the rows that may change of those of which not
     all may: a mask of (rows, 1) by parameter.
@@ -336,19 +338,21 @@ def choose_parameters(
     frozen = {words, *(getattr(base, "pooler", None) or nn.Module()).parameters()}
     student.requires_grad_(False)
     masks: dict[nn.Parameter, torch.Tensor] = {}
-    if healing.train == "all":
+    if distillation.train == "all":
         chosen = {*base.parameters()} - frozen
-    elif healing.train == "positions":
+    elif distillation.train == "positions":
         chosen = positions
     else:
-        masks = chosen = rows_beyond(base, positions, windows, healing.trained_length)
+        masks = chosen = rows_beyond(base, positions, windows, distillation.trained_length)
         first = family.first_position(student.config)
         if table is not None and table.weight in masks:
             masks[table.weight][:first] = 0  # a row of padding's is none of a position
     if not chosen:
-        known = "it has no position parameters" if healing.train == "positions" else "all that it has is used within"
+        known = (
+            "it has no position parameters" if distillation.train == "positions" else "all that it has is used within"
+        )
         raise ValueError(
-            f"train={healing.train!r}: the model has nothing to train beyond {healing.trained_length} tokens: {known}; choose "
+            f"train={distillation.train!r}: the model has nothing to train beyond {distillation.trained_length} tokens: {known}; choose "
             f"another of {', '.join(TRAIN)}"
         )
     for parameter in chosen:
@@ -433,6 +437,6 @@ def is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def settings_of(healing: Healing) -> dict[str, Any]:
-    """What a checkpoint of healing belongs to."""
-    return asdict(healing)
+def settings_of(distillation: Distillation) -> dict[str, Any]:
+    """What a checkpoint of distillation belongs to."""
+    return asdict(distillation)
