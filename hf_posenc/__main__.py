@@ -1,6 +1,6 @@
 """`python -m hf_posenc` is `hf-posenc`."""
 
-from .cli import main
+from hf_posenc_cli import main
 
 
 if __name__ == "__main__":

@@ -156,11 +156,12 @@ FIGURES: dict[str, Figure] = {
 
 
 def figure_named(name: str) -> Figure:
-    """A figure by its name.
+    """A figure by its name, with hyphens or underscores.
 
     Raises:
         ValueError: there is none of that name.
     """
+    name = name.replace("_", "-")
     if name not in FIGURES:
         raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
     return FIGURES[name]

@@ -296,25 +296,25 @@ def check_texts(texts: Iterable[str]) -> list[str]:
     return texts
 
 
-def read_texts(path: str | Path, size: int = 4000) -> list[str]:
-    """A UTF-8 text file as documents: paragraphs, between blank lines, as many as make up `size` characters or more.
+def read_texts(*sources: str | Path, size: int = 4000) -> list[str]:
+    """Texts to observe a model on: paragraphs, between blank lines, as many as make up `size` characters or more.
+
+    Args:
+        sources: files, folders or names of data sets, as `hf_posenc.conversion` reads them.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8, or there is no word in it.
+        OSError: one cannot be read.
+        ValueError: one is not UTF-8, or there is no word in it.
     """
-    try:
-        content = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a UTF-8 text: {error}") from error
+    from ..conversion.texts import read_documents  # only here: nothing else needs conversion
+
     documents, gathered = [], ""
-    for paragraph in filter(str.strip, content.split("\n\n")):
+    paragraphs = [paragraph for document in read_documents(sources) for paragraph in document.split("\n\n")]
+    for paragraph in filter(str.strip, paragraphs):
         gathered += paragraph + "\n\n"
         if len(gathered) >= size:
             documents.append(gathered)
             gathered = ""
     if gathered:
         documents.append(gathered)
-    if not documents:
-        raise ValueError(f"{path} is empty: there is no word in it")
     return documents
