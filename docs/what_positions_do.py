@@ -38,8 +38,8 @@ Numbers = dict[str, Any]
 def commands(checkpoint: str) -> list[list[str]]:
     """The command lines that make the conversions and the report, as the page gives them."""
     convert = [
-        ["hf-posenc", "convert", checkpoint, f"{OUTPUTS}/{scheme}"]
-        + ["--position_scheme", scheme, "--max_steps", str(STEPS), "--resume"]
+        ["hf-posenc", "convert", checkpoint, "--out", f"{OUTPUTS}/{scheme}"]
+        + ["--position-scheme", scheme, "--max-steps", str(STEPS), "--resume"]
         for scheme in CONVERSIONS
     ]
     models = [f"{ORIGINAL}={checkpoint}", *(f"{scheme}={OUTPUTS}/{scheme}" for scheme in CONVERSIONS)]
