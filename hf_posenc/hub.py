@@ -5,9 +5,11 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 from transformers.utils import (
     ADAPTER_CONFIG_NAME,
@@ -19,7 +21,7 @@ from transformers.utils import (
 
 from .inspection import load_config
 from .modeling.configuration_posenc import PositionConfigMixin
-from .sentence_folders import MODULES, SETTINGS, model_class, module_files, module_paths
+from .sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files, module_paths
 
 
 CARD = "README.md"
@@ -34,6 +36,8 @@ SHARED = (
 )
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
 REPLACED = (".safetensors", ".safetensors.index.json", ".py")
+# Beside these the other kind, model or adapter, would be loaded.
+REPLACED_CONFIGS = {CONFIG_NAME, ADAPTER_CONFIG_NAME}
 
 # The common base of the client's errors, of answers and of connections; its module differs between versions.
 HTTPError = HfHubHTTPError.__bases__[0]
@@ -42,6 +46,7 @@ ADVICE = {
     403: "the token may not write there",
     404: "there is no such repository or revision",
     409: "it exists already",
+    412: "somebody else pushed meanwhile: look at what is there now, and try again",
 }
 
 
@@ -54,6 +59,10 @@ def _explained(action: str) -> Iterator[None]:
     """Turn the client's errors, many lines long and of many types, into a [`HubError`] of one line."""
     try:
         yield
+    except (LookupError, json.JSONDecodeError) as error:
+        raise HubError(
+            f"{action} failed: the answer is none of a Hub ({type(error).__name__}: {error}); try again"
+        ) from error
     # Uploads of large files raise RuntimeErrors from what went wrong.
     except (HTTPError, OSError, RuntimeError) as error:
         cause = error.__cause__ if type(error) is RuntimeError and error.__cause__ else error
@@ -66,23 +75,44 @@ def _explained(action: str) -> Iterator[None]:
 
 def check_weights(folder: Path, name: str = SAFE_WEIGHTS_NAME) -> None:
     """Raise OSError or ValueError unless the folder has all its weights, whole, as safetensors."""
-    files, index = [folder / name], folder / SAFE_WEIGHTS_INDEX_NAME
-    if name == SAFE_WEIGHTS_NAME and not files[0].is_file() and index.is_file():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / shard for shard in sorted({*shards})]
-    for file in files:
-        if not file.is_file():
+    names: dict[str, set[str]] = {name: set()}
+    index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if name == SAFE_WEIGHTS_NAME and not (folder / name).is_file() and index.is_file():
+        names = indexed_tensors(index)
+    for file, tensors in sorted(names.items()):
+        if not (folder / file).is_file():
             raise FileNotFoundError(
-                f"{file} is missing: save the model with save_pretrained, which writes safetensors"
+                f"{folder / file} is missing: save the model with save_pretrained, which writes safetensors"
             )
-        check_whole(file)
+        if lost := tensors - check_whole(folder / file):
+            raise ValueError(f"{folder / file} lacks {min(lost)}, which {index.name} has in it: save the model again")
 
 
-def check_whole(file: Path) -> None:
-    """Raise ValueError for a file of safetensors that is cut off or otherwise damaged."""
+def indexed_tensors(index: Path) -> dict[str, set[str]]:
+    """Names of tensors by the shards that an index has them in.
+
+    Raises:
+        ValueError: it is no index, or has shards elsewhere than beside it.
+    """
+    names: dict[str, set[str]] = {}
+    try:
+        for tensor, shard in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items():
+            names.setdefault(shard, set()).add(tensor)
+        fits = bool(names) and all(Path(shard).name == shard and shard.endswith(".safetensors") for shard in names)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{index} does not name shards beside it, as save_pretrained writes them: save the model again"
+        )
+    return names
+
+
+def check_whole(file: Path) -> set[str]:
+    """The names of the tensors in a file of safetensors; ValueError if it is cut off or otherwise damaged."""
     try:
         with safe_open(file, framework="pt") as weights:
-            weights.keys()
+            return {*weights.keys()}
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged ({error}): save the model again") from error
 
@@ -99,11 +129,20 @@ def check_adapter(folder: Path) -> None:
     """Raise OSError or ValueError unless an adapter is whole and names a base model that others can load."""
     check_weights(folder, ADAPTER_SAFE_WEIGHTS_NAME)
     base = adapter_base(folder / ADAPTER_CONFIG_NAME)
-    if not base or base.count("/") > 1 or Path(base).exists():
+    if not _is_on_hub(base):
         raise ValueError(
             f"the adapter's base model, {base!r}, is none on the Hub: push the variant first, and name its repository as "
             f"base_model_name_or_path in {folder / ADAPTER_CONFIG_NAME}"
         )
+
+
+def _is_on_hub(base: Any) -> bool:
+    """Whether what an adapter names as its base can be a repository, and is no folder of this machine."""
+    try:
+        validate_repo_id(base)
+    except HFValidationError:
+        return False
+    return not Path(base).exists()
 
 
 def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
@@ -113,14 +152,15 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     if the folder has none. A folder of sentence-transformers also has the sub-folders of its modules.
 
     Raises:
-        OSError, ValueError: the folder holds no variant and no adapter, or not all of it.
+        OSError, ValueError: the folder holds no variant and no adapter, or not all of it, or links that lead out of it.
     """
-    files = {path.name: path for pattern in SHARED for path in sorted(folder.glob(pattern)) if path.is_file()}
-    modules = module_files(folder)
-    for file in modules.values():
+    found = {path for pattern in SHARED for path in folder.glob(pattern) if path.is_file()}
+    files = {path.name: path for path in sorted(found) if not path.name.startswith(".")}
+    check_inside(folder, files.values())
+    files |= module_files(folder)
+    for file in files.values():
         if file.suffix == ".safetensors":
             check_whole(file)
-    files |= modules
     if (folder / ADAPTER_CONFIG_NAME).is_file() and not (folder / CONFIG_NAME).is_file():
         check_adapter(folder)
         return files
@@ -141,15 +181,20 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
 
 
 def outdated_files(present: list[str], files: Iterable[str], module_folders: Iterable[str]) -> list[str]:
-    """What a push removes of what is there: weights and code beside the model's, and all else in the folders of modules."""
+    """What a push removes of what is there.
+
+    Weights, code and configs of a model or an adapter beside those that are pushed, and all else in the folders of modules.
+    """
     folders = tuple(f"{folder}/" for folder in module_folders)
-    old = [name for name in present if name.startswith(folders) or (name.endswith(REPLACED) and "/" not in name)]
+    old = [name for name in present if name.startswith(folders) or ("/" not in name and _is_replaced(name))]
     return sorted({*old} - {*files})
 
 
-def _module_folders(
-    api: HfApi, repo_id: str, revision: str | None, files: dict[str, Path], present: list[str]
-) -> set[str]:
+def _is_replaced(name: str) -> bool:
+    return name.endswith(REPLACED) or name in REPLACED_CONFIGS
+
+
+def _module_folders(api: HfApi, repo_id: str, revision: str, files: dict[str, Path], present: list[str]) -> set[str]:
     """The sub-folders of modules that a push brings, and those of the `modules.json` that it replaces."""
     if MODULES not in files:
         return set()
@@ -162,6 +207,21 @@ def _module_folders(
             except ValueError:  # broken before, so nothing was read from any folder
                 pass
     return folders
+
+
+def _addition(name: str, path: Path) -> CommitOperationAdd:
+    """A file as it is now: weights go by their digest, so that others are refused, and all else is read at once."""
+    return CommitOperationAdd(name, str(path) if path.suffix == ".safetensors" else path.read_bytes())
+
+
+def _check_is_not_base(files: dict[str, Path], repo_id: str, revision: str | None) -> None:
+    """Raise ValueError for an adapter that would replace the weights of its own base."""
+    if CONFIG_NAME in files or revision not in (None, "main"):
+        return
+    if adapter_base(files[ADAPTER_CONFIG_NAME]) == repo_id:
+        raise ValueError(
+            f"{repo_id} is the adapter's base, whose weights it would replace: push to another repository"
+        )
 
 
 def push(
@@ -177,14 +237,14 @@ def push(
     """Push a saved variant, or an adapter of one, in a single commit: all of it arrives, or nothing.
 
     The repository is made if there is none. Weights and code that were there before and are not part of this push are
-    removed: transformers would prefer an old `model.safetensors` to new shards. So are files in the sub-folders of
+    removed: transformers would prefer an old `model.safetensors` to new shards, and an adapter to a model. So are files in the sub-folders of
     sentence-transformers' modules, those of before and those of now.
 
     Args:
         folder: what `save_pretrained`, a `Trainer` or sentence-transformers wrote. What is no part of the model (optimizers,
             checkpoints, metrics and data of a run, pickled files) is left behind, see `SHARED`.
         repo_id: the repository, as "me/minilm-t5"; without a name in front, it is the token's owner's.
-        private: visibility of a new repository.
+        private: visibility of a new repository. One that is public already is refused where a private one is asked for.
         revision: a branch, made if there is none.
         message: of the commit.
         exist_ok: push to a repository that exists already.
@@ -194,23 +254,38 @@ def push(
         The commit's address.
 
     Raises:
-        FileNotFoundError, ValueError: the folder holds no variant and no adapter, or not all of it; nothing was sent.
-        HubError: the Hub refused or was not reached.
+        FileNotFoundError, ValueError: the folder holds no variant and no adapter, or not all of it, or the repository is
+            public or that of the adapter's own base; nothing was sent.
+        HubError: the Hub refused or was not reached, or somebody else pushed meanwhile.
     """
     api = api or HfApi(library_name=__package__)
     with tempfile.TemporaryDirectory() as temporary:
         files = shared_files(Path(folder), Path(temporary), repo_id)
+        additions = {name: _addition(name, path) for name, path in files.items()}
         with _explained(f"pushing {folder} to {repo_id}"):
             repo_id = api.create_repo(repo_id, private=private, exist_ok=exist_ok).repo_id
             if revision is not None:
                 api.create_branch(repo_id, branch=revision, exist_ok=True)
-            present = api.list_repo_files(repo_id, revision=revision)
+            there = api.repo_info(repo_id, revision=revision)
+            if private and not there.private:
+                raise ValueError(
+                    f"{repo_id} is public already: make it private first, or push without asking for that"
+                )
+            _check_is_not_base(files, repo_id, revision)
+            present = api.list_repo_files(repo_id, revision=there.sha)
             if CARD in present and not (Path(folder) / CARD).is_file():
-                files.pop(CARD, None)  # that of the repository knows more than one made of the config
-            folders = _module_folders(api, repo_id, revision, files, present)
-            operations = [CommitOperationAdd(name, str(path)) for name, path in sorted(files.items())]
-            operations += [CommitOperationDelete(name) for name in outdated_files(present, files, folders)]
+                additions.pop(CARD, None)  # that of the repository knows more than one made of the config
+            folders = _module_folders(api, repo_id, there.sha, files, present)
+            added = [addition for _, addition in sorted(additions.items())]
+            removed = [CommitOperationDelete(name) for name in outdated_files(present, additions, folders)]
+            # A .gitignore that is there would have the client leave out what it names, without a word.
+            ignore = "# nothing\n"
+            api.preupload_lfs_files(repo_id, added, revision=revision, free_memory=False, gitignore_content=ignore)
             commit = api.create_commit(
-                repo_id, operations, commit_message=message or "Push with hf_posenc", revision=revision
+                repo_id,
+                added + removed,
+                commit_message=message or "Push with hf_posenc",
+                revision=revision,
+                parent_commit=there.sha,
             )
     return commit.commit_url

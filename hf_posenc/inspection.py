@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StrictDataclassError,
+)
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -83,7 +89,13 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
         OSError: there is no config, or it cannot be had.
         ValueError: the model is of another family.
     """
-    entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+    try:
+        entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
+        is_object = isinstance(entries, dict)
+    except (AttributeError, TypeError, LookupError):  # it goes on with whatever JSON there is
+        is_object = False
+    if not is_object:
+        raise ValueError(f"{model}: {CONFIG_NAME} must hold a JSON object")
     if not entries:
         raise OSError(f"{model} has no config.json")
     model_type = entries.get("model_type")
@@ -102,7 +114,10 @@ def load_config(model: str, revision: str | None = None) -> PreTrainedConfig:
         ValueError: the model is of another family, or its flags are wrong.
     """
     entries = read_config(model, revision)
-    return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
+    try:
+        return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
+    except (StrictDataclassError, TypeError, AttributeError, LookupError) as error:
+        raise ValueError(f"{model}: {CONFIG_NAME} holds what no model has ({' '.join(str(error).split())})") from error
 
 
 def native_positions(config: PreTrainedConfig) -> str:

@@ -93,7 +93,8 @@ def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
         if module in WITHOUT_FILES:
             return {}
         raise FileNotFoundError(f"{folder / MODULES} names {path}, and there is no such folder: save the model again")
-    found = {file for pattern in MODULE_FILES for file in place.rglob(pattern) if file.is_file()}
+    files = sorted(file for file in place.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(place)))
+    found = {file for file in files if any(file.match(pattern) for pattern in MODULE_FILES)}
     check_inside(folder, found)
     for file in sorted(found):
         if file.name == CONFIG_NAME and _is_transformer(file):
@@ -101,8 +102,8 @@ def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
                 f"{folder / MODULES} has the transformer in {file.parent}, where its code would not be found: load the folder with "
                 "sentence-transformers and save it again, which puts it into the folder itself"
             )
-    for file in sorted(place.rglob("*")):
-        if file.suffix in PICKLES and file.is_file() and file.with_name(SAFE_WEIGHTS_NAME) not in found:
+    for file in files:
+        if file.suffix in PICKLES and file.with_name(SAFE_WEIGHTS_NAME) not in found:
             raise ValueError(
                 f"{file} is a pickle, which is not shared: load the folder with sentence-transformers and save it again, which "
                 "writes safetensors"
@@ -112,6 +113,11 @@ def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
     if not found and module not in WITHOUT_FILES:
         raise FileNotFoundError(f"{place} has no settings: save the model again")
     return {file.relative_to(folder).as_posix(): file for file in found}
+
+
+def _is_hidden(path: Path) -> bool:
+    """Whether a file, or a folder that it is in, is one that tools keep for themselves."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _is_transformer(config: Path) -> bool:

@@ -8,6 +8,7 @@ import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import tiny
@@ -76,6 +77,12 @@ FSDP = (
 FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("t5", "tupe", "deberta", "sinusoidal, again")}
 FSDP_APART = {"transformer_xl": FSDP["transformer_xl"], "sinusoidal+tupe, again": again("sinusoidal+tupe", "add")}
 DDP_PACKED = {name: Case(name, {"unpad": False}) for name in ("absolute", "t5", "relative", "tupe")}
+# What two processes have of padding: different widths, none in one of them, a whole sequence of it, and the other side.
+PADDINGS = [("some", "most"), ("none", "some"), ("all", "some"), ("left", "none")]
+FSDP_PACKED = {name: (case, PADDINGS) for name, case in EVERY_SCHEME.items()} | {
+    "tupe+t5, masked language model": (Case("tupe+t5", head="ForMaskedLM"), PADDINGS[:2]),
+    "absolute+t5, again": (again("absolute+t5", "add"), PADDINGS[:2]),
+}
 # accelerate puts the output embeddings into a group of their own, away from the bias that is tied to theirs, which fails
 # for stock's masked language models too; so these are wrapped by hand.
 FSDP_BY_HAND = {
@@ -193,6 +200,58 @@ def unused_parameter(case: Case, rank: int) -> dict:
     return {}
 
 
+def padded(case: Case, padding: tuple[str, ...]) -> list[dict[str, torch.Tensor]]:
+    """A batch for each process, with sequences of these lengths and as many labels, so that losses have the same weight."""
+    halves = []
+    for seed, kind in enumerate(padding):
+        batch = case.batch(seed)
+        mask = torch.ones_like(batch["attention_mask"])
+        lengths = {"none": (9, 9), "some": (9, 4), "left": (9, 4), "all": (9, 0), "most": (5, 3)}[kind]
+        for row, length in enumerate(lengths):
+            mask[row, : 9 - length if kind == "left" else None] = 0
+            mask[row, slice(9 - length, 9) if kind == "left" else slice(0, length)] = 1
+        labels = torch.full_like(batch["labels"], -100)
+        places = mask.flatten().nonzero().flatten()[:8]
+        labels.view(-1)[places] = torch.arange(8) % 2
+        halves.append(batch | {"attention_mask": mask, "labels": labels})
+    return halves
+
+
+def packed_step(case: Case, rank: int, padding: tuple[str, ...], wrap: Callable[[nn.Module], nn.Module]) -> dict:
+    """A step of shards that leave padding out, with batches of different padding, beside one process that does not.
+
+    Returns:
+        Largest differences of `loss` and `gradients`, of the gradients from those of this process's batch alone
+        (`own_half`), and whether this process `packed`.
+    """
+    packing.FEWEST_PLACES = 1
+    model = case.build()
+    model.config.unpad = True
+    reference, alone = copy.deepcopy(model), copy.deepcopy(model)
+    for each in (reference, alone):
+        each.config.unpad = False
+    halves = padded(case, padding)
+    alone(**halves[rank]).loss.backward()
+    packed, of = [], packing.Packing.of
+    packing.Packing.of = lambda *arguments: packed.append(True) or of(*arguments)
+    try:
+        loss = wrap(model)(**halves[rank]).loss
+    finally:
+        packing.Packing.of = of
+    loss.backward()
+    expected = [reference(**half).loss for half in halves]
+    (sum(expected) / 2).backward()
+    measured = {"loss": largest(loss - expected[rank]), "gradients": 0.0, "own_half": 0.0, "packed": bool(packed)}
+    for name, parameter in reference.named_parameters():
+        gradient = model.get_parameter(name).grad
+        right = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        off = largest(right if gradient is None else whole(gradient) - right)
+        measured["gradients"] = max(measured["gradients"], off)
+        own = alone.get_parameter(name).grad
+        measured["own_half"] = max(measured["own_half"], largest(right if own is None else own - right))
+    return measured
+
+
 def in_bfloat16(case: Case, rank: int) -> dict:
     """One step under FSDP2 in bfloat16, beside float32."""
     model = case.build()
@@ -229,6 +288,13 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
     def other(prefix: str, cases: dict[str, Case], run: Callable) -> dict:
         return {f"{prefix}: {name}": lambda case=case: run(case, rank) for name, case in cases.items()}
 
+    def packed(prefix: str, wrap: Callable) -> dict:
+        return {
+            f"{prefix}: {name}, {'/'.join(padding)}": partial(packed_step, case, rank, padding, wrap)
+            for name, (case, paddings) in FSDP_PACKED.items()
+            for padding in paddings
+        }
+
     return {
         **steps("ddp", DDP, replicate),
         **steps("ddp, checkpointed", DDP_CHECKPOINTED, replicate_checkpointed),
@@ -239,7 +305,11 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
         **steps("fsdp, positions apart", FSDP_APART, shard_positions_apart),
         **other("fsdp, bfloat16", EVERY_SCHEME, in_bfloat16),
         **other("fsdp, loaded by the first", FSDP_CHECKPOINTED, loaded_by_the_first),
-        **steps("ddp, packed", DDP_PACKED, replicate_packed),  # last: it changes from where on packing pays
+        **steps(
+            "ddp, packed", DDP_PACKED, replicate_packed
+        ),  # from here on packing pays for batches as small as these
+        **packed("fsdp, packed", fully_shard),
+        **packed("fsdp, layers, packed", shard_by_hand),
     }
 
 

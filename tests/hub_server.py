@@ -18,6 +18,7 @@ import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
@@ -268,11 +269,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.check_may_write(repo_id)
         repository = self.repository(repo_id)
         present = repository.commits[repository.sha(revision)]
-        answers = []
+        ignored = present[".gitignore"].content.decode() if ".gitignore" in present else ""
+        ignored, answers = json.loads(body).get("gitIgnore", ignored).split(), []
         for file in json.loads(body)["files"]:
             path = file["path"]
             mode = "lfs" if LARGE_FILES.search(path) else "regular"
-            answers.append({"path": path, "uploadMode": mode, "shouldIgnore": False})
+            should_ignore = any(fnmatch(path, pattern) for pattern in ignored)
+            answers.append({"path": path, "uploadMode": mode, "shouldIgnore": should_ignore})
             if path in present:
                 answers[-1]["oid"] = present[path].oid
         self.answer({"files": answers})
@@ -303,6 +306,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.check_may_write(repo_id)
         repository = self.repository(repo_id)
         header, *operations = (json.loads(line) for line in body.splitlines() if line.strip())
+        parent = header["value"].get("parentCommit")
+        if parent not in (None, repository.sha(revision)):
+            raise Refusal(412, "A commit has happened since. Please refresh and try again.")
         files = dict(repository.commits[repository.sha(revision)])
         for operation in operations:
             value = operation["value"]

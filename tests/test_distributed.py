@@ -112,6 +112,19 @@ def test_shards_can_be_loaded_by_the_first_process_alone(name, measured):
         assert result["logits"] < TOLERANCE
 
 
+@pytest.mark.parametrize("units", ["fsdp", "fsdp, layers"])
+@pytest.mark.parametrize("name, padding", [(n, p) for n, (_, some) in worker.FSDP_PACKED.items() for p in some])
+def test_shards_train_as_one_process_whatever_padding_each_has(name, padding, units, measured):
+    """Both gather the same units in the same order, though one leaves padding out; of layers by themselves neither does."""
+    results = succeeded(measured[f"{units}, packed: {name}, {'/'.join(padding)}"])
+    for result, kind in zip(results, padding):
+        # A sequence of padding alone attends to it, and so it is computed.
+        assert result["packed"] == (units == "fsdp" and kind in ("some", "most", "left"))
+        assert result["loss"] < TOLERANCE
+        assert result["gradients"] < TOLERANCE
+        assert result["own_half"] > 100 * TOLERANCE
+
+
 def test_the_example_for_fsdp_asks_for_what_was_tested():
     environment = worker.fsdp2_environment()
     assert environment["FSDP_VERSION"] == "2"

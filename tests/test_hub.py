@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -429,6 +430,120 @@ class TestPush:
         again = PeftModel.from_pretrained(base, "me/of-base")
         assert error(outputs(again, **inputs()), outputs(adapted, **inputs())) <= TOLERANCE
 
+    def test_sends_nothing_that_is_hidden(self, hub, folder):
+        """As a Mac, git and notebooks leave beside files, and as a save that was cut off does."""
+        for name in (".model.safetensors", "._tokenizer.json", ".env"):
+            (folder / name).write_bytes(b"-")
+        push(folder, "me/hidden")
+        assert not [name for name in hub.repositories["me/hidden"].files() if name.startswith(".")]
+
+    @pytest.mark.parametrize("name", ["README.md", "LICENSE", "tokenizer_config.json"])
+    def test_sends_no_file_that_a_link_leads_to(self, name, hub, folder, tmp_path):
+        (tmp_path / "outside").write_text("of somebody")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(tmp_path / "outside")
+        with pytest.raises(ValueError, match=f"{name} is a link that leads out of the folder"):
+            push(folder, "me/linked-out")
+        assert "me/linked-out" not in hub.repositories
+
+    def test_sends_no_half_written_weights_beside_whole_ones(self, hub, folder):
+        data = (folder / "model.safetensors").read_bytes()
+        (folder / "model-00001-of-00002.safetensors").write_bytes(data[: len(data) // 2])
+        with pytest.raises(ValueError, match="model-00001-of-00002.safetensors is damaged"):
+            push(folder, "me/half-beside")
+        assert "me/half-beside" not in hub.repositories
+
+    @pytest.mark.parametrize(
+        "content", [None, {}, [], {"weight_map": []}, {"weight_map": {}}, {"weight_map": {"x": 3}}]
+    )
+    def test_says_what_is_wrong_with_an_index(self, content, tmp_path):
+        classifier().save_pretrained(tmp_path / "index", max_shard_size="20KB")
+        index = tmp_path / "index/model.safetensors.index.json"
+        index.write_text("{" if content is None else json.dumps(content))
+        with pytest.raises(ValueError, match="index.json does not name shards beside it"):
+            push(tmp_path / "index", "me/index")
+
+    def test_sends_no_index_of_shards_that_are_elsewhere(self, tmp_path):
+        """They would not be sent."""
+        classifier().save_pretrained(tmp_path / "index", max_shard_size="20KB")
+        index = tmp_path / "index/model.safetensors.index.json"
+        entries = json.loads(index.read_text())
+        name, shard = next(iter(entries["weight_map"].items()))
+        (tmp_path / "index/below").mkdir()
+        shutil.copy(tmp_path / "index" / shard, tmp_path / "index/below/shard.safetensors")
+        entries["weight_map"][name] = "below/shard.safetensors"
+        index.write_text(json.dumps(entries))
+        with pytest.raises(ValueError, match="index.json does not name shards beside it"):
+            push(tmp_path / "index", "me/index")
+
+    def test_sends_no_shard_that_lacks_what_the_index_has_in_it(self, tmp_path):
+        classifier().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+        shard = next((tmp_path / "shards").glob("*-00002-*.safetensors"))
+        save_file({"other": torch.zeros(1)}, shard, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=f"{shard.name} lacks .+, which model.safetensors.index.json has in it"):
+            push(tmp_path / "shards", "me/shards")
+
+    def test_a_config_of_wrong_types_is_said(self, folder):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"initializer_range": "x"}))
+        with pytest.raises(ValueError, match="config.json holds what no model has .+initializer_range"):
+            push(folder, "me/wrong-types")
+
+    @pytest.mark.parametrize("content", ["[]", "3", '"x"', "[1]", "null"])
+    def test_a_config_that_is_no_object_is_said(self, content, folder):
+        (folder / "config.json").write_text(content)
+        with pytest.raises((ValueError, OSError), match="config.json"):
+            push(folder, "me/no-object")
+
+    def test_is_loaded_where_an_adapter_was_before(self, hub, folder, tmp_path):
+        push(folder, "me/was-adapter-base")
+        base = AutoModelForSequenceClassification.from_pretrained("me/was-adapter-base")
+        get_peft_model(base, LoraConfig()).save_pretrained(tmp_path / "adapter")
+        push(tmp_path / "adapter", "me/was-adapter")
+        push(folder, "me/was-adapter")
+        assert (
+            not {"adapter_config.json", "adapter_model.safetensors"}
+            & hub.repositories["me/was-adapter"].files().keys()
+        )
+        loaded = AutoModelForSequenceClassification.from_pretrained("me/was-adapter")
+        assert error(outputs(loaded, **inputs()), outputs(classifier(), **inputs())) <= TOLERANCE
+        push(tmp_path / "adapter", "me/was-adapter")
+        assert "config.json" not in hub.repositories["me/was-adapter"].files()
+
+    def test_an_adapter_does_not_replace_its_own_base(self, hub, folder, tmp_path):
+        push(folder, "me/own-base")
+        base = AutoModelForSequenceClassification.from_pretrained("me/own-base")
+        get_peft_model(base, LoraConfig()).save_pretrained(tmp_path / "adapter")
+        before = hub.repositories["me/own-base"].files()
+        with pytest.raises(ValueError, match="me/own-base is the adapter's base, whose weights it would replace"):
+            push(tmp_path / "adapter", "me/own-base")
+        push(tmp_path / "adapter", "me/own-base", revision="adapter")
+        assert hub.repositories["me/own-base"].files() == before
+
+    @pytest.mark.parametrize("base", ["./base", "/nowhere/base", "~/base", "me/base\n", 3, ["me/base"], "\0"])
+    def test_a_base_that_cannot_be_on_the_hub_is_said(self, base, tmp_path):
+        get_peft_model(classifier(), LoraConfig()).save_pretrained(tmp_path / "adapter")
+        config = tmp_path / "adapter/adapter_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
+        with pytest.raises(ValueError, match="the adapter's base model, .+, is none on the Hub"):
+            push(tmp_path / "adapter", "me/adapter-of-nothing")
+
+    def test_what_is_to_be_private_is_not_sent_to_a_public_repository(self, hub, folder):
+        HfApi(endpoint=hub.url).create_repo("me/public")
+        with pytest.raises(ValueError, match="me/public is public already"):
+            push(folder, "me/public", private=True)
+        assert hub.repositories["me/public"].files() == {}
+        push(folder, "me/private", private=True)
+        push(folder, "me/private", private=True)
+
+    def test_a_gitignore_on_the_hub_keeps_nothing_out(self, hub, folder):
+        HfApi(endpoint=hub.url).create_repo("me/ignoring")
+        HfApi(endpoint=hub.url).upload_file(
+            path_or_fileobj=b"*.safetensors\n", path_in_repo=".gitignore", repo_id="me/ignoring"
+        )
+        push(folder, "me/ignoring")
+        assert {"model.safetensors", ".gitignore"} <= hub.repositories["me/ignoring"].files().keys()
+
     @pytest.mark.parametrize("name", ["nothing", "stock", "pickled", "cut", "lost shard", "local base", "card"])
     def test_sends_nothing_of_what_others_could_not_load(self, name, hub, folder, tmp_path):
         if name == "nothing":
@@ -528,6 +643,13 @@ class TestFoldersOfSentenceTransformers:
         assert error(outputs(loaded, **inputs()), outputs(build("absolute+t5"), **inputs())) <= TOLERANCE
         card = ModelCard.load(pulled / "README.md")
         assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
+
+    def test_hidden_files_in_the_folders_of_modules_stay_here(self, hub, folder):
+        for name in ("1_Pooling/.secret.json", "1_Pooling/.ipynb_checkpoints/config.json", "2_Dense/.old/x.bin"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text("{}")
+        push(folder, "me/hidden-sentences")
+        assert not [name for name in hub.repositories["me/hidden-sentences"].files() if "/." in name]
 
     def test_the_very_files_of_minilm_are_what_is_sent(self, hub, folder, minilm):
         for path in Path(minilm).rglob("*"):
@@ -676,6 +798,50 @@ class TestWhatGoesWrongWhilePushing:
         push(folder, repo)
         loaded = AutoModelForSequenceClassification.from_pretrained(repo)
         assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
+
+    @pytest.mark.parametrize(
+        "status, said", [(200, "none of a Hub .+; try again"), (412, "somebody else pushed meanwhile")]
+    )
+    @pytest.mark.parametrize("path", ["/repos/create", "/preupload/", "/commit/"])
+    def test_nonsense_and_conflicts_are_said_in_a_line(self, path, status, said, broken, folder):
+        broken.fail("POST", path, status=status)
+        with pytest.raises((HubError, ValueError)) as raised:
+            push(folder, f"me/odd{path.replace('/', '-')}{status}")
+        assert "\n" not in str(raised.value)
+        if path != "/preupload/" or status != 200:  # the client says itself what is wrong with that
+            assert isinstance(raised.value, HubError) and re.search(said, str(raised.value))
+
+    def test_of_two_pushes_at_once_one_is_refused(self, broken, model, folder, tmp_path, monkeypatch):
+        """... and what is there is one of them, and no mixture."""
+        model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+        push(folder, "me/race")
+        fill_positions(model, seed=1).save_pretrained(folder)
+        commit = HfApi.create_commit
+
+        def late(self, *arguments, **keywords):
+            monkeypatch.setattr(HfApi, "create_commit", commit)
+            push(tmp_path / "shards", "me/race")
+            return commit(self, *arguments, **keywords)
+
+        monkeypatch.setattr(HfApi, "create_commit", late)
+        with pytest.raises(HubError, match=r"\(412\); somebody else pushed meanwhile"):
+            push(folder, "me/race")
+        files = broken.repositories["me/race"].files()
+        assert "model.safetensors" not in files and "model.safetensors.index.json" in files
+        push(folder, "me/race")
+        assert "model.safetensors" in broken.repositories["me/race"].files()
+
+    def test_a_file_that_changes_meanwhile_is_sent_as_it_was(self, broken, folder, monkeypatch):
+        (folder / "results.json").write_text("{}")
+        create = HfApi.create_repo
+
+        def late(self, *arguments, **keywords):
+            (folder / "results.json").write_text('{"other": 1}')
+            return create(self, *arguments, **keywords)
+
+        monkeypatch.setattr(HfApi, "create_repo", late)
+        push(folder, "me/changing")
+        assert broken.repositories["me/changing"].files()["results.json"] == b"{}"
 
     def test_a_failed_update_leaves_what_was_there(self, broken, model, folder):
         push(folder, "me/updated")

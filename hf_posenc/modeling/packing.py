@@ -277,8 +277,9 @@ def loss_reads_padding(inputs: ModelInputs) -> bool:
         return False
     if labels.is_floating_point() or mask.dim() != 2:
         return False
-    # Losses flatten them, so that flat ones are taken too.
-    learned, is_padding = labels.reshape(mask.shape) != -100, mask.to(labels.device) == 0
+    # Losses flatten them, so that flat ones are taken too: as one sequence, in which the next begins where one ends.
+    shape = mask.shape if labels.shape == mask.shape else (1, mask.numel())
+    learned, is_padding = labels.reshape(shape) != -100, mask.to(labels.device).reshape(shape) == 0
     # A head that writes text learns a token from what stands one place before it.
     return bool((learned & is_padding).any() or (learned[:, 1:] & is_padding[:, :-1]).any())
 

@@ -1,6 +1,5 @@
 """Random attacks on conversion, export and FSDP2: `python tests/hostile/attack_conversion.py --cases 60 --seed 0`."""
 
-import argparse
 import copy
 import json
 import os
@@ -13,20 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import distributed
 from transformers import AutoModel, AutoTokenizer
-from transformers import logging as transformers_logging
 
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
+import loop  # noqa: E402
 import tiny  # noqa: E402
 import tiny_checkpoints  # noqa: E402
+from loop import note  # noqa: E402
 
 import hf_posenc  # noqa: E402
 from hf_posenc.modeling import packing  # noqa: E402
@@ -80,7 +80,7 @@ def attack_any_to_any(rng: random.Random, folder: Path) -> None:
             if not str(error).strip() or "size mismatch" in str(error):
                 raise
             nothing_left(folder, {"in", "in.txt", "out0"} - ({"out0"} if not step else set()))
-            print("   refused:", first, second, settings, str(error)[:100]) if VERBOSE else None
+            note(f"refused: {str(error)[:60]}")
             return
         check_written(output, model)
         source = output
@@ -212,7 +212,7 @@ def attack_killed(rng: random.Random, folder: Path) -> None:
     hf_posenc.convert(source, "deberta", output=straight, text=[text], max_steps=60)
     first, second = (AutoModel.from_pretrained(each).state_dict() for each in (output, straight))
     difference = max((first[name].float() - second[name].float()).abs().max().item() for name in first)
-    print(f"   killed: resumed={not done}, difference {difference:.2g}") if VERBOSE else None
+    note(f"killed: resumed={not done}")
     if difference > 1e-3:
         raise Wrong(f"resumed differs by {difference}")
     nothing_left(folder, {"in", "in.txt", "out", "straight"})
@@ -313,8 +313,8 @@ def attack_resume(rng: random.Random, folder: Path) -> None:
             keywords["held_out"] = [folder / "held.txt"]
     try:
         hf_posenc.convert(source, scheme, output=output, text=[text], resume=True, **keywords)
-    except ERRORS as error:
-        print("   resume", kind, "refused:", str(error)[:100]) if VERBOSE else None
+    except ERRORS:
+        note(f"resume, {kind}: refused")
         return
     raise Wrong(f"resume with another {kind} goes on in silence")
 
@@ -403,55 +403,19 @@ AREAS = {
     "full_disk": (attack_full_disk, 1),
     "killed": (attack_killed, 1),
 }
-VERBOSE = False
 
 
-def run_case(area: str, seed: int, case: int) -> BaseException | None:
-    rng = random.Random(f"{area} {seed} {case}")
-    torch.manual_seed(case)
+def in_a_folder(attack: Callable[[random.Random, Path], None], rng: random.Random) -> None:
+    """An attack with a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="hostile"))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            AREAS[area][0](rng, folder)
-    except Exception as error:  # noqa: BLE001
-        return error
+        attack(rng, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return None
-
-
-def main() -> None:
-    global VERBOSE
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--area", choices=[*AREAS])
-    parser.add_argument("--case", type=int, help="this case of the area alone, with its traceback")
-    parser.add_argument("--verbose", action="store_true")
-    arguments = parser.parse_args()
-    VERBOSE = arguments.verbose
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    torch.set_num_threads(1)
-    if arguments.case is not None:
-        error = run_case(arguments.area, arguments.seed, arguments.case)
-        print("".join(traceback.format_exception(error)) if error else "no failure")
-        return
-    areas = {arguments.area: AREAS[arguments.area]} if arguments.area else AREAS
-    whole = sum(weight for _, weight in areas.values())
-    for area, (_, weight) in areas.items():
-        cases, start, failures = max(1, round(arguments.cases * weight / whole)), time.perf_counter(), []
-        for case in range(cases):
-            error = run_case(area, arguments.seed, case)
-            if error is not None:
-                failures.append((case, error))
-        print(f"{area}: {cases} cases, {len(failures)} failures, {time.perf_counter() - start:.0f} s", flush=True)
-        for case, error in failures:
-            text = str(error).replace("\n", " ")[:260]
-            print(f"  --area {area} --seed {arguments.seed} --case {case}: {type(error).__name__}: {text}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    loop.main(
+        __doc__, {area: (partial(in_a_folder, attack), share) for area, (attack, share) in AREAS.items()}, cases=60
+    )
