@@ -134,7 +134,7 @@ def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: s
 
 
 def measure_memory_of(model: nn.Module, inputs: dict[str, torch.Tensor], mode: str, device: str) -> int:
-    """The same of a model that stands."""
+    """Peak bytes of a pass of a model, above the level before it and after one on a short sequence."""
     step(model, {name: tensor[:1, :16] for name, tensor in inputs.items()}, mode)
     caching.clear_cache()
     if device == "cuda":
@@ -154,7 +154,7 @@ def returning_memory() -> dict[str, str]:
 
 
 def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch: int, mode: str) -> int | str:
-    """The same in a process of its own; "out of memory" where that is what happens."""
+    """Peak bytes of a pass in a process of its own; "out of memory" where that is what happens."""
     command = [sys.executable, __file__, "--memory_of", name, mode, "--lengths", str(length), "--batch", str(batch)]
     for option in ("layers", "padding", "device", "dtype", "threads"):
         command += [f"--{option}", str(getattr(arguments, option))]

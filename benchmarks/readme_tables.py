@@ -63,7 +63,7 @@ def values(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
 
 
 def by_seed(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
-    """The same in the order of the seeds: runs of one seed have the same data in the same order."""
+    """Values of a metric at a length in the order of the seeds: runs of one seed have the same data in the same order."""
     return values(sorted(runs, key=lambda run: run["seed"]), length, metric)
 
 

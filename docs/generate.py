@@ -1,6 +1,6 @@
 """What is generated from the code: writes it anew, or with --check says what is not as it would be written.
 
-    python docs/generate.py [--check]
+python docs/generate.py [--check]
 """
 
 import argparse
@@ -44,7 +44,11 @@ def main() -> int:
             if not check:
                 file.write_text(text, encoding="utf-8")
     if old:
-        print("\n".join(f"{name} is not as python docs/generate.py writes it" if check else f"wrote {name}" for name in old))
+        print(
+            "\n".join(
+                f"{name} is not as python docs/generate.py writes it" if check else f"wrote {name}" for name in old
+            )
+        )
     return 1 if check and old else 0
 
 

@@ -71,7 +71,7 @@ class ScriptParser(HfArgumentParser):
         return tuple(next(one for one in parsed if type(one) is kind) for kind in self.kinds)
 
     def parse_file(self, file: Path) -> tuple[Any, ...]:
-        """The same from a JSON file; raises ValueError for a name that no dataclass has."""
+        """One object of each dataclass, from a JSON file; raises ValueError for a name that none has."""
         entries = self._given_defaults | json.loads(file.read_text(encoding="utf-8"))
         parsed = self.parse_dict(entries)
         return tuple(next(one for one in parsed if type(one) is kind) for kind in self.kinds)

@@ -271,7 +271,7 @@ def fine_tune(
 
 
 def quiet(trainer: ScriptTrainer) -> ScriptTrainer:
-    """The same trainer without progress bars and without what it prints where there are none."""
+    """A trainer made quiet: no progress bars, and nothing printed in their place."""
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     return trainer

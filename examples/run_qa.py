@@ -259,7 +259,7 @@ class Answers:
         self.best: dict[str, list[dict[str, Any]]] = {}
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
-        """As [`score`], of the answers that logits give."""
+        """Exact match and F1 of the answers that logits give."""
         self.choose(*prediction.predictions)
         return self.score()
 

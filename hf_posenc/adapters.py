@@ -60,7 +60,7 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
             f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model first, or use "
             "freeze_all_but_positions to train nothing but positions"
         )
-    if not any(hasattr(module, "position_parts") for module in model.modules()):
+    if not any(hasattr(module, "position_classes") for module in model.modules()):
         raise ValueError("train_positions: the model has no position_scheme; load it with one before get_peft_model")
     active = model.active_adapters() if callable(model.active_adapters) else model.active_adapters
     if adapter_name is None:

@@ -72,7 +72,7 @@ def save_card(card: ModelCard, path: str | os.PathLike, given: Collection[str] =
 def check_card(path: Path) -> None:
     """Raise ValueError if there is a file which [`save_card`] could not read."""
     if path.is_file():
-        _explained(path, _Parts.of, read_card(path).replace("\r\n", "\n"))
+        _explained(path, _Sections.of, read_card(path).replace("\r\n", "\n"))
 
 
 def read_card(path: Path) -> str:
@@ -96,7 +96,7 @@ def merged_card(there: str, new: str, given: Collection[str] = ()) -> str:
     """
     if not there.strip():
         return new
-    theirs, ours = _Parts.of(there), _Parts.of(new)
+    theirs, ours = _Sections.of(there), _Sections.of(new)
     metadata, record = merged_metadata(theirs.metadata, ours.metadata, theirs.record, given)
     text = ours.text
     if (theirs.before + theirs.after).strip():
@@ -155,7 +155,7 @@ def _merged_results(theirs: list[dict], ours: list[dict], digests: list[str]) ->
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _Sections:
     """A card in its parts: metadata as text and read, the text around what is from here, its record, and itself."""
 
     front_matter: str
@@ -166,7 +166,7 @@ class _Parts:
     text: str = ""
 
     @classmethod
-    def of(cls, card: str) -> "_Parts":
+    def of(cls, card: str) -> "_Sections":
         front = FRONT_MATTER.match(card)
         metadata = (yaml.safe_load(front["yaml"]) if front else None) or {}
         if not isinstance(metadata, dict):

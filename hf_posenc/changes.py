@@ -90,8 +90,8 @@ def hook_class_method(changes: Changes, owner: type, name: str, method: Callable
 
     @functools.wraps(getattr(getattr(owner, name), "__func__", getattr(owner, name)))
     def hook(cls, *args, **kwargs):
-        found = find(cls)
-        return method(found, cls, *args, **kwargs) if changes.active else found(*args, **kwargs)
+        original = find(cls)
+        return method(original, cls, *args, **kwargs) if changes.active else original(*args, **kwargs)
 
     changes.set_attribute(owner, name, classmethod(tells_versions(hook)))
 
@@ -102,7 +102,7 @@ def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> N
 
     @functools.wraps(getattr(owner, name))
     def hook(self, *args, **kwargs):
-        found = find(type(self)).__get__(self)
-        return method(found, self, *args, **kwargs) if changes.active else found(*args, **kwargs)
+        original = find(type(self)).__get__(self)
+        return method(original, self, *args, **kwargs) if changes.active else original(*args, **kwargs)
 
     changes.set_attribute(owner, name, tells_versions(hook))

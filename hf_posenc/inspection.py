@@ -151,7 +151,7 @@ def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str
 
 
 def unpad_row() -> tuple[str, str, str]:
-    """The same of the flag that no scheme has."""
+    """Name, values and meaning of `unpad`, the flag that belongs to no scheme."""
     return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
 
 
@@ -176,7 +176,7 @@ def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, 
 
 
 def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], int]]:
-    """The same for people: (name with N for the layer's number, shape, how often), parameters of equal layers as one."""
+    """Parameters as rows (name with N for the layer's number, shape, how often), those of equal layers as one."""
     rows: dict[tuple[str, tuple[int, ...]], int] = {}
     for name, shape in shapes.items():
         row = (re.sub(r"\.layer\.\d+\.", ".layer.N.", name), shape)

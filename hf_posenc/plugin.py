@@ -67,7 +67,7 @@ def _class_to_make(cls: type, *args, **kwargs) -> type:
             check_names(kwargs)
             if _asks_for_variant(config) or carries_flags(kwargs):
                 cls = VARIANT_MODELS[cls]
-        elif not hasattr(cls, "position_parts") and (
+        elif not hasattr(cls, "position_classes") and (
             _asks_for_variant(config) or kwargs.get("position_scheme") is not None
         ):
             _check_other_class(cls)
@@ -86,7 +86,7 @@ def _check_other_class(cls: type) -> None:
             f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {families()}"
         )
     # A head, or a class of the user's own that holds a stock model, is left as it is: the base model inside is made here.
-    if stock is not None and VARIANT_MODELS[stock].position_parts.model is VARIANT_MODELS[stock]:
+    if stock is not None and VARIANT_MODELS[stock].position_classes.model is VARIANT_MODELS[stock]:
         raise ValueError(
             f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
             f"{VARIANT_MODELS[stock].__name__} to build it from a config with position_scheme"
@@ -122,7 +122,7 @@ def _config_to_make(cls: type, *args, **kwargs) -> type:
     return cls
 
 
-def _from_dict(found: Callable, cls: type, config_dict: dict, **kwargs):
+def _from_dict(original: Callable, cls: type, config_dict: dict, **kwargs):
     """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
     if cls in VARIANT_CONFIGS:
         check_names(kwargs)
@@ -143,7 +143,7 @@ def _from_dict(found: Callable, cls: type, config_dict: dict, **kwargs):
             f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
             f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {families()}"
         )
-    return found(config_dict, **kwargs)
+    return original(config_dict, **kwargs)
 
 
 def _report_restored(scheme: str | None) -> None:
@@ -153,12 +153,12 @@ def _report_restored(scheme: str | None) -> None:
         )
 
 
-def _get_config_dict(found: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
+def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
     """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
 
     A variant's config is told where it was read, as Auto classes tell it.
     """
-    config_dict, kwargs = found(pretrained_model_name_or_path, **kwargs)
+    config_dict, kwargs = original(pretrained_model_name_or_path, **kwargs)
     if cls in VARIANT_CONFIGS and (carries_flags(kwargs) or carries_flags(config_dict)):
         kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
     if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:

@@ -67,9 +67,9 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     from .registry import VARIANT_MODELS
 
     families = {
-        stock: variant.position_parts.family
+        stock: variant.position_classes.family
         for stock, variant in VARIANT_MODELS.items()
-        if variant.position_parts.model is variant
+        if variant.position_classes.model is variant
     }
     return families | {DebertaModel: DEBERTA, DebertaV2Model: DEBERTA_V2}
 
@@ -174,9 +174,9 @@ def _has_hook(module: nn.Module, hook: Callable, kind: str = "_forward_pre_hooks
 def _hook_encoder(model: PreTrainedModel, family: Family) -> bool:
     """Hook what is not hooked of an encoder; False if a layer is not like the family's own."""
     encoder = family.encoder_of(model)
-    if not _has_hook(encoder, _unpack_output, "_forward_hooks"):
+    if not _has_hook(encoder, _pad_output, "_forward_hooks"):
         encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
-        encoder.register_forward_hook(_unpack_output)
+        encoder.register_forward_hook(_pad_output)
         encoder.register_forward_hook(_end_direct, always_call=True)
     return _hook_layers(family.layers_of(encoder), family)
 
@@ -192,16 +192,16 @@ def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
             output = [] if family.output is None else [getattr(attention, family.output)]
         except AttributeError:
             return False
-        if not _has_hook(layer, _pack_input):
-            layer.register_forward_pre_hook(_pack_input, with_kwargs=True)
-        if _has_hook(attention, _unpack_for_attention):
+        if not _has_hook(layer, _unpad_layer_input):
+            layer.register_forward_pre_hook(_unpad_layer_input, with_kwargs=True)
+        if _has_hook(attention, _pad_for_attention):
             continue
-        attention.register_forward_pre_hook(_unpack_for_attention, with_kwargs=True)
-        attention.register_forward_hook(_pack_after_attention)
+        attention.register_forward_pre_hook(_pad_for_attention, with_kwargs=True)
+        attention.register_forward_hook(_unpad_after_attention)
         for given, modules in ((_give_packed, projections), (_give_packed_output, output)):
             for projection in modules:
                 projection.register_forward_pre_hook(given)
-                projection.register_forward_hook(_unpack_projected)
+                projection.register_forward_hook(_pad_projected)
     return True
 
 
@@ -333,7 +333,7 @@ def _packing() -> Packing | None:
     return None if call is None else call.packing
 
 
-def _pack_input(layer: nn.Module, args: tuple, kwargs: dict):
+def _unpad_layer_input(layer: nn.Module, args: tuple, kwargs: dict):
     if (packing := _packing()) is None or _call().in_layers:
         return None
     states = _states(layer, args, kwargs)
@@ -341,15 +341,15 @@ def _pack_input(layer: nn.Module, args: tuple, kwargs: dict):
         _call().packing = None
         return None
     _call().in_layers = True
-    return _with_states(layer, args, kwargs, packing.pack(states))
+    return _with_states(layer, args, kwargs, packing.unpad_input(states))
 
 
-def _unpack_output(encoder: nn.Module, args: tuple, output):
+def _pad_output(encoder: nn.Module, args: tuple, output):
     if (packing := _packing()) is None or not _call().in_layers:
         return None
     _call().in_layers = False
     packed = output if isinstance(output, torch.Tensor) else output[0]
-    unpacked = packing.unpack(packed)
+    unpacked = packing.pad_input(packed)
 
     def replace(value):
         """DeBERTa's model takes the last one of all layers' states."""
@@ -364,19 +364,23 @@ def _unpack_output(encoder: nn.Module, args: tuple, output):
     return replace(output)
 
 
-def _unpack_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
+def _pad_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
     if (packing := _packing()) is not None:
         call = _call()
         call.packed = _states(attention, args, kwargs)
-        call.padded = packing.spread(call.packed)
+        call.padded = packing.pad_with_tokens(call.packed)
         return _with_states(attention, args, kwargs, call.padded)
 
 
-def _pack_after_attention(attention: nn.Module, args: tuple, output):
+def _unpad_after_attention(attention: nn.Module, args: tuple, output):
     if (packing := _packing()) is not None:
         call = _call()
         call.packed = call.padded = None
-        return packing.pack(output) if isinstance(output, torch.Tensor) else (packing.pack(output[0]), *output[1:])
+        return (
+            packing.unpad_input(output)
+            if isinstance(output, torch.Tensor)
+            else (packing.unpad_input(output[0]), *output[1:])
+        )
 
 
 def _give_packed(projection: nn.Module, args: tuple):
@@ -385,14 +389,14 @@ def _give_packed(projection: nn.Module, args: tuple):
         return (call.packed,)
 
 
-def _unpack_projected(projection: nn.Module, args: tuple, output: torch.Tensor):
+def _pad_projected(projection: nn.Module, args: tuple, output: torch.Tensor):
     call = _call()
     if call is not None and call.packed is not None and args[0] is call.packed:
-        return call.packing.spread(output)
+        return call.packing.pad_with_tokens(output)
 
 
 def _give_packed_output(projection: nn.Module, args: tuple):
     if (packing := _packing()) is not None:
         call = _call()
-        call.packed = packing.pack(args[0])
+        call.packed = packing.unpad_input(args[0])
         return (call.packed,)

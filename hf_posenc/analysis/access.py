@@ -27,7 +27,7 @@ from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
 
 # The config class of a family's variant -> its base model.
-BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.position_parts.model is cls}
+BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.position_classes.model is cls}
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Subject:
 
     @property
     def family(self) -> Family:
-        return self.model.position_parts.family
+        return self.model.position_classes.family
 
     @property
     def sizes(self) -> Sizes:

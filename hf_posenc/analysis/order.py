@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from . import style
 from .access import Subject, study
 from .records import Record
-from .windows import Windows, cut
+from .windows import CutTexts, cut
 
 
 # A text and the order of words that turns it round.
@@ -108,14 +108,14 @@ def reorder(words: Sequence[int | None], order: Sequence[int]) -> torch.Tensor:
 
 
 class _Texts:
-    """Windows of text with the last vectors of a model for them as they stand, which others are compared with.
+    """CutTexts of text with the last vectors of a model for them as they stand, which others are compared with.
 
     Attributes:
         states: (windows, length, width).
         unrelated_tokens, unrelated_texts: 1 - cosine of tokens (means over tokens) of different windows.
     """
 
-    def __init__(self, subject: Subject, windows: Windows):
+    def __init__(self, subject: Subject, windows: CutTexts):
         if len(windows.input_ids) < 2:
             raise ValueError(
                 "changes are compared with those between texts, and only one is long enough: give more texts"
@@ -162,7 +162,7 @@ def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _read(model: Subject | str, texts: Iterable[str] | None, length: int, count: int, seed: int) -> _Texts:
-    """Windows of texts, of at most half the tokens that the model reads."""
+    """CutTexts of texts, of at most half the tokens that the model reads."""
     subject = study(model)
     generator = torch.Generator().manual_seed(seed)
     length = min(length, (subject.longest or 2 * length) // 2)

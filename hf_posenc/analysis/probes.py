@@ -19,7 +19,7 @@ from . import style
 from .access import Subject, study
 from .records import Record
 from .ridge import RidgeFit, Split, fit_ridge
-from .windows import Windows, cut
+from .windows import CutTexts, cut
 
 
 # What is asked for, and of which features of a layer: x and y are the vectors of two tokens of a window.
@@ -72,7 +72,7 @@ class Sample:
     second: torch.Tensor
 
     @classmethod
-    def draw(cls, windows: Windows, size: int, generator: torch.Generator) -> "Sample":
+    def draw(cls, windows: CutTexts, size: int, generator: torch.Generator) -> "Sample":
         """At most `size` words of each window, and as many pairs of them."""
         count = len(windows.input_ids)
         order = torch.rand(count, len(windows.places), generator=generator).argsort(1)
@@ -115,7 +115,7 @@ def split_by_document(document: torch.Tensor, generator: torch.Generator) -> Spl
 
 
 def without_positions(subject: Subject) -> Subject:
-    """The same weights as a model without any positions."""
+    """A model with these weights and without any positions."""
     model = subject.model
     config = type(model.config).adopt(copy.deepcopy(model.config), position_scheme="none")
     with torch.random.fork_rng(devices=[]):
@@ -124,7 +124,7 @@ def without_positions(subject: Subject) -> Subject:
     return replace(subject, name=f"{subject.name} {WITHOUT}", model=bare.eval())
 
 
-def sampled_states(subject: Subject, windows: Windows, sample: Sample) -> list[torch.Tensor]:
+def sampled_states(subject: Subject, windows: CutTexts, sample: Sample) -> list[torch.Tensor]:
     """Vectors of the sampled tokens, (windows, tokens, width), by layer."""
     batches = []
     for rows, tokens in zip(windows.input_ids.split(BATCH), sample.tokens.split(BATCH)):

@@ -206,7 +206,7 @@ def _listed(subjects: Iterable[Subject]) -> str:
 
 
 def _named_apart(subjects: Sequence[Subject]) -> tuple[Subject, ...]:
-    """The same models, with a number behind a name that an earlier one has."""
+    """Models with different names: a number stands behind one that an earlier model has."""
     named: list[Subject] = []
     for subject in subjects:
         name, number = subject.name, 1

@@ -27,7 +27,7 @@ class Overlap(Record):
         width: dimensions of the space, as far as both can reach it.
         word_dimensions, position_dimensions: of the two subspaces.
         angles: principal angles between them in degrees, ascending; as many as the smaller one has dimensions.
-        random_angles: the same of random subspaces of these sizes, mean over draws.
+        random_angles: principal angles of random subspaces of these sizes, mean over draws.
         words_in_positions: share of the words' whole variance that lies in the subspace of the positions. By chance it is
             position_dimensions / width.
         positions_in_words: share of the positions' whole variance in the subspace of the words; by chance word_dimensions /

@@ -10,7 +10,7 @@ from .access import Subject, topics_of_python
 
 
 @dataclass(frozen=True)
-class Windows:
+class CutTexts:
     """Pieces of equal length of documents.
 
     Attributes:
@@ -29,7 +29,9 @@ class Windows:
         return torch.tensor([place for place, word in enumerate(self.words[0]) if word is not None])
 
 
-def cut(subject: Subject, texts: Iterable[str] | None, length: int, count: int, generator: torch.Generator) -> Windows:
+def cut(
+    subject: Subject, texts: Iterable[str] | None, length: int, count: int, generator: torch.Generator
+) -> CutTexts:
     """At most `count` windows of texts, dealt out evenly over the documents.
 
     A paragraph that an earlier document has is left out, so that no document holds text of another. Documents are read from
@@ -63,4 +65,4 @@ def cut(subject: Subject, texts: Iterable[str] | None, length: int, count: int, 
     if not windows:
         raise ValueError(f"the text is too short: no document in it has the {length - special} tokens of a window")
     _, numbers, rows, words = zip(*sorted(windows, key=lambda window: window[:2])[:count])
-    return Windows(torch.tensor(rows), torch.tensor(numbers), [*words])
+    return CutTexts(torch.tensor(rows), torch.tensor(numbers), [*words])

@@ -7,14 +7,24 @@ from .calibration import calibrate
 from .converting import compare, convert
 from .distillation import Distillation, Diverged, distill
 from .extension import extend
-from .report import Report
+from .report import ConversionReport
 from .start import start
 
 
-__all__ = ["Distillation", "Diverged", "Report", "calibrate", "compare", "convert", "distill", "extend", "start"]
+__all__ = [
+    "Distillation",
+    "Diverged",
+    "ConversionReport",
+    "calibrate",
+    "compare",
+    "convert",
+    "distill",
+    "extend",
+    "start",
+]
 
 # Names of before 0.3.
-_RENAMED = {"Healing": "Distillation", "heal": "distill"}
+_RENAMED = {"Healing": "Distillation", "heal": "distill", "Report": "ConversionReport"}
 
 
 def __getattr__(name: str) -> Any:

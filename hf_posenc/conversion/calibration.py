@@ -13,7 +13,7 @@ from hf_posenc.modeling.scheme import AttentionScheme
 from hf_posenc.parameters import position_parameters
 
 from .checkpoints import keeps_positions
-from .observation import Batch, LayerByLayer, Observation, observe, undisturbed
+from .observation import AttentionComparison, Batch, LayerByLayer, observe, undisturbed
 
 
 logger = logging.get_logger(__name__)
@@ -36,7 +36,7 @@ class Fit:
         ridge: by how much the penalty of a change curves, where the divergence does by 1 on average.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], observations: list[Observation], ridge: float = 1e-4):
+    def __init__(self, parameters: list[nn.Parameter], observations: list[AttentionComparison], ridge: float = 1e-4):
         self.parameters, self.observations, self.ridge = parameters, observations, ridge
         self.sizes = [parameter.numel() for parameter in parameters]
         self.total = sum(float(observation.weights.sum()) for observation in observations)
@@ -166,7 +166,7 @@ def _sweep(
     of_layers: list[list[nn.Parameter]],
     steps: int,
     keep: bool,
-) -> list[Observation]:
+) -> list[AttentionComparison]:
     """Fit what layers have of their own, one after another; what was observed in all of them, if it is to be kept."""
     family = student.config.family
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))

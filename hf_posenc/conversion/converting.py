@@ -35,7 +35,7 @@ from .checkpoints import (
 from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
 from .extension import METHODS, extend, stride_of
 from .measuring import Yardstick
-from .report import REPORT, Report
+from .report import REPORT, ConversionReport
 from .start import start
 from .targets import Batch
 from .texts import Windows, held_out_apart, read_documents
@@ -181,7 +181,7 @@ class Conversion:
         yield
         self.seconds[stage] = round(time.monotonic() - began, 1)
 
-    def report(self, windows: Windows, held_out: Windows) -> Report:
+    def report(self, windows: Windows, held_out: Windows) -> ConversionReport:
         """What was asked for, before anything is measured."""
         from ..cards import installed_versions  # only here: it brings the template engine along
 
@@ -193,7 +193,7 @@ class Conversion:
         }
         del settings["trained_length"], settings["max_length"]
         original = str(self.checkpoint.folder or self.original.config.name_or_path or type(self.original).__name__)
-        return Report(
+        return ConversionReport(
             original=Path(original).name if self.checkpoint.folder else original,
             position_scheme=self.position_scheme,
             flags=self.flags,
@@ -213,7 +213,7 @@ class Conversion:
             "held_out": digests.of_text(held_out),
         }
 
-    def run(self) -> tuple[PreTrainedModel, Report]:
+    def run(self) -> tuple[PreTrainedModel, ConversionReport]:
         """All stages, each measured, and what comes of them written."""
         windows, held_out = self.windows()
         if self.output is not None:
@@ -296,7 +296,7 @@ class Conversion:
             self.seconds["distill"] = round(at.report.distillation[-1]["seconds"], 1)  # before an interruption, too
             at.measure(at.student, "distill")
 
-    def _write(self, student: PreTrainedModel, report: Report) -> None:
+    def _write(self, student: PreTrainedModel, report: ConversionReport) -> None:
         student.to(self.checkpoint.dtype)
         try:
             write_converted(self.output, student, self.checkpoint, report, self.arguments.onnx)
@@ -307,7 +307,7 @@ class Conversion:
             raise
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def _interrupted(self, report: Report) -> Report | None:
+    def _interrupted(self, report: ConversionReport) -> ConversionReport | None:
         """The report of what is gone on with, as far as it came; None where there is nothing.
 
         Raises:
@@ -316,7 +316,7 @@ class Conversion:
         if not (self.arguments.resume and self.state is not None and self.state.is_file()):
             return None
         try:
-            there = Report.from_json((self.work / "report.json").read_text(encoding="utf-8"))
+            there = ConversionReport.from_json((self.work / "report.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
             raise ValueError(
                 f"{self.work / 'report.json'}, which says what was interrupted, cannot be read ({error}): leave --resume out to "
@@ -346,7 +346,7 @@ class _Progress:
     windows: Windows
     held_out: Windows
     yardstick: Yardstick
-    report: Report
+    report: ConversionReport
 
     def measure(self, model: PreTrainedModel, stage: str) -> None:
         self.report.rows += self.yardstick.measure(model, stage)
@@ -406,7 +406,7 @@ def convert(
     onnx: bool = False,
     tokenizer=None,
     **flags: Any,
-) -> tuple[PreTrainedModel, Report]:
+) -> tuple[PreTrainedModel, ConversionReport]:
     """Change the positions of a trained model, and keep what it knows.
 
     Args:
@@ -507,7 +507,7 @@ def compare(
     text: Sequence[str | Path] | None = None,
     trained_length: int | None = None,
     max_length: int | None = None,
-) -> Report:
+) -> ConversionReport:
     """Measure how far a converted model agrees with its original, on any text.
 
     Args:
@@ -522,7 +522,7 @@ def compare(
     """
     documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
-    there = Report.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
+    there = ConversionReport.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
     if there is not None and trained_length is None:
         trained_length = there.trained_length
     source = load_checkpoint(original, trained_length=trained_length)
@@ -540,7 +540,7 @@ def compare(
         raise ValueError(f"{original} and {converted} are of different families or sizes")
     config = second.config
     is_variant = isinstance(config, PositionConfigMixin)
-    report = Report(
+    report = ConversionReport(
         original=str(original),
         position_scheme=config.position_scheme if is_variant else family_of(config).native_scheme,
         flags=inspection.flags_of(config) if is_variant else {},

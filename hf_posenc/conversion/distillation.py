@@ -14,7 +14,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from ..modeling.scheme import PositionEmbedding
+from ..modeling.scheme import PositionTable
 from ..parameters import position_parameters
 from ..registry import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
@@ -266,7 +266,7 @@ class _Run:
     def _checked_text(self) -> list[tuple[Batch, torch.Tensor]]:
         batches = [self.held_out.lines(self.distillation.trained_length, CHECKED_ROWS)]
         if self.distillation.reaches_further and len(self.held_out.tokens) + 2 >= self.distillation.max_length:
-            batches.append(self.held_out.spread(self.distillation.max_length, 2))
+            batches.append(self.held_out.evenly_spaced(self.distillation.max_length, 2))
         return [
             (batch, self.target(self.original, batch, self.distillation.trained_length)[-1].float())
             for batch in map(self._placed, batches)
@@ -367,7 +367,7 @@ def rows_beyond(
     tables = {
         module.weight
         for module in base.modules()
-        if isinstance(module, (PositionEmbedding, nn.Embedding)) and module.weight in positions
+        if isinstance(module, (PositionTable, nn.Embedding)) and module.weight in positions
     }
     if not tables:
         return {}

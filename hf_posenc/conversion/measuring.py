@@ -85,7 +85,7 @@ class Yardstick:
         for length in lengths_to_measure(trained_length, max_length):
             beyond = length > trained_length
             rows = max(4, TOKENS_BEYOND // length) if beyond else LINES
-            batch = held_out.spread(length, rows) if beyond else held_out.lines(length, rows)
+            batch = held_out.evenly_spaced(length, rows) if beyond else held_out.lines(length, rows)
             if len(batch["input_ids"]) < 2:
                 self.left_out.append(length)
                 continue
@@ -182,7 +182,7 @@ class Yardstick:
             return []
         whole = longest_text.batch["input_ids"]
         if not longest_text.real.all():
-            whole = self.held_out.spread(self.trained_length, LINES)["input_ids"]
+            whole = self.held_out.evenly_spaced(self.trained_length, LINES)["input_ids"]
         generator = torch.Generator().manual_seed(0)
         late = torch.arange(whole.shape[1]) >= whole.shape[1] - self.trained_length // 2
         asked = (torch.rand(whole.shape, generator=generator) < MASKED) & late

@@ -81,7 +81,7 @@ class LayerByLayer:
         self.hidden_states[batch] = output[0] if isinstance(output, tuple) else output
 
     def run_for_weights(self, layer: int, batch: int) -> torch.Tensor:
-        """The same; returns the weights of the layer's self-attention, (batch, heads, query, key)."""
+        """Put a layer's output in the place of its input, and return its attention weights, (batch, heads, query, key)."""
         weights = []
 
         def note(attention: nn.Module, arguments: tuple, output: tuple) -> None:
@@ -114,7 +114,7 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
 
 
 @dataclass
-class Observation:
+class AttentionComparison:
     """A batch in one layer: how the student asks, and where the original looks.
 
     Attributes:
@@ -166,7 +166,7 @@ class Observation:
 
 def observe(
     student: LayerByLayer, layer: int, index: int, weights: torch.Tensor, batch: Batch, again: bool = False
-) -> Observation:
+) -> AttentionComparison:
     """How a student asks in a layer, beside the original's weights there, (batch, heads, query, key).
 
     Args:
@@ -184,4 +184,4 @@ def observe(
         projected = project()
     attended = (weights > 0).any(1, keepdim=True)
     is_token = batch["attention_mask"].to(weights)[:, None, :, None]
-    return Observation(attention, project if again else lambda: projected, weights * is_token, attended)
+    return AttentionComparison(attention, project if again else lambda: projected, weights * is_token, attended)

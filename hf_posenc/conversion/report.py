@@ -32,7 +32,7 @@ _RENAMED = {"heal": "distill"}
 
 
 @dataclass
-class Report:
+class ConversionReport:
     """What a conversion did and reached.
 
     Attributes:
@@ -127,7 +127,7 @@ class Report:
         (folder / REPORT).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
-    def from_json(cls, text: str) -> "Report":
+    def from_json(cls, text: str) -> "ConversionReport":
         """The report of a `conversion.json`, of earlier versions too, whose distillation was called healing."""
         entries = json.loads(text)
         if "healing" in entries:

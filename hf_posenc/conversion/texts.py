@@ -169,7 +169,7 @@ class Windows:
         chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
         return self._batch([self.tokens[start : start + length - 2] for start in chosen.tolist()])
 
-    def spread(self, length: int, rows: int) -> dict[str, torch.Tensor]:
+    def evenly_spaced(self, length: int, rows: int) -> dict[str, torch.Tensor]:
         """At most `rows` windows of `length` tokens that do not overlap, evenly spread."""
         inner = length - 2
         rows = min(rows, len(self.tokens) // inner)

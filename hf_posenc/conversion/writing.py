@@ -17,7 +17,7 @@ from ..inspection import longest_sequence
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
-from .report import REPORT, Report
+from .report import REPORT, ConversionReport
 
 
 # What else of a folder goes along, beside its modules.
@@ -119,7 +119,7 @@ def kept_files(source: Path | None) -> dict[str, Path]:
 
 
 def write_converted(
-    folder: Path, model: PreTrainedModel, checkpoint: Checkpoint, report: Report, onnx: bool = False
+    folder: Path, model: PreTrainedModel, checkpoint: Checkpoint, report: ConversionReport, onnx: bool = False
 ) -> None:
     """Write a converted model with all that belongs to it, whole or not at all.
 
@@ -155,7 +155,7 @@ def _set_sentence_length(folder: Path, length: int) -> None:
             settings.write_text(json.dumps(entries | {MAX_SEQ_LENGTH: length}, indent=2), encoding="utf-8")
 
 
-def _write_card(folder: Path, model: PreTrainedModel, report: Report) -> None:
+def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) -> None:
     """The card: of a variant the whole of it, of a stock model what the conversion has to say."""
     from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
 

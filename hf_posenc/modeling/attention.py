@@ -15,7 +15,7 @@ from .blockwise import Term, allowed, blockwise_attention
 from .cached_positions import self_attention_cache
 from .family import Family
 from .packing import Packing
-from .relative_positions import spread
+from .relative_positions import expand_to_pairs
 from .scheme import (
     AttentionContext,
     AttentionScheme,
@@ -69,7 +69,7 @@ def carrying_tangents(attend: Callable) -> Callable:
 def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
     """Rows of the term's tables per pair, (batch or 1, query, key)."""
     if term.rows.dim() == 1:
-        return spread(term.rows, query_length, key_length)[None]
+        return expand_to_pairs(term.rows, query_length, key_length)[None]
     return term.rows
 
 
@@ -410,10 +410,10 @@ class PositionSelfAttention:
         value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
         is_unpacked = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
         if is_unpacked:
-            query, key = packing.unpack_heads(query), packing.unpack_heads(key)
+            query, key = packing.pad_heads(query), packing.pad_heads(key)
         query, key, contexts = self.rotate(query, key, attention_mask, position_state)
         if is_unpacked:
-            query, key = packing.pack_heads(query), packing.pack_heads(key)
+            query, key = packing.unpad_heads(query), packing.unpad_heads(key)
         return query, key, value, contexts
 
     def rotate(

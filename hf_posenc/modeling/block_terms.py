@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import torch
 
-from .blocks import Block, Clipping, Sizes, first_distance
+from .blocks import AttentionShape, Block, Clipping, first_distance
 from .distance_products import ShiftBuffer, Table, add_product, looked_up, scattered
 from .masks import of_block, of_sequence
 
@@ -46,7 +46,7 @@ class Setting:
         gradients: None in a forward pass.
     """
 
-    sizes: Sizes
+    sizes: AttentionShape
     clipping: Clipping
     keys: int
     inputs: Inputs
@@ -123,7 +123,7 @@ class DistanceBias(DistanceTerm):
     def is_shared(tensors: tuple[torch.Tensor, ...]) -> bool:
         return True
 
-    def spread(self) -> float:
+    def value_range(self) -> float:
         """The greatest difference of two biases of a head."""
         return float((self.bias.amax(-1) - self.bias.amin(-1)).amax())
 
@@ -231,7 +231,7 @@ class KeyTable(BlockTerm):
         return self.table.vector(block.heads, self._opposite(distance))[:, None]
 
     def accumulate_clipped_gradient(self, block: Block, distance: int, score_gradient: torch.Tensor) -> None:
-        """The same as [`accumulate_gradient`] where all distances of a block are clipped to one."""
+        """Add to the gradients, given that of the scores, where all distances of a block are clipped to one."""
         keys, own = (inputs.key[block.key_place] for inputs in (self.setting.inputs, self.setting.gradients))
         self._accumulate(score_gradient.sum(1)[..., None], keys, own, block.heads, self._opposite(distance))
 

@@ -15,7 +15,7 @@ LINE = 16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class AttentionShape:
     """How many sequences, heads, queries and keys an attention has."""
 
     batch: int
@@ -49,7 +49,7 @@ class Block:
         self.shape = tuple(part.stop - part.start for part in (self.heads, self.queries, self.keys))
 
     def with_keys(self, keys: slice) -> "Block":
-        """The same heads and queries, with other keys."""
+        """A block of these heads and queries, with other keys."""
         return Block(self.sequence, self.heads, self.queries, keys)
 
     def columns(self, keys: slice) -> slice:
@@ -100,7 +100,7 @@ def first_distance(queries: slice, keys: slice, query_length: int) -> int:
     return keys.start - queries.stop + query_length
 
 
-def clipping_of(first: int, last: int, sizes: Sizes, rows: int, step: int) -> Clipping:
+def clipping_of(first: int, last: int, sizes: AttentionShape, rows: int, step: int) -> Clipping:
     """What is laid out, given how many distances share their vectors at either end.
 
     Args:
@@ -113,7 +113,7 @@ def clipping_of(first: int, last: int, sizes: Sizes, rows: int, step: int) -> Cl
 
 
 def split_at_clipping(
-    queries: slice, keys: slice, clipping: Clipping, sizes: Sizes, step: int
+    queries: slice, keys: slice, clipping: Clipping, sizes: AttentionShape, step: int
 ) -> tuple[slice, slice, slice]:
     """Keys before, between and behind the clipping distances, for all of the queries at once. Each part may be empty.
 

@@ -25,7 +25,7 @@ from .block_terms import (
     QueryTable,
     ValueTable,
 )
-from .blocks import Sizes
+from .blocks import AttentionShape
 from .distance_products import clipped_ends
 from .masks import Dropout, allowed, key_ranges
 from .passes import BackwardPass, ForwardPass, Plan
@@ -55,7 +55,7 @@ def parts_of(term: Term) -> Iterator[Part]:
 
 
 def strategy_of(
-    inputs: tuple[torch.Tensor, ...], sizes: Sizes, parts: list[Part], has_ranges: bool, has_dropout: bool
+    inputs: tuple[torch.Tensor, ...], sizes: AttentionShape, parts: list[Part], has_ranges: bool, has_dropout: bool
 ) -> Strategy:
     """The strategy for an attention, given its tensors; print it to see what is done.
 
@@ -182,7 +182,7 @@ def blockwise_attention(
         terms = [term.without_query_bias() if isinstance(term, RelativeTerm) else term for term in terms]
     # In the order in which a pass has them.
     parts = sorted((part for term in terms for part in parts_of(term)), key=lambda part: KINDS.index(part.kind))
-    sizes = Sizes(*content_query.shape[:3], key.shape[2])
+    sizes = AttentionShape(*content_query.shape[:3], key.shape[2])
     ranges = [None] * sizes.batch if is_causal else key_ranges(mask, sizes.batch, sizes.key_length)
     has_ranges = None not in ranges
     strategy = strategy_of((content_query, key, value), sizes, parts, has_ranges, dropout > 0)

@@ -12,10 +12,10 @@ from torch import nn
 from .distance_products import declare_constant, is_constant
 from .packing import is_hooked
 from .scheme import (
-    PositionEmbedding,
     PositionLayerNorm,
     PositionLinear,
     PositionParameter,
+    PositionTable,
     is_traced,
     may_carry_tangents,
 )
@@ -28,7 +28,7 @@ PLAIN = (
     nn.LayerNorm,
     nn.Dropout,
     PositionLinear,
-    PositionEmbedding,
+    PositionTable,
     PositionLayerNorm,
     PositionParameter,
 )

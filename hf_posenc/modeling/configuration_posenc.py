@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from .kerple import Uniform  # noqa: F401
     from .losses import label_names  # noqa: F401
     from .masks import allowed  # noqa: F401
-    from .packing import Spread  # noqa: F401
+    from .packing import PadWithTokens  # noqa: F401
     from .passes import Plan  # noqa: F401
     from .relative import Relative  # noqa: F401
     from .relative_positions import relative_distances  # noqa: F401

@@ -13,10 +13,10 @@ from .scheme import (
     AttentionContext,
     AttentionScheme,
     Normal,
-    PositionEmbedding,
     PositionLayerNorm,
     PositionLinear,
     Positions,
+    PositionTable,
     RelativeTerm,
     is_traced,
     ones,
@@ -95,7 +95,7 @@ class Deberta(AttentionScheme):
         silent = self.init == "silent"
         # Exactly one factor of the product norm · table · projection starts at zero.
         table_is_zero = silent and self.share_projections and not self.norm
-        encoder.rel_embeddings = PositionEmbedding(
+        encoder.rel_embeddings = PositionTable(
             2 * self.span, config.sizes.hidden_size, zeros if table_is_zero else normal
         )
         if self.norm:

@@ -28,7 +28,7 @@ def is_constant(tensor: torch.Tensor) -> bool:
 
 
 class RelativeShift:
-    """The same memory seen per distance and per pair: the relative shift of Transformer-XL, as a view.
+    """One memory seen per distance and per pair: the relative shift of Transformer-XL, as a view.
 
     Attributes:
         by_distance: (heads, rows, width), `width` rows + columns - 1 or somewhat more; entry c of row i belongs to the

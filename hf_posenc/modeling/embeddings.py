@@ -198,7 +198,7 @@ class PositionEmbeddings:
 
 
 class PaddedPositionEmbeddings(PositionEmbeddings):
-    """The same for RoBERTa-like families: positions count from padding_idx + 1, and padding has position padding_idx."""
+    """Mixin over the embeddings of RoBERTa-like families: positions count from padding_idx + 1, and padding has position padding_idx."""
 
     def family_position_ids(self, input_ids: torch.Tensor | None, past_length: int) -> torch.Tensor | None:
         if input_ids is None:

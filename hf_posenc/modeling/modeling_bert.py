@@ -24,7 +24,7 @@ from .configuration_posenc import PosencBertConfig
 from .embeddings import PositionEmbeddings
 from .family import BERT
 from .losses import mean_over_all, number_of_labels
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
@@ -57,7 +57,7 @@ class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
     _no_split_modules = ["BertLayer"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=BERT,
     embeddings=PosencBertEmbeddings,
     encoder=PosencBertEncoder,
@@ -66,7 +66,7 @@ PARTS = Parts(
     model=PosencBertModel,
     eager=eager_attention_forward,
 )
-PosencBertModel.position_parts = PARTS
+PosencBertModel.position_classes = CLASSES
 
 
 class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
@@ -80,7 +80,7 @@ class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForPreTraining"
-    position_parts = PARTS
+    position_classes = CLASSES
     accepts_loss_kwargs = False  # read by Trainer
 
     def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
@@ -97,7 +97,7 @@ class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForCausalLM"
-    position_parts = PARTS
+    position_classes = CLASSES
     stock_loss_divides = True
 
 
@@ -106,7 +106,7 @@ class PosencBertForMaskedLM(PosencPreTrainedModel, BertForMaskedLM):
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForMaskedLM"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencBertForNextSentencePrediction(PosencPreTrainedModel, BertForNextSentencePrediction):
@@ -114,7 +114,7 @@ class PosencBertForNextSentencePrediction(PosencPreTrainedModel, BertForNextSent
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForNextSentencePrediction"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencBertForSequenceClassification(PosencPreTrainedModel, BertForSequenceClassification):
@@ -122,7 +122,7 @@ class PosencBertForSequenceClassification(PosencPreTrainedModel, BertForSequence
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForSequenceClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencBertForMultipleChoice(PosencPreTrainedModel, BertForMultipleChoice):
@@ -130,7 +130,7 @@ class PosencBertForMultipleChoice(PosencPreTrainedModel, BertForMultipleChoice):
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForMultipleChoice"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencBertForTokenClassification(PosencPreTrainedModel, BertForTokenClassification):
@@ -138,7 +138,7 @@ class PosencBertForTokenClassification(PosencPreTrainedModel, BertForTokenClassi
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForTokenClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencBertForQuestionAnswering(PosencPreTrainedModel, BertForQuestionAnswering):
@@ -146,4 +146,4 @@ class PosencBertForQuestionAnswering(PosencPreTrainedModel, BertForQuestionAnswe
 
     config_class = PosencBertConfig
     _auto_class = "AutoModelForQuestionAnswering"
-    position_parts = PARTS
+    position_classes = CLASSES

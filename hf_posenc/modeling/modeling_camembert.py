@@ -19,7 +19,7 @@ from .attention import PositionSelfAttention
 from .configuration_posenc import PosencCamembertConfig
 from .embeddings import PaddedPositionEmbeddings
 from .family import CAMEMBERT
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
@@ -52,7 +52,7 @@ class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel)
     _no_split_modules = ["CamembertLayer"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=CAMEMBERT,
     embeddings=PosencCamembertEmbeddings,
     encoder=PosencCamembertEncoder,
@@ -61,7 +61,7 @@ PARTS = Parts(
     model=PosencCamembertModel,
     eager=eager_attention_forward,
 )
-PosencCamembertModel.position_parts = PARTS
+PosencCamembertModel.position_classes = CLASSES
 
 
 class PosencCamembertForMaskedLM(PosencPreTrainedModel, CamembertForMaskedLM):
@@ -69,7 +69,7 @@ class PosencCamembertForMaskedLM(PosencPreTrainedModel, CamembertForMaskedLM):
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForMaskedLM"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
@@ -77,7 +77,7 @@ class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForCausalLM"
-    position_parts = PARTS
+    position_classes = CLASSES
     stock_loss_divides = True
 
 
@@ -86,7 +86,7 @@ class PosencCamembertForSequenceClassification(PosencPreTrainedModel, CamembertF
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForSequenceClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencCamembertForMultipleChoice(PosencPreTrainedModel, CamembertForMultipleChoice):
@@ -94,7 +94,7 @@ class PosencCamembertForMultipleChoice(PosencPreTrainedModel, CamembertForMultip
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForMultipleChoice"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencCamembertForTokenClassification(PosencPreTrainedModel, CamembertForTokenClassification):
@@ -102,7 +102,7 @@ class PosencCamembertForTokenClassification(PosencPreTrainedModel, CamembertForT
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForTokenClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencCamembertForQuestionAnswering(PosencPreTrainedModel, CamembertForQuestionAnswering):
@@ -110,4 +110,4 @@ class PosencCamembertForQuestionAnswering(PosencPreTrainedModel, CamembertForQue
 
     config_class = PosencCamembertConfig
     _auto_class = "AutoModelForQuestionAnswering"
-    position_parts = PARTS
+    position_classes = CLASSES

@@ -21,7 +21,7 @@ from .attention import PositionSelfAttention
 from .configuration_posenc import PosencDistilBertConfig
 from .embeddings import PositionEmbeddings
 from .family import DISTILBERT
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencDistilBertEmbeddings(PositionEmbeddings, Embeddings):
@@ -91,7 +91,7 @@ class PosencDistilBertModel(PosencDistilBertParts, PositionModel, DistilBertMode
     _no_split_modules = ["TransformerBlock"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=DISTILBERT,
     embeddings=PosencDistilBertEmbeddings,
     encoder=PosencDistilBertTransformer,
@@ -100,7 +100,7 @@ PARTS = Parts(
     model=PosencDistilBertModel,
     eager=eager_attention_forward,
 )
-PosencDistilBertParts.position_parts = PARTS
+PosencDistilBertParts.position_classes = CLASSES
 
 
 class PosencDistilBertForMaskedLM(PosencDistilBertParts, DistilBertForMaskedLM):

@@ -22,7 +22,7 @@ from .configuration_posenc import PosencElectraConfig
 from .embeddings import PositionEmbeddings
 from .family import ELECTRA
 from .losses import mean_over_all
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
@@ -55,7 +55,7 @@ class PosencElectraModel(PosencPreTrainedModel, PositionModel, ElectraModel):
     _no_split_modules = ["ElectraLayer"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=ELECTRA,
     embeddings=PosencElectraEmbeddings,
     encoder=PosencElectraEncoder,
@@ -64,7 +64,7 @@ PARTS = Parts(
     model=PosencElectraModel,
     eager=eager_attention_forward,
 )
-PosencElectraModel.position_parts = PARTS
+PosencElectraModel.position_classes = CLASSES
 
 
 class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
@@ -77,7 +77,7 @@ class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForPreTraining"
-    position_parts = PARTS
+    position_classes = CLASSES
 
     def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
         mask = arguments.get("attention_mask")
@@ -89,7 +89,7 @@ class PosencElectraForMaskedLM(PosencPreTrainedModel, ElectraForMaskedLM):
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForMaskedLM"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
@@ -97,7 +97,7 @@ class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForCausalLM"
-    position_parts = PARTS
+    position_classes = CLASSES
     stock_loss_divides = True
 
 
@@ -106,7 +106,7 @@ class PosencElectraForSequenceClassification(PosencPreTrainedModel, ElectraForSe
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForSequenceClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencElectraForMultipleChoice(PosencPreTrainedModel, ElectraForMultipleChoice):
@@ -114,7 +114,7 @@ class PosencElectraForMultipleChoice(PosencPreTrainedModel, ElectraForMultipleCh
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForMultipleChoice"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencElectraForTokenClassification(PosencPreTrainedModel, ElectraForTokenClassification):
@@ -122,7 +122,7 @@ class PosencElectraForTokenClassification(PosencPreTrainedModel, ElectraForToken
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForTokenClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencElectraForQuestionAnswering(PosencPreTrainedModel, ElectraForQuestionAnswering):
@@ -130,4 +130,4 @@ class PosencElectraForQuestionAnswering(PosencPreTrainedModel, ElectraForQuestio
 
     config_class = PosencElectraConfig
     _auto_class = "AutoModelForQuestionAnswering"
-    position_parts = PARTS
+    position_classes = CLASSES

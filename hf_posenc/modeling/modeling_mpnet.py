@@ -26,7 +26,7 @@ from .configuration_posenc import PosencMPNetConfig
 from .embeddings import PositionEmbeddings
 from .family import MPNET
 from .modeling_posenc import (
-    Parts,
+    FamilyClasses,
     PosencPreTrainedModel,
     PositionEncoder,
     PositionLayer,
@@ -118,7 +118,7 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
             all_hidden_states.append(hidden_states)
             all_weights.append(weights)
         output = BaseModelOutput(
-            last_hidden_state=own["packing"].unpack(hidden_states) if "packing" in own else hidden_states,
+            last_hidden_state=own["packing"].pad_input(hidden_states) if "packing" in own else hidden_states,
             hidden_states=tuple(all_hidden_states) if output_hidden_states else None,
             attentions=tuple(all_weights) if output_attentions else None,
         )
@@ -195,7 +195,7 @@ class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
         )
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=MPNET,
     embeddings=PosencMPNetEmbeddings,
     encoder=PosencMPNetEncoder,
@@ -204,7 +204,7 @@ PARTS = Parts(
     model=PosencMPNetModel,
     eager=eager_position_attention,
 )
-PosencMPNetParts.position_parts = PARTS
+PosencMPNetParts.position_classes = CLASSES
 
 
 class PosencMPNetForMaskedLM(PosencMPNetParts, MPNetForMaskedLM):

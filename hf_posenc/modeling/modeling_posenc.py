@@ -21,11 +21,11 @@ from .losses import answers_over_all, averaged_over_all, label_names, mean_over_
 from .packing import Packing, computes_padding_that_is_read, packing_of
 from .scheme import (
     AttentionScheme,
-    PositionEmbedding,
     PositionLayerNorm,
     PositionLinear,
     PositionParameter,
     Positions,
+    PositionTable,
     is_traced,
     without_bias,
     zeros,
@@ -92,7 +92,7 @@ class RepeatedPositions:
         """(batch or 1, length, hidden) for the states that these are added to, or (1, tokens, hidden)."""
         where = self.position_ids, self.length, self.past_length, hidden_states.device
         vectors = self.base_model.module.position_vectors(*where).to(hidden_states.device)
-        return vectors if self.packing is None else self.packing.pack(vectors)
+        return vectors if self.packing is None else self.packing.unpad_input(vectors)
 
 
 class PositionEncoder:
@@ -148,7 +148,7 @@ class PositionEncoder:
         hidden_states, own = self.prepare(hidden_states, *where, base_model, packing)
         output = super().forward(hidden_states, *args, **kwargs, **own)
         if "packing" in own:
-            output.last_hidden_state = own["packing"].unpack(output.last_hidden_state)
+            output.last_hidden_state = own["packing"].pad_input(output.last_hidden_state)
         return output
 
     def prepare(
@@ -181,7 +181,7 @@ class PositionEncoder:
                 cache_lengths(cache, length)[0],
                 packing,
             )
-        return hidden_states if packing is None else packing.pack(hidden_states), own
+        return hidden_states if packing is None else packing.unpad_input(hidden_states), own
 
     def _position_state(
         self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -299,7 +299,7 @@ class PositionModel:
 
     @property
     def family(self) -> Family:
-        return self.position_parts.family
+        return self.position_classes.family
 
 
 def hands_positions_on(forward: Callable) -> Callable:
@@ -315,7 +315,7 @@ def hands_positions_on(forward: Callable) -> Callable:
 
 
 @dataclass(frozen=True)
-class Parts:
+class FamilyClasses:
     """A family's description, the classes that its stock modules turn into, and its stock eager attention function."""
 
     family: Family
@@ -345,7 +345,7 @@ def become(module: nn.Module, cls: type[nn.Module]) -> None:
     module.__class__ = cls
 
 
-def install_positions(model: nn.Module, parts: Parts) -> None:
+def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
     """Turn a stock base model into a variant, in place, as its config says.
 
     The modules change their class and keep their parameters, as modules do under FSDP2's `fully_shard`: nothing is
@@ -391,7 +391,7 @@ def install_positions(model: nn.Module, parts: Parts) -> None:
 
 def check_built_as_configured(model: nn.Module) -> None:
     """Raise ValueError where the position flags of a variant's config are no longer those that it was built with."""
-    config, family = model.config, model.position_parts.family
+    config, family = model.config, model.position_classes.family
     embeddings, encoder = family.embeddings_of(model.base_model), family.encoder_of(model.base_model)
     embedding_scheme, schemes = build_schemes(config)
     built = [scheme for scheme in (embeddings.position_scheme, *encoder.position_schemes) if scheme]
@@ -424,11 +424,11 @@ class PosencPreTrainedModel:
     """Mixin over the stock classes of a family: base model and heads.
 
     Attributes:
-        position_parts: the family's classes.
+        position_classes: the family's classes.
         stock_loss_divides: the stock head computes its loss by `loss_function`, which divides by `num_items_in_batch`.
     """
 
-    position_parts: Parts
+    position_classes: FamilyClasses
     stock_loss_divides: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs):
@@ -446,7 +446,7 @@ class PosencPreTrainedModel:
         flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
-        install_positions(self.base_model, self.position_parts)
+        install_positions(self.base_model, self.position_classes)
         self.post_init()
 
     def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
@@ -466,7 +466,7 @@ class PosencPreTrainedModel:
         super()._init_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
-        if not isinstance(module, (PositionEmbedding, PositionLinear, PositionLayerNorm, PositionParameter)):
+        if not isinstance(module, (PositionTable, PositionLinear, PositionLayerNorm, PositionParameter)):
             self._init_stock_weights(module)
         for name, initial in getattr(module, "position_initial", {}).items():
             with torch.no_grad():
@@ -617,7 +617,7 @@ class PosencPreTrainedModel:
             {flag: getattr(config, flag) if flag in flags else None for flag in FLAGS}, position_scheme=kept
         )
         with torch.device("meta"):
-            model = self.position_parts.model(config)
+            model = self.position_classes.model(config)
         prefix = "" if self.base_model is self else f"{self.base_model_prefix}."
         return positions - {prefix + key for key in model.state_dict()}
 

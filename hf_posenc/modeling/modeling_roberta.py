@@ -19,7 +19,7 @@ from .attention import PositionSelfAttention
 from .configuration_posenc import PosencRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
 from .family import ROBERTA
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
@@ -52,7 +52,7 @@ class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
     _no_split_modules = ["RobertaLayer"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=ROBERTA,
     embeddings=PosencRobertaEmbeddings,
     encoder=PosencRobertaEncoder,
@@ -61,7 +61,7 @@ PARTS = Parts(
     model=PosencRobertaModel,
     eager=eager_attention_forward,
 )
-PosencRobertaModel.position_parts = PARTS
+PosencRobertaModel.position_classes = CLASSES
 
 
 class PosencRobertaForMaskedLM(PosencPreTrainedModel, RobertaForMaskedLM):
@@ -69,7 +69,7 @@ class PosencRobertaForMaskedLM(PosencPreTrainedModel, RobertaForMaskedLM):
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForMaskedLM"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
@@ -77,7 +77,7 @@ class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForCausalLM"
-    position_parts = PARTS
+    position_classes = CLASSES
     stock_loss_divides = True
 
 
@@ -86,7 +86,7 @@ class PosencRobertaForSequenceClassification(PosencPreTrainedModel, RobertaForSe
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForSequenceClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencRobertaForMultipleChoice(PosencPreTrainedModel, RobertaForMultipleChoice):
@@ -94,7 +94,7 @@ class PosencRobertaForMultipleChoice(PosencPreTrainedModel, RobertaForMultipleCh
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForMultipleChoice"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencRobertaForTokenClassification(PosencPreTrainedModel, RobertaForTokenClassification):
@@ -102,7 +102,7 @@ class PosencRobertaForTokenClassification(PosencPreTrainedModel, RobertaForToken
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForTokenClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencRobertaForQuestionAnswering(PosencPreTrainedModel, RobertaForQuestionAnswering):
@@ -110,4 +110,4 @@ class PosencRobertaForQuestionAnswering(PosencPreTrainedModel, RobertaForQuestio
 
     config_class = PosencRobertaConfig
     _auto_class = "AutoModelForQuestionAnswering"
-    position_parts = PARTS
+    position_classes = CLASSES

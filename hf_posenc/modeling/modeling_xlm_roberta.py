@@ -19,7 +19,7 @@ from .attention import PositionSelfAttention
 from .configuration_posenc import PosencXLMRobertaConfig
 from .embeddings import PaddedPositionEmbeddings
 from .family import XLM_ROBERTA
-from .modeling_posenc import Parts, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
@@ -52,7 +52,7 @@ class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaMode
     _no_split_modules = ["XLMRobertaLayer"]
 
 
-PARTS = Parts(
+CLASSES = FamilyClasses(
     family=XLM_ROBERTA,
     embeddings=PosencXLMRobertaEmbeddings,
     encoder=PosencXLMRobertaEncoder,
@@ -61,7 +61,7 @@ PARTS = Parts(
     model=PosencXLMRobertaModel,
     eager=eager_attention_forward,
 )
-PosencXLMRobertaModel.position_parts = PARTS
+PosencXLMRobertaModel.position_classes = CLASSES
 
 
 class PosencXLMRobertaForMaskedLM(PosencPreTrainedModel, XLMRobertaForMaskedLM):
@@ -69,7 +69,7 @@ class PosencXLMRobertaForMaskedLM(PosencPreTrainedModel, XLMRobertaForMaskedLM):
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForMaskedLM"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
@@ -77,7 +77,7 @@ class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForCausalLM"
-    position_parts = PARTS
+    position_classes = CLASSES
     stock_loss_divides = True
 
 
@@ -86,7 +86,7 @@ class PosencXLMRobertaForSequenceClassification(PosencPreTrainedModel, XLMRobert
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForSequenceClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencXLMRobertaForMultipleChoice(PosencPreTrainedModel, XLMRobertaForMultipleChoice):
@@ -94,7 +94,7 @@ class PosencXLMRobertaForMultipleChoice(PosencPreTrainedModel, XLMRobertaForMult
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForMultipleChoice"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencXLMRobertaForTokenClassification(PosencPreTrainedModel, XLMRobertaForTokenClassification):
@@ -102,7 +102,7 @@ class PosencXLMRobertaForTokenClassification(PosencPreTrainedModel, XLMRobertaFo
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForTokenClassification"
-    position_parts = PARTS
+    position_classes = CLASSES
 
 
 class PosencXLMRobertaForQuestionAnswering(PosencPreTrainedModel, XLMRobertaForQuestionAnswering):
@@ -110,4 +110,4 @@ class PosencXLMRobertaForQuestionAnswering(PosencPreTrainedModel, XLMRobertaForQ
 
     config_class = PosencXLMRobertaConfig
     _auto_class = "AutoModelForQuestionAnswering"
-    position_parts = PARTS
+    position_classes = CLASSES

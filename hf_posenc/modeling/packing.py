@@ -30,7 +30,7 @@ FEWEST_SAVED, SHORTER = 1 << 16, 0.8
 BACKENDS = ("sdpa", "eager")
 
 
-class Spread(torch.autograd.Function):
+class PadWithTokens(torch.autograd.Function):
     """Rows of (tokens, width) at the places of padded sequences; what stands at padding has no gradient.
 
     Its own gradient, by the places, is a selection too: that of `index_select` would add up row by row.
@@ -86,7 +86,7 @@ class Group:
         source = torch.where(kept, order, order.gather(1, kept.int().argmax(1, keepdim=True)))
         return cls(sequences, tuple(kept.shape), tokens, kept.flatten().nonzero()[:, 0], source.flatten(), mask)
 
-    def spread(self, states: torch.Tensor) -> torch.Tensor:
+    def pad_heads(self, states: torch.Tensor) -> torch.Tensor:
         """From (tokens, heads, head_dim) to (sequences, heads, length, head_dim)."""
         _, heads, head_dim = states.shape
         return self.pad(states.flatten(1)).view(*self.shape, heads, head_dim).transpose(1, 2)
@@ -94,7 +94,7 @@ class Group:
     def pad(self, states: torch.Tensor) -> torch.Tensor:
         """From (tokens, width) to (sequences, length, width)."""
         if self.places is not None:
-            states = Spread.apply(states, self.source, self.places)
+            states = PadWithTokens.apply(states, self.source, self.places)
         return states.view(*self.shape, -1)
 
     def collect(self, output: torch.Tensor) -> torch.Tensor:
@@ -161,38 +161,38 @@ class Packing:
             places.append((sequences[:, None] * length + torch.arange(own))[part])
         return cls((batch, length), torch.cat(places), groups)
 
-    def pack(self, states: torch.Tensor) -> torch.Tensor:
+    def unpad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (batch or 1, length, width) to (1, tokens, width)."""
         states = states.expand(self.shape[0], -1, -1)
         return states.flatten(0, 1).index_select(0, self.places)[None]
 
-    def spread(self, states: torch.Tensor) -> torch.Tensor:
-        """As [`unpack`], where the sequences are a single group: at padding stands any token of the same sequence."""
+    def pad_with_tokens(self, states: torch.Tensor) -> torch.Tensor:
+        """From (1, tokens, width) to (batch, length, width), of sequences in one group; padding gets a token of its own sequence."""
         [group] = self.groups
         return group.pad(states[0])
 
-    def unpack(self, states: torch.Tensor) -> torch.Tensor:
+    def pad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, tokens, width) to (batch, length, width), zeros where nothing was packed."""
         batch, length = self.shape
         padded = states.new_zeros(batch * length, states.shape[-1])
         return padded.index_copy(0, self.places, states[0]).view(batch, length, -1)
 
-    def unpack_heads(self, states: torch.Tensor) -> torch.Tensor:
+    def pad_heads(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, heads, tokens, head_dim) to (batch, heads, length, head_dim)."""
         heads = states.shape[1]
-        padded = self.unpack(states.transpose(1, 2).flatten(2))
+        padded = self.pad_input(states.transpose(1, 2).flatten(2))
         return padded.view(*self.shape, heads, -1).transpose(1, 2)
 
-    def pack_heads(self, states: torch.Tensor) -> torch.Tensor:
+    def unpad_heads(self, states: torch.Tensor) -> torch.Tensor:
         """From (batch, heads, length, head_dim) to (1, heads, tokens, head_dim)."""
         heads = states.shape[1]
-        packed = self.pack(states.transpose(1, 2).flatten(2))
+        packed = self.unpad_input(states.transpose(1, 2).flatten(2))
         return packed.view(1, -1, heads, states.shape[-1]).transpose(1, 2)
 
     def by_group(self, states: torch.Tensor) -> list[torch.Tensor]:
         """From (1, heads, tokens, head_dim) to (sequences, heads, length, head_dim) for each group."""
         parts = states[0].transpose(0, 1).split([group.tokens for group in self.groups])
-        return [group.spread(part) for group, part in zip(self.groups, parts)]
+        return [group.pad_heads(part) for group, part in zip(self.groups, parts)]
 
 
 def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:

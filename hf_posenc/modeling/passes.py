@@ -10,7 +10,7 @@ from torch import nn
 
 from .block_sums import Distances, Scores, Values
 from .block_terms import Inputs, Part, Setting, block_terms
-from .blocks import LINE, Block, Sizes, aligned, slices, whole_lines
+from .blocks import LINE, AttentionShape, Block, aligned, slices, whole_lines
 from .distance_products import Buffer
 from .masks import AttentionMask, Dropout
 from .strategies import Kernel, Strategy
@@ -30,7 +30,7 @@ class Plan:
         scaling: of the content score.
     """
 
-    sizes: Sizes
+    sizes: AttentionShape
     strategy: Strategy
     ranges: list[tuple[int, int] | None]
     is_causal: bool
@@ -130,7 +130,7 @@ class Pass:
     @functools.cached_property
     def _has_steep_bias(self) -> bool:
         """Whether it alone can bring a weight near the smallest numbers."""
-        return self.scores.bias is not None and self.scores.bias.spread() > STEEP
+        return self.scores.bias is not None and self.scores.bias.value_range() > STEEP
 
     def dropout_mask(self, block: Block) -> torch.Tensor:
         """1.0 where a weight of a block is kept, 0.0 where it is dropped."""
@@ -215,7 +215,7 @@ class ForwardPass(Pass):
                     self._call_kernel(output, sequences, block, attended, added[..., block.columns(attended)])
 
     def _run_kernel_with_bias_by_distance(self, output: torch.Tensor) -> None:
-        """The same where a bias per distance is all there is: nothing is laid out, the last query comes first."""
+        """PyTorch's kernel where a bias per distance is all there is: it reads the bias in place, the last query first."""
         sizes = self.plan.sizes
         for sequences in self._like_sequences():
             keys = self.range_of(sequences.start)

@@ -9,8 +9,8 @@ from .scheme import (
     AttentionContext,
     AttentionScheme,
     Normal,
-    PositionEmbedding,
     Positions,
+    PositionTable,
     RelativeTerm,
     whole_table,
     xavier,
@@ -41,9 +41,9 @@ class Relative(AttentionScheme):
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         initial = zeros if self.init == "silent" else xavier
         rows, width = 2 * self.max_distance + 1, attention.head_dim
-        attention.relative_key_embeddings = PositionEmbedding(rows, width, initial)
+        attention.relative_key_embeddings = PositionTable(rows, width, initial)
         if self.on_values:
-            attention.relative_value_embeddings = PositionEmbedding(rows, width, initial)
+            attention.relative_value_embeddings = PositionTable(rows, width, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
         return clip_distance(positions.relative, self.max_distance)
@@ -80,7 +80,7 @@ class RelativeKey(AttentionScheme):
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         initial = zeros if self.init == "silent" else Normal(config.sizes.initializer_range)
         rows, width = 2 * self.max_distance + 1, attention.head_dim
-        attention.distance_embedding = PositionEmbedding(rows, width, initial)
+        attention.distance_embedding = PositionTable(rows, width, initial)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor:
         # The table counts query - key.

@@ -19,12 +19,12 @@ def relative_distances(query_length: int, key_length: int, offset: int | torch.T
 
     Returns:
         int64 tensor (query_length + key_length - 1,), ascending. The pair (i, j) finds its own distance at index
-        `j - i + query_length - 1`, see [`spread`].
+        `j - i + query_length - 1`, see [`expand_to_pairs`].
     """
     return torch.arange(query_length + key_length - 1, device=device) - (query_length - 1) - offset
 
 
-def spread(by_distance: torch.Tensor, query_length: int, key_length: int) -> torch.Tensor:
+def expand_to_pairs(by_distance: torch.Tensor, query_length: int, key_length: int) -> torch.Tensor:
     """Lay values that are known per distance out per pair of positions.
 
     Args:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from transformers import initialization as init
 
 from .flags import Boolean, Choice, Flag
-from .relative_positions import relative_distances, spread
+from .relative_positions import expand_to_pairs, relative_distances
 
 
 # Modes in which tensors have no values, or in which operations are recorded.
@@ -92,7 +92,7 @@ class Identity:
         return init.copy_(tensor, self.scale * eye.repeat(1, in_features // out_features))
 
 
-class PositionEmbedding(nn.Embedding):
+class PositionTable(nn.Embedding):
     """A table whose initial value belongs to its scheme."""
 
     def __init__(self, rows: int, width: int, initial: Initial):
@@ -193,7 +193,7 @@ class Positions:
 
     def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
         """What is known of each of the `relative` distances, (batch or 1, query, key)."""
-        return spread(rows, self.query.shape[1], self.key.shape[1])[None] if self.contiguous else rows
+        return expand_to_pairs(rows, self.query.shape[1], self.key.shape[1])[None] if self.contiguous else rows
 
     def bias(self, of_distance: Callable[[torch.Tensor], torch.Tensor]) -> "RelativeTerm | PairTerm":
         """The term of a bias that is a function of the distance, computed per distance where that will do.
@@ -264,7 +264,7 @@ class RelativeTerm:
         return query if self.query_bias is None else query + self.query_bias.to(query.device)[:, None]
 
     def without_query_bias(self) -> "RelativeTerm":
-        """The same term, with a bias per row in place of the queries' bias."""
+        """This term with its query bias as a bias per row of the table."""
         if self.query_bias is None:
             return self
         # (heads or 1, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
@@ -337,7 +337,7 @@ class PositionScheme:
         return self.silent and getattr(self, "init", "silent") == "silent"
 
     def starts_silent_beside(self, trained: set[str]) -> bool:
-        """The same, for a checkpoint that was trained with the schemes `trained`, which stay."""
+        """Whether the scheme keeps the function of a checkpoint that was trained with the schemes `trained`, which stay."""
         return self.starts_silent()
 
 

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from .block_terms import BlockTerm, DistanceBias, KeyTable, PairwiseTerm, PositionProduct, QueryTable, ValueTable
-from .blocks import Clipping, Sizes, clipping_of, equal_parts
+from .blocks import AttentionShape, Clipping, clipping_of, equal_parts
 
 
 # Scores in a block: few enough to stay in a cache between the steps. At least so many heads, though, or the cores wait for
@@ -55,14 +55,14 @@ class Strategy:
     keeps_weights: bool
 
 
-def may_clip(sizes: Sizes, kinds: frozenset[type[BlockTerm]]) -> bool:
+def may_clip(sizes: AttentionShape, kinds: frozenset[type[BlockTerm]]) -> bool:
     """Whether [`choose_strategy`] could make use of distances that share all vectors: counting them takes time."""
     by_distance = not any(issubclass(kind, PairwiseTerm) for kind in kinds)
     return by_distance and 4 * min(ROWS, sizes.query_length) < 3 * sizes.key_length
 
 
 def choose_strategy(
-    sizes: Sizes,
+    sizes: AttentionShape,
     kinds: frozenset[type[BlockTerm]],
     clipped: tuple[int, int],
     *,
@@ -110,7 +110,7 @@ def choose_strategy(
     )
 
 
-def _kernel(sizes: Sizes, kinds, *, dropout: bool, is_shared: bool, leaves_queries: bool) -> Kernel:
+def _kernel(sizes: AttentionShape, kinds, *, dropout: bool, is_shared: bool, leaves_queries: bool) -> Kernel:
     """Whether PyTorch's own kernel does the rest: it takes what is added to the content score, and no dropout.
 
     Products that each sequence computes for itself are better done in blocks, but for those with a table where keys are
@@ -124,6 +124,6 @@ def _kernel(sizes: Sizes, kinds, *, dropout: bool, is_shared: bool, leaves_queri
     return Kernel.BLOCKS if has_products and not (sizes.batch > 1 and is_shared) else Kernel.BIAS
 
 
-def _heads(size: int, fewest: int, rows: int, sizes: Sizes) -> int:
+def _heads(size: int, fewest: int, rows: int, sizes: AttentionShape) -> int:
     """Heads of a block with about `size` scores: equal parts of all."""
     return equal_parts(sizes.heads, max(fewest, size // (rows * (sizes.key_length + rows))))

@@ -9,8 +9,8 @@ from .scheme import (
     AttentionContext,
     AttentionScheme,
     Normal,
-    PositionEmbedding,
     Positions,
+    PositionTable,
     RelativeTerm,
     whole_table,
     zeros,
@@ -58,12 +58,12 @@ class T5(AttentionScheme):
             scheme.unties_cls for name, scheme in config.schemes.items() if name != self.name
         )
 
-    def _table(self, config) -> PositionEmbedding:
+    def _table(self, config) -> PositionTable:
         # Where stock checkpoints have the table, it starts as stock's.
         is_native = self.name in config.family.native_keys and self.name in config.trained_schemes
         silent = self.init == "silent" and not is_native
         initial = zeros if silent else Normal(config.sizes.initializer_range)
-        return PositionEmbedding(self.buckets, config.sizes.num_attention_heads, initial)
+        return PositionTable(self.buckets, config.sizes.num_attention_heads, initial)
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
         if not self.per_layer:

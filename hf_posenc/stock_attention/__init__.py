@@ -24,11 +24,11 @@ _changes: list[Changes] = []
 
 
 def _correct_implementation(
-    found: Callable, model: PreTrainedModel, requested_attention: str | None, *args, **kwargs
+    original: Callable, model: PreTrainedModel, requested_attention: str | None, *args, **kwargs
 ) -> str:
     """`get_correct_attn_implementation`: these backends are there, and unnamed means eager, as in stock."""
     if isinstance(model, PosencPreTrainedModel):
-        return found(requested_attention, *args, **kwargs)
+        return original(requested_attention, *args, **kwargs)
     if requested_attention is None:
         return "eager"
     if requested_attention not in ("eager", *IMPLEMENTATIONS):
@@ -36,7 +36,7 @@ def _correct_implementation(
             raise ValueError(
                 f"attn_implementation={requested_attention!r} is unknown; {type(model).__name__} has {_POSSIBLE}"
             )
-        return found(requested_attention, *args, **kwargs)
+        return original(requested_attention, *args, **kwargs)
     if requested_attention != "eager":
         refuse(model)
     return requested_attention
@@ -93,6 +93,6 @@ def install(changes: Changes) -> None:
     for family in FAMILIES:
         for model in family.MODELS:
             hook_method(changes, model, "get_correct_attn_implementation", _correct_implementation)
-            hook_class_method(changes, model, "_can_set_attn_implementation", lambda found, cls: True)
+            hook_class_method(changes, model, "_can_set_attn_implementation", lambda original, cls: True)
         family.install(changes)
     _changes[:] = [changes]

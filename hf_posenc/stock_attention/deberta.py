@@ -18,7 +18,7 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from ..changes import Changes, hook_method
 from ..modeling.caching import cached, is_plain
-from ..modeling.relative_positions import relative_distances, spread
+from ..modeling.relative_positions import expand_to_pairs, relative_distances
 from ..modeling.scheme import RelativeTerm, is_traced
 from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
@@ -31,7 +31,7 @@ SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
 FEW_ROWS = 64
 
 
-class Distances(NamedTuple):
+class RelativeRows(NamedTuple):
     """Relative positions of a forward pass, in place of stock's matrix of them.
 
     Attributes:
@@ -64,7 +64,7 @@ def rows_of_table(
 
 @functools.lru_cache(maxsize=64)
 def _reached(length: int, span: int, buckets: int, max_distance: int) -> tuple[torch.Tensor, torch.Tensor, int, int]:
-    """The same on CPUs, with the first row reached, and the one after the last."""
+    """[`rows_of_table`] on CPUs, kept; and the first row that is reached, and the one after the last."""
     with torch.inference_mode(False):  # they may be used in training later
         relative, rows = rows_of_table(length, span, buckets, max_distance, torch.device("cpu"))
         start, stop = int(rows.min()), int(rows.max()) + 1
@@ -103,60 +103,64 @@ def refuse_options(config) -> None:
 
 
 def refuse_model(model: nn.Module) -> None:
-    """The same for a model."""
+    """Raise ValueError for a model in which only eager attention is right."""
     if any(getattr(module, "z_steps", 0) > 1 for module in model.modules()):
         raise ValueError("z_steps > 1 (layers that repeat with other queries) is only for attn_implementation='eager'")
 
 
-def _mask(found: Callable, encoder: nn.Module, attention_mask: torch.Tensor):
+def _mask(original: Callable, encoder: nn.Module, attention_mask: torch.Tensor):
     """`get_attention_mask`."""
     if _implementation(encoder) is None:
-        return found(attention_mask)
+        return original(attention_mask)
     if attention_mask.dim() == 2:
         return TokenMask.of(attention_mask)
-    return found(attention_mask).bool()
+    return original(attention_mask).bool()
 
 
-def _distances(found: Callable, encoder: nn.Module, hidden_states, query_states=None, relative_pos=None):
+def _distances(original: Callable, encoder: nn.Module, hidden_states, query_states=None, relative_pos=None):
     """`get_rel_pos`."""
     implementation = _implementation(encoder)
     if implementation is None or query_states is not None or relative_pos is not None:
-        return found(hidden_states, query_states, relative_pos)
+        return original(hidden_states, query_states, relative_pos)
     if not encoder.relative_attention:
-        return Distances(implementation, None, None, 0, 0)
+        return RelativeRows(implementation, None, None, 0, 0)
     buckets = getattr(encoder, "position_buckets", -1)
     max_distance = encoder.max_relative_positions
     span = buckets if buckets > 0 else max_distance
     length, device = hidden_states.shape[1], hidden_states.device
     if is_traced():
         relative, rows = rows_of_table(length, span, buckets, max_distance, device)
-        return Distances(implementation, relative, rows, 0, 2 * span)
+        return RelativeRows(implementation, relative, rows, 0, 2 * span)
     relative, rows, start, stop = _reached(length, span, buckets, max_distance)
-    return Distances(implementation, relative.to(device), rows.to(device), start, stop)
+    return RelativeRows(implementation, relative.to(device), rows.to(device), start, stop)
 
 
-def _table(found: Callable, encoder: nn.Module) -> torch.Tensor | None:
+def _table(original: Callable, encoder: nn.Module) -> torch.Tensor | None:
     """`get_rel_embedding`, which normalises the same table again in every forward pass."""
     # Without relative attention there may be a norm and is no table.
     is_normed = encoder.relative_attention and isinstance(getattr(encoder, "LayerNorm", None), nn.LayerNorm)
     if not is_normed or _implementation(encoder) is None:
-        return found()
-    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), tuple(encoder.norm_rel_ebd), found)
+        return original()
+    return cached(encoder, [encoder.rel_embeddings, encoder.LayerNorm], (), tuple(encoder.norm_rel_ebd), original)
 
 
 def _forward(
-    projections: Callable, receives: Receives, found: Callable, attention: nn.Module, hidden_states, *args, **kwargs
+    projections: Callable, receives: Receives, original: Callable, attention: nn.Module, hidden_states, *args, **kwargs
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """`DisentangledSelfAttention.forward`.
 
     Args:
         projections: of the version, see [`_project_v1`].
-        receives: how stock's is called. Its relative positions are [`Distances`] where a backend is asked for.
+        receives: how stock's is called. Its relative positions are [`RelativeRows`] where a backend is asked for.
     """
     given = {**dict(zip(receives.names[1:], args)), **kwargs}
     distances, mask = given.get("relative_pos"), given.get(receives.mask)
-    if not isinstance(distances, Distances) or given.get("output_attentions") or given.get("query_states") is not None:
-        return found(
+    if (
+        not isinstance(distances, RelativeRows)
+        or given.get("output_attentions")
+        or given.get("query_states") is not None
+    ):
+        return original(
             hidden_states, **{**given, **_as_stock_takes_them(receives, mask, distances, hidden_states.shape[1])}
         )
     query, key, value, scaling, terms = projections(attention, hidden_states, distances, given.get("rel_embeddings"))
@@ -168,12 +172,14 @@ def _as_stock_takes_them(receives: Receives, mask, distances, length: int) -> di
     """Mask and relative positions of pairs, of a backend's own."""
     if isinstance(mask, TokenMask):
         mask = mask.given[:, None, None, :] * mask.given[:, None, :, None]
-    if isinstance(distances, Distances):
-        distances = None if distances.relative is None else spread(distances.relative, length, length)[None]
+    if isinstance(distances, RelativeRows):
+        distances = None if distances.relative is None else expand_to_pairs(distances.relative, length, length)[None]
     return {receives.mask: mask, "relative_pos": distances}
 
 
-def _project_v1(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
+def _project_v1(
+    attention: nn.Module, hidden_states: torch.Tensor, distances: RelativeRows, table: torch.Tensor | None
+):
     """Query, key and value, (batch, heads, length, head_dim), the scale of their product, and the position terms."""
     heads = attention.num_attention_heads
     query, key, value = split_heads(attention.in_proj(hidden_states), heads).chunk(3, dim=-1)
@@ -186,8 +192,10 @@ def _project_v1(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
     return query, key, value, scaling, terms
 
 
-def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor | None):
-    """As [`_project_v1`], of v2 and v3."""
+def _project_v2(
+    attention: nn.Module, hidden_states: torch.Tensor, distances: RelativeRows, table: torch.Tensor | None
+):
+    """Query, key and value, (batch, heads, length, head_dim), the scale of their product, and the position terms, of v2 and v3."""
     heads, types = attention.num_attention_heads, attention.pos_att_type
     scaling = 1 / math.sqrt(attention.attention_head_size * (1 + ("c2p" in types) + ("p2c" in types)))
     if _projects_jointly(attention, distances, table):
@@ -203,7 +211,7 @@ def _project_v2(attention: nn.Module, hidden_states: torch.Tensor, distances: Di
     return query, key, value, scaling, terms
 
 
-def _projects_jointly(attention: nn.Module, distances: Distances, table: torch.Tensor | None) -> bool:
+def _projects_jointly(attention: nn.Module, distances: RelativeRows, table: torch.Tensor | None) -> bool:
     """Whether hidden states and rows of the table make one product with each matrix: a short text takes as long as reading
     the matrix does."""
     return (
@@ -217,7 +225,7 @@ def _projects_jointly(attention: nn.Module, distances: Distances, table: torch.T
 
 
 def _project_jointly(
-    attention: nn.Module, hidden_states: torch.Tensor, distances: Distances, table: torch.Tensor, scaling: float
+    attention: nn.Module, hidden_states: torch.Tensor, distances: RelativeRows, table: torch.Tensor, scaling: float
 ):
     """What [`_project_v2`] returns, with two products less."""
     heads, types, tokens = attention.num_attention_heads, attention.pos_att_type, hidden_states.shape[:2]
@@ -235,7 +243,7 @@ def _project_jointly(
 
 def _terms(
     attention: nn.Module,
-    distances: Distances,
+    distances: RelativeRows,
     table: torch.Tensor | None,
     key_projection: nn.Module | None,
     query_projection: nn.Module | None,

@@ -16,7 +16,7 @@ from ..changes import Changes, hook_method
 from ..modeling.attention import dense_mask, score_bias
 from ..modeling.blockwise import Term, allowed
 from ..modeling.modeling_posenc import PositionEncoder
-from ..modeling.relative_positions import relative_distances, spread
+from ..modeling.relative_positions import expand_to_pairs, relative_distances
 from ..modeling.scheme import PairTerm, RelativeTerm, is_traced
 from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, attend, split_heads
@@ -71,7 +71,7 @@ def _buckets(length: int, number: int, device: torch.device) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
-    """The same on CPUs, with the number of the last bucket and one."""
+    """Stock's buckets per distance on CPUs, kept; and the number of the last bucket and one."""
     with torch.inference_mode(False):  # they may be used in training later
         rows = _buckets(length, number, torch.device("cpu"))
         return rows, int(rows.max()) + 1
@@ -79,14 +79,14 @@ def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
 
 def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
     """(1, heads, length, length), a view."""
-    return spread(bias[:, rows], length, length)[None]
+    return expand_to_pairs(bias[:, rows], length, length)[None]
 
 
-def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
+def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
     implementation = encoder.config._attn_implementation
     if implementation not in IMPLEMENTATIONS or position_ids is not None or not _has_stock_attention(encoder):
-        return found(x, position_ids, num_buckets)
+        return original(x, position_ids, num_buckets)
     if is_traced():
         rows, stop = _buckets(x.shape[1], num_buckets, x.device), num_buckets
     else:
@@ -100,17 +100,17 @@ def _bias(found: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=Non
     return Bias(implementation, rows, bias, pairs)
 
 
-def _forward(found: Callable, attention: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
+def _forward(original: Callable, attention: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
     """`MPNetSelfAttention.forward`; its bias is a [`Bias`] where a backend is asked for."""
     given = {**dict(zip(RECEIVES.names[1:], args)), **kwargs}
     of_pairs = next((name for name, value in given.items() if isinstance(value, Bias)), None)
     if of_pairs is None:
-        return found(hidden_states, *args, **kwargs)
+        return original(hidden_states, *args, **kwargs)
     bias, mask, heads = given[of_pairs], given.get(RECEIVES.mask), attention.num_attention_heads
     if given.get("output_attentions"):
         length = hidden_states.shape[1]
         given |= {RECEIVES.mask: _additive(mask, hidden_states), of_pairs: _by_pair(bias.bias, bias.rows, length)}
-        return found(hidden_states, **given)
+        return original(hidden_states, **given)
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
