@@ -16,7 +16,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-from records import write_json, write_whole  # noqa: E402
+from records import write_json  # noqa: E402
+
+from hf_posenc.files import write_whole  # noqa: E402
 
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,7 +69,7 @@ def write(name: str, results: dict[str, Any], markdown: str | None = None) -> No
     """Write results/<name>.json, and results/<name>.md where there is something to read."""
     write_json(RESULTS / f"{name}.json", {**circumstances(), **results})
     if markdown is not None:
-        write_whole(RESULTS / f"{name}.md", markdown)
+        write_whole({RESULTS / f"{name}.md": markdown})
     print(f"wrote {RESULTS / name}.json")
 
 

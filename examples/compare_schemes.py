@@ -39,7 +39,7 @@ from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read
 from minilm import packaged_minilm
 from punctuation import f1_scores, hold_out, language_reference, read_documents, windows
 from quickstart import DEFAULTS, load_config
-from records import as_markdown, same_settings, write_json, write_whole
+from records import as_markdown, same_settings, write_json
 from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
     AutoConfig,
@@ -55,6 +55,7 @@ from transformers import (
 )
 
 from hf_posenc import convert, position_parameters
+from hf_posenc.files import write_whole
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.training import tables_and_biases
 
@@ -406,7 +407,7 @@ def converted(candidate: Candidate, task: Task, arguments: CompareArguments, fol
     if not output.exists():
         print(f"\n{candidate.label}: conversion", flush=True)
         text = folder / "conversions" / "text.txt"
-        write_whole(text, task.text)
+        write_whole({text: task.text})
         convert(
             arguments.checkpoint,
             **candidate.flags,
@@ -620,11 +621,11 @@ def report(runs: list[Run], task: Task, costs: dict[str, float], settings: dict[
         "runs": [asdict(run) for run in runs],
     }
     write_json(folder / "results.json", entries)
-    write_whole(folder / "results.csv", csv_lines(runs))
-    write_whole(folder / "results.md", table)
-    write_whole(folder / "learning_curves.png", plot_learning_curves(runs))
+    write_whole({folder / "results.csv": csv_lines(runs)})
+    write_whole({folder / "results.md": table})
+    write_whole({folder / "learning_curves.png": plot_learning_curves(runs)})
     if all(row.relative_cost is not None for row in rows):
-        write_whole(folder / "quality_and_cost.png", plot_quality_and_cost(rows, task.quality))
+        write_whole({folder / "quality_and_cost.png": plot_quality_and_cost(rows, task.quality)})
     return table
 
 

@@ -31,7 +31,7 @@ from arguments import ScriptParser
 from long_documents import chunks, file_name, truncated, whole
 from long_texts import ids_of, read_articles
 from minilm import packaged_minilm
-from records import as_markdown, check_writable, same_settings, write_json, write_whole
+from records import as_markdown, check_writable, same_settings, write_json
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 from torch.nn.utils.rnn import pad_sequence
@@ -40,6 +40,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from hf_posenc import position_parameters
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.distillation import has_bfloat16
+from hf_posenc.files import write_whole
 from hf_posenc.inspection import longest_sequence
 
 
@@ -369,7 +370,7 @@ def main() -> None:
         "runs": [asdict(run) for run in runs],
     }
     write_json(folder / "results.json", results)
-    write_whole(folder / "results.md", table(runs))
+    write_whole({folder / "results.md": table(runs)})
     print(f"\n{table(runs)}\nwritten to {folder}")
 
 

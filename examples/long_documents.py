@@ -32,7 +32,7 @@ import torch
 from arguments import ScriptParser
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
 from minilm import packaged_minilm
-from records import as_markdown, check_writable, same_settings, write_json, write_whole
+from records import as_markdown, check_writable, same_settings, write_json
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -40,6 +40,7 @@ from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
+from hf_posenc.files import write_whole
 from hf_posenc.inspection import longest_sequence
 
 
@@ -444,7 +445,7 @@ class Comparison:
         """A folder of articles, a file each."""
         folder = self.folder / name
         for number, article in enumerate(texts):
-            write_whole(folder / f"{number:04}.txt", "\n".join(article) + "\n")
+            write_whole({folder / f"{number:04}.txt": "\n".join(article) + "\n"})
         return folder
 
     def settings(self) -> dict[str, Any]:
@@ -480,8 +481,8 @@ class Comparison:
         write_json(self.folder / "results.json", entries)
         parts = [*tables(summaries), *difference_tables(differences)]
         written = "\n\n".join(parts + ([development_table(development)] if development else []))
-        write_whole(self.folder / "results.md", written + "\n")
-        write_whole(self.folder / "results.png", plot(summaries))
+        write_whole({self.folder / "results.md": written + "\n"})
+        write_whole({self.folder / "results.png": plot(summaries)})
         return written
 
 

@@ -1,18 +1,11 @@
 """Files that are there whole or not at all, the settings that the results in a folder were made with, and tables of them."""
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-
-def write_whole(file: Path, content: str | bytes) -> None:
-    """Write a file so that a kill between two bytes leaves what was there before."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(part, file)
+from hf_posenc.files import write_whole
 
 
 def check_writable(folder: str | Path) -> None:
@@ -28,8 +21,8 @@ def check_writable(folder: str | Path) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write a JSON file as [`write_whole`] does."""
-    write_whole(file, json.dumps(content, indent=2) + "\n")
+    """Write a JSON file, whole or not at all."""
+    write_whole({file: json.dumps(content, indent=2) + "\n"})
 
 
 def same_settings(file: Path, settings: dict[str, Any]) -> bool:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import yaml_dump
+
+from .files import write_whole
 
 
 BEGIN = "<!-- hf_posenc: from here to the end mark, written anew with the card. Metadata: "
@@ -52,20 +53,12 @@ def save_card(card: ModelCard, path: str | os.PathLike, given: Collection[str] =
         path.write_text(card.content, encoding="utf-8")
         return path
     content, target = card.content, path.resolve()
-    newline = "\n"
     if target.is_file() and not force:
         there = read_card(target)
-        newline = "\r\n" if "\r\n" in there else "\n"
         content = _explained(target, merged_card, there.replace("\r\n", "\n"), content, given)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_text(content, encoding="utf-8", newline=newline)
-        if target.exists():
-            shutil.copymode(target, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if "\r\n" in there:
+            content = content.replace("\n", "\r\n")
+    write_whole({target: content})
     return path
 
 

@@ -286,12 +286,13 @@ def compare(
     out = _instead_of("--report", report, out)
     from hf_posenc.conversion import compare
     from hf_posenc.conversion.writing import check_report
+    from hf_posenc.files import write_whole
 
     if out is not None:
         check_report(out)
     found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
     if out is not None:
-        out.write_text(found.to_json(), encoding="utf-8")
+        write_whole({out: found.to_json()})
     typer.echo(found.table())
 
 

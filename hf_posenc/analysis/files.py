@@ -1,10 +1,9 @@
-"""Figures as files, which are written whole or not at all."""
+"""Figures as files."""
 
 import io
-import os
-import tempfile
 from pathlib import Path
 
+from ..files import write_whole
 from . import style
 from .access import study
 from .records import Figure, Record
@@ -33,38 +32,6 @@ def format_of(path: str | Path) -> str:
     if suffix not in FORMATS:
         raise ValueError(f"{path}: a figure is written as .png or .svg")
     return suffix
-
-
-def write_whole(contents: dict[Path, bytes]) -> None:
-    """Write files, each whole; none is touched where one of them cannot be written.
-
-    Raises:
-        OSError: one cannot be written.
-    """
-    for path in contents:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-    written: dict[Path, Path] = {}
-    try:
-        for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            written[Path(temporary)] = path
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o666 & ~_umask())
-        for temporary, path in written.items():
-            os.replace(temporary, path)
-    finally:
-        for temporary in written:
-            temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """What new files are masked by, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def plot_to_file(what: str, model: str, path: str | Path) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..files import whole_file
 from ..modeling.scheme import PositionTable
 from ..parameters import position_parameters
 from ..registry import family_of
@@ -406,14 +407,11 @@ def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: d
     if checkpoint is None or not is_first_process():
         return
     whole = {**state, "student": student.state_dict(), "optimizer": optimizer.state_dict()}
-    temporary = checkpoint.with_name(f".{checkpoint.name}.{os.getpid()}")
     try:
-        torch.save(whole, temporary)
-        os.replace(temporary, checkpoint)
+        with whole_file(checkpoint) as file:
+            torch.save(whole, file)
     except RuntimeError as error:  # which is no OSError, whatever its cause
         raise OSError(f"{checkpoint} cannot be written: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[str, Any]:

@@ -5,14 +5,13 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ..files import whole_folder
 from ..inspection import longest_sequence
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files
@@ -77,30 +76,6 @@ def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
         )
 
 
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to write to, which takes the place of `folder` at the end; after an error nothing of it stays.
-
-    Raises:
-        OSError: it cannot be written (no space, no right to), or it is whole and cannot take its place: it then stays where it is.
-    """
-    temporary = folder.absolute().with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        temporary.mkdir()
-        yield temporary
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, SafetensorError):  # which is no OSError, whatever its cause
-            raise OSError(f"{folder} cannot be written: {error}") from error
-        raise
-    try:
-        if folder.is_dir():
-            folder.rmdir()  # it is empty
-        os.replace(temporary, folder)
-    except OSError as error:
-        raise OSError(f"{folder} cannot be made: {error}; all that belongs there is in {temporary}") from error
-
-
 def kept_files(source: Path | None) -> dict[str, Path]:
     """What else of a checkpoint's folder goes along, modules of sentence-transformers among it, by path in the folder.
 
@@ -136,7 +111,10 @@ def write_converted(
         for name, file in kept_files(checkpoint.folder).items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place / name)
-        model.save_pretrained(place)
+        try:
+            model.save_pretrained(place)
+        except SafetensorError as error:  # which is no OSError, whatever its cause
+            raise OSError(f"{folder} cannot be written: {error}") from error
         if lengthened:
             checkpoint.tokenizer.model_max_length = report.max_length
         checkpoint.tokenizer.save_pretrained(place)
