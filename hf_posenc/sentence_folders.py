@@ -127,8 +127,11 @@ def _is_transformer(config: Path) -> bool:
 
 def _modules(modules_file: Path) -> list[tuple[str, str]]:
     """Path and type of every module."""
+    entries = _read(modules_file)
     try:
-        return [(_path(entry["path"]), str(entry["type"])) for entry in _read(modules_file)]
+        if not isinstance(entries, list) or not entries:
+            raise TypeError
+        return [(_path(entry["path"]), str(entry["type"])) for entry in entries]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{modules_file} is no list of modules with 'path' and 'type', as they are saved") from error
 

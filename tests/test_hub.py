@@ -730,6 +730,8 @@ class TestFoldersOfSentenceTransformers:
             ("code", "names the module mine.Pooling, whose code is mine.py"),
             ("no JSON", "modules.json is not JSON"),
             ("no list", "modules.json is no list of modules"),
+            ("mapping", "modules.json is no list of modules"),
+            ("empty list", "modules.json is no list of modules"),
             ("no path", "modules.json is no list of modules"),
         ],
     )
@@ -761,6 +763,8 @@ class TestFoldersOfSentenceTransformers:
             (folder / "modules.json").write_text("[")
         elif name == "no list":
             (folder / "modules.json").write_text("3")
+        elif name in ("mapping", "empty list"):
+            (folder / "modules.json").write_text("{}" if name == "mapping" else "[]")
         elif name == "no path":
             write_modules(folder, TRANSFORMER, {"type": POOLING["type"]})
         if name == "pickle":
