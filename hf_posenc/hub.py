@@ -142,7 +142,8 @@ def _is_on_hub(base: Any) -> bool:
         validate_repo_id(base)
     except HFValidationError:
         return False
-    return not Path(base).exists()
+    # A name that ends in a line break passes the check of huggingface_hub 1.20.
+    return base == base.strip() and not Path(base).exists()
 
 
 def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
