@@ -18,7 +18,7 @@ from typing import Any
 import comparison
 import report
 
-from hf_posenc.cards import write_card
+from hf_posenc.hub.cards import write_card
 
 
 ROOT = Path(__file__).parents[1]

@@ -63,7 +63,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_posenc.plugin import CONFIGS
+from hf_posenc.integrations.hooks import CONFIGS
 
 
 IGNORED = -100  # the label that the loss leaves out

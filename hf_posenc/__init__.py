@@ -7,8 +7,11 @@ transformers back as it was, and `install()` installs the hooks again.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .adapters import train_positions
 from .in_memory import with_position_scheme
+from .integrations.hooks import install, uninstall
+from .integrations.peft import train_positions
+from .integrations.stock_attention import set_attn_implementation
+from .integrations.unpadding import unpad
 from .modeling.caching import cache_projections
 from .modeling.configuration_posenc import (
     PosencBertConfig,
@@ -84,14 +87,11 @@ from .modeling.modeling_xlm_roberta import (
     PosencXLMRobertaModel,
 )
 from .parameters import freeze_all_but_positions, position_parameters
-from .plugin import install, uninstall
-from .stock_attention import set_attn_implementation
-from .unpadding import unpad
 
 
 if TYPE_CHECKING:
     from .conversion import convert
-    from .descriptions import inspect, schemes
+    from .inspection.descriptions import inspect, schemes
 
 
 __version__ = "0.3.0"
@@ -169,7 +169,7 @@ __all__ = [
 ]
 
 # What needs more libraries than a model does is imported when it is asked for.
-_LAZY = {"convert": "conversion", "inspect": "descriptions", "schemes": "descriptions"}
+_LAZY = {"convert": "conversion", "inspect": "inspection.descriptions", "schemes": "inspection.descriptions"}
 
 
 def __getattr__(name: str) -> Any:

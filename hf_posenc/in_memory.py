@@ -9,11 +9,11 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .inspection import flags_of
+from .integrations.unpadding import remove_hooks
 from .modeling.configuration_posenc import PositionConfigMixin
 from .modeling.flags import UNPAD
 from .modeling.schemes import FLAGS, SCHEMES, scheme_names
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families, family_of
-from .unpadding import remove_hooks
 
 
 # Entries that a stock config does not have.

@@ -64,7 +64,7 @@ def schemes() -> None:
 
     With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
     """
-    from hf_posenc import descriptions
+    from hf_posenc.inspection import descriptions
 
     typer.echo(descriptions.schemes())
 
@@ -79,7 +79,7 @@ def inspect(
     Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
     hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
     """
-    from hf_posenc import descriptions
+    from hf_posenc.inspection import descriptions
 
     typer.echo(descriptions.inspect(model, revision))
 
@@ -108,7 +108,7 @@ def push(
 def card(
     folder: Annotated[Path, typer.Argument(help="A saved variant.")],
     results: Annotated[
-        Path | None, typer.Option(help="JSON file of what was measured (format: hf_posenc/cards.py).")
+        Path | None, typer.Option(help="JSON file of what was measured (format: hf_posenc/hub/cards.py).")
     ] = None,
     repo: Annotated[str | None, typer.Option(help="The model's name on the Hub. Default: the folder's name.")] = None,
     base_model: Annotated[
@@ -128,7 +128,7 @@ def card(
     others wrote stays: the text, and the metadata (license, library_name, ...) but for what is given here by an option.
     Tags, data sets and results are added to theirs. What this command wrote before, between two comments, is replaced.
     """
-    from hf_posenc.cards import write_card
+    from hf_posenc.hub.cards import write_card
 
     out = _instead_of("--output", output, out)
     known = {"base_model": base_model, "license": license, "language": language}

@@ -17,11 +17,11 @@ from transformers.utils import CONFIG_NAME
 
 from .. import inspection
 from ..in_memory import change_scheme
+from ..integrations.sentence_transformers import MODULES, module_paths
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, VARIANT_CONFIGS, VARIANT_MODELS, family_of, saved_class, scheme_of
-from ..sentence_folders import MODULES, module_paths
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.

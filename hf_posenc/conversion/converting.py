@@ -183,7 +183,7 @@ class Conversion:
 
     def report(self, windows: Windows, held_out: Windows) -> ConversionReport:
         """What was asked for, before anything is measured."""
-        from ..cards import installed_versions  # only here: it brings the template engine along
+        from ..hub.cards import installed_versions  # only here: it brings the template engine along
 
         settings = settings_of(self.distillation) | {
             "text": ", ".join(map(str, self.arguments.text))

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from ..files import whole_folder
 from ..inspection import longest_sequence
+from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 
@@ -83,7 +83,7 @@ def kept_files(source: Path | None) -> dict[str, Path]:
         OSError: a module's files are missing.
         ValueError: a link leads out of the folder, a module could not be loaded from there, or there is a card that cannot be read.
     """
-    from ..card_files import check_card  # only here: it brings the template engine along
+    from ..hub.card_files import check_card  # only here: it brings the template engine along
 
     if source is None:
         return {}
@@ -137,8 +137,8 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
     """The card: of a variant the whole of it, of a stock model what the conversion has to say."""
     from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
 
-    from ..card_files import END, begin_mark, save_card
-    from ..cards import Measurement, Results, make_card
+    from ..hub.card_files import END, begin_mark, save_card
+    from ..hub.cards import Measurement, Results, make_card
 
     if isinstance(model.config, PositionConfigMixin):
         results = Results(

@@ -25,12 +25,12 @@ from transformers import PreTrainedConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME, cached_file, has_file
 
-from .modeling.configuration_posenc import PositionConfigMixin
-from .modeling.flags import UNPAD
-from .modeling.scheme import PositionScheme
-from .modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
-from .parameters import position_parameters
-from .registry import CONFIG_CLASSES, VARIANT_CONFIGS, families, family_of, saved_class
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.flags import UNPAD
+from ..modeling.scheme import PositionScheme
+from ..modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
+from ..parameters import position_parameters
+from ..registry import CONFIG_CLASSES, VARIANT_CONFIGS, families, family_of, saved_class
 
 
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -18,13 +18,13 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
-from .modeling.blockwise import allowed
-from .modeling.family import Family
-from .modeling.losses import label_names
-from .modeling.modeling_posenc import PosencPreTrainedModel
-from .modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
-from .modeling.scheme import is_traced
-from .modeling.stock_interface import ModelInputs, Receives
+from ..modeling.blockwise import allowed
+from ..modeling.family import Family
+from ..modeling.losses import label_names
+from ..modeling.modeling_posenc import PosencPreTrainedModel
+from ..modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
+from ..modeling.scheme import is_traced
+from ..modeling.stock_interface import ModelInputs, Receives
 
 
 # DeBERTa's names of what is the same in all families; version 1 has one projection for all three.
@@ -64,7 +64,7 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     """The families, by the class of their stock base model."""
     from transformers import DebertaModel, DebertaV2Model
 
-    from .registry import VARIANT_MODELS
+    from ..registry import VARIANT_MODELS
 
     families = {
         stock: variant.position_classes.family

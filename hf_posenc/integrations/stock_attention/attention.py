@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from ..modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
-from ..modeling.blockwise import Term, blockwise_attention
-from ..modeling.scheme import PairTerm, is_traced
+from ...modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
+from ...modeling.blockwise import Term, blockwise_attention
+from ...modeling.scheme import PairTerm, is_traced
 
 
 if TYPE_CHECKING:

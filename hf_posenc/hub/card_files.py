@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import ModelCard
 from huggingface_hub.utils import yaml_dump
 
-from .files import write_whole
+from ..files import write_whole
 
 
 BEGIN = "<!-- hf_posenc: from here to the end mark, written anew with the card. Metadata: "

@@ -8,8 +8,11 @@ from pathlib import Path
 import torch
 from transformers.utils import find_adapter_config_file, has_file
 
-from . import hub
-from .inspection import (
+from ..hub import pushing as hub
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes import ALIASES, SCHEMES
+from ..registry import CONFIG_CLASSES, saved_class
+from . import (
     check_exists,
     code_files,
     flag_rows,
@@ -24,9 +27,6 @@ from .inspection import (
     tokenizer_length,
     unpad_row,
 )
-from .modeling.configuration_posenc import PositionConfigMixin
-from .modeling.schemes import ALIASES, SCHEMES
-from .registry import CONFIG_CLASSES, saved_class
 
 
 Rows = list[tuple[str, ...]]

@@ -21,11 +21,11 @@ from typing import Any
 
 from torch import nn
 
+from ..modeling.attention import PositionSelfAttention
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.modeling_posenc import PositionEncoder
+from ..modeling.scheme import PositionParameter
 from .changes import Changes, hook_method
-from .modeling.attention import PositionSelfAttention
-from .modeling.configuration_posenc import PositionConfigMixin
-from .modeling.modeling_posenc import PositionEncoder
-from .modeling.scheme import PositionParameter
 
 
 def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
@@ -165,7 +165,7 @@ def _trusting(get_allowlist: Callable) -> Callable:
 
     @functools.wraps(get_allowlist)
     def get_default_import_allowlist():
-        return [*get_allowlist(), __package__]
+        return [*get_allowlist(), "hf_posenc"]
 
     return get_default_import_allowlist
 

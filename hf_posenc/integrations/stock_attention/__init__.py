@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...modeling.modeling_posenc import PosencPreTrainedModel
 from ..changes import Changes, hook_class_method, hook_method
-from ..modeling.modeling_posenc import PosencPreTrainedModel
 from . import deberta, mpnet
 from .attention import IMPLEMENTATIONS
 

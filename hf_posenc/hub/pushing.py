@@ -19,9 +19,16 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from .inspection import load_config
-from .modeling.configuration_posenc import PositionConfigMixin
-from .sentence_folders import MODULES, SETTINGS, check_inside, model_class, module_files, module_paths
+from ..inspection import load_config
+from ..integrations.sentence_transformers import (
+    MODULES,
+    SETTINGS,
+    check_inside,
+    model_class,
+    module_files,
+    module_paths,
+)
+from ..modeling.configuration_posenc import PositionConfigMixin
 
 
 CARD = "README.md"
@@ -259,7 +266,7 @@ def push(
             public or that of the adapter's own base; nothing was sent.
         HubError: the Hub refused or was not reached, or somebody else pushed meanwhile.
     """
-    api = api or HfApi(library_name=__package__)
+    api = api or HfApi(library_name="hf_posenc")
     with tempfile.TemporaryDirectory() as temporary:
         files = shared_files(Path(folder), Path(temporary), repo_id)
         additions = {name: _addition(name, path) for name, path in files.items()}

@@ -16,11 +16,11 @@ from transformers import DebertaPreTrainedModel, DebertaV2PreTrainedModel
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
+from ...modeling.caching import cached, is_plain
+from ...modeling.relative_positions import expand_to_pairs, relative_distances
+from ...modeling.scheme import RelativeTerm, is_traced
+from ...modeling.stock_interface import Receives
 from ..changes import Changes, hook_method
-from ..modeling.caching import cached, is_plain
-from ..modeling.relative_positions import expand_to_pairs, relative_distances
-from ..modeling.scheme import RelativeTerm, is_traced
-from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
 
 

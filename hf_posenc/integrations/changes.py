@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .modeling.stock_interface import tells_versions
+from ..modeling.stock_interface import tells_versions
 
 
 MISSING = object()

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
+from ...modeling.attention import dense_mask, score_bias
+from ...modeling.blockwise import Term, allowed
+from ...modeling.modeling_posenc import PositionEncoder
+from ...modeling.relative_positions import expand_to_pairs, relative_distances
+from ...modeling.scheme import PairTerm, RelativeTerm, is_traced
+from ...modeling.stock_interface import Receives
 from ..changes import Changes, hook_method
-from ..modeling.attention import dense_mask, score_bias
-from ..modeling.blockwise import Term, allowed
-from ..modeling.modeling_posenc import PositionEncoder
-from ..modeling.relative_positions import expand_to_pairs, relative_distances
-from ..modeling.scheme import PairTerm, RelativeTerm, is_traced
-from ..modeling.stock_interface import Receives
 from .attention import IMPLEMENTATIONS, attend, split_heads
 
 

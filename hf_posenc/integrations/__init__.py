@@ -1,0 +1,9 @@
+"""What hf_posenc changes in other libraries, and knows of them.
+
+- `hooks`: transformers' base classes and registries understand the `position_*` flags. What of transformers all this relies on
+  stands in docs/design.md.
+- `peft`: adapters hold position parameters.
+- `unpadding`: stock models leave padding out. `stock_attention`: stock DeBERTa and MPNet compute by other backends than eager.
+- `sentence_transformers`: the folders that it saves.
+- `changes`: what is changed, so that it can be put back.
+"""

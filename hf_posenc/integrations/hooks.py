@@ -1,0 +1,257 @@
+"""The plugin: hooks by which transformers' own classes and registries understand the `position_*` flags.
+
+Beside `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Four small hooks
+on its two base classes, each of which does nothing unless a flag is given:
+
+- `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
+- `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
+- `BertConfig.get_config_dict` reads a saved variant without complaint.
+- A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
+
+Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.auto_factory import _BaseAutoModelClass
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+from transformers.utils import logging
+
+from ..modeling.configuration_posenc import (
+    CONFIGS,
+    FLAGS,
+    LEGACY_KEY,
+    PositionConfigMixin,
+    carries_flags,
+    check_names,
+    legacy_scheme,
+)
+from ..modeling.stock_interface import tells_versions
+from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
+from . import peft as adapters
+from . import stock_attention
+from .changes import Changes, finder, hook_class_method
+
+
+logger = logging.get_logger(__name__)
+
+# Attribute of PreTrainedModel: what is installed, found there by other copies of this package as well.
+INSTALLED = "_hf_posenc"
+
+
+def _asks_for_variant(config: PreTrainedConfig) -> bool:
+    """Whether a config carries a flag, whoever put it there; ValueError for a misspelt one."""
+    if type(config) in VARIANT_CONFIGS:
+        check_names(vars(config), strictly=False)
+        return carries_flags(vars(config))
+    return isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None
+
+
+def _class_to_make(cls: type, *args, **kwargs) -> type:
+    """What `PreTrainedModel.__new__` makes: the variant of a stock class where the config, or a keyword beside it, has a flag.
+
+    Python runs the variant's `__init__` then, since it is a subclass of the stock class.
+
+    Raises:
+        ValueError: the class is of a family without variants, or derives from a stock base model; somebody has put a class
+            of their own in the stock class's place; a flag is misspelt.
+    """
+    config = kwargs.get("config", args[0] if args else None)
+    # Copying and unpickling pass no config; what is no config at all is transformers' to refuse.
+    if isinstance(config, PreTrainedConfig):
+        if cls in VARIANT_MODELS:
+            check_names(kwargs)
+            if _asks_for_variant(config) or carries_flags(kwargs):
+                cls = VARIANT_MODELS[cls]
+        elif not hasattr(cls, "position_classes") and (
+            _asks_for_variant(config) or kwargs.get("position_scheme") is not None
+        ):
+            _check_other_class(cls)
+        if cls in STOCK_MODELS:
+            _check_not_replaced(STOCK_MODELS[cls])
+    return cls
+
+
+def _check_other_class(cls: type) -> None:
+    """Raise ValueError for a class, neither a stock one with a variant nor a variant, that a flag would be lost in."""
+    stock = next((c for c in cls.__mro__ if c in VARIANT_MODELS), None)
+    if stock is None:
+        _check_not_replaced(cls)
+    if stock is None and cls.__module__.startswith("transformers."):
+        raise ValueError(
+            f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {families()}"
+        )
+    # A head, or a class of the user's own that holds a stock model, is left as it is: the base model inside is made here.
+    if stock is not None and VARIANT_MODELS[stock].position_classes.model is VARIANT_MODELS[stock]:
+        raise ValueError(
+            f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
+            f"{VARIANT_MODELS[stock].__name__} to build it from a config with position_scheme"
+        )
+
+
+def _check_not_replaced(stock: type) -> None:
+    """Raise ValueError for a class of transformers in whose place somebody has put one of their own."""
+    if not stock.__module__.startswith("transformers."):
+        return
+    # Where heads look it up, and where Auto classes do.
+    package = stock.__module__.rpartition(".")[0]
+    places = [vars(sys.modules[name]) for name in (stock.__module__, package) if name in sys.modules]
+    now = next((names[stock.__name__] for names in places if names.get(stock.__name__, stock) is not stock), stock)
+    if now is not stock:
+        raise ValueError(
+            f"{stock.__module__}.{stock.__name__} has been replaced by {now.__module__}.{now.__qualname__}, which a variant of "
+            f"{stock.__name__} would leave out: put the stock class back, or derive a class of your own from the variant "
+            f"(hf_posenc.Posenc{stock.__name__}) and build that"
+        )
+
+
+def _config_to_make(cls: type, *args, **kwargs) -> type:
+    """What `PreTrainedConfig.__new__` makes: the variant's config where a keyword is a flag.
+
+    Raises:
+        ValueError: a flag is misspelt.
+    """
+    if cls in VARIANT_CONFIGS:
+        check_names(kwargs, strictly=False)
+        if carries_flags(kwargs):
+            cls = VARIANT_CONFIGS[cls]
+    return cls
+
+
+def _from_dict(original: Callable, cls: type, config_dict: dict, **kwargs):
+    """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
+    if cls in VARIANT_CONFIGS:
+        check_names(kwargs)
+        if carries_flags(kwargs) or carries_flags(config_dict):
+            if kwargs.get("position_scheme") is None and config_dict.get("position_scheme") is None:
+                _report_restored(legacy_scheme(config_dict))
+            return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
+        for flag in FLAGS:  # given, but as None: not for the model
+            kwargs.pop(flag, None)
+    elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
+        stock = next((c for c in cls.__mro__ if c in VARIANT_CONFIGS), None)
+        if stock is not None:
+            raise ValueError(
+                f"{cls.__module__}.{cls.__qualname__} derives from {stock.__name__}, which has no position schemes; derive it from "
+                f"{VARIANT_CONFIGS[stock].__name__} to give it position_scheme"
+            )
+        raise ValueError(
+            f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
+            f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {families()}"
+        )
+    return original(config_dict, **kwargs)
+
+
+def _report_restored(scheme: str | None) -> None:
+    if scheme is not None:
+        logger.warning_once(
+            f"{LEGACY_KEY}={scheme!r}: restored as position_scheme={scheme!r}, which transformers 5 by itself would ignore."
+        )
+
+
+def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
+    """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
+
+    A variant's config is told where it was read, as Auto classes tell it.
+    """
+    config_dict, kwargs = original(pretrained_model_name_or_path, **kwargs)
+    if cls in VARIANT_CONFIGS and (carries_flags(kwargs) or carries_flags(config_dict)):
+        kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
+    if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
+        config_dict = {**config_dict, "model_type": cls.model_type}
+    return config_dict, kwargs
+
+
+def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> None:
+    """Have `owner.__new__` make what `choose` says, which gets its arguments."""
+    find = finder(owner, "__new__")
+
+    def __new__(cls, *args, **kwargs):
+        if changes.active:
+            cls = tells_versions(choose)(cls, *args, **kwargs)
+        new = find(cls)
+        return new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
+
+    # Set on a finished class, `__new__` does not become a static method by itself. nn.DataParallel calls it of instances.
+    changes.set_attribute(owner, "__new__", staticmethod(__new__))
+
+
+def _register(changes: Changes, mapping, key: Any, value: type) -> None:
+    """Enter a class of ours into one of transformers' registries. Somebody else's for the same key stays, and is named."""
+    entries = mapping._extra_content
+    if key in entries and entries[key] is not value:
+        logger.warning(
+            f"{getattr(key, '__name__', key)!r} leads to {entries[key]!r}, which somebody has registered for it, and not to {value!r}."
+        )
+        return
+    changes.set_entry(entries, key, value)
+
+
+def _register_family(changes: Changes, stock: type, variant: type[PositionConfigMixin]) -> None:
+    """Enter a family's variants where transformers has the stock classes: every Auto class, AutoTokenizer included.
+
+    Where somebody has put a model class of their own in a stock one's place, it serves the variant's config too: a class
+    with a head gets the variant inside, and one that derives from the base model says that it cannot.
+    """
+    _register(changes, CONFIG_MAPPING, variant.model_type, variant)
+    for auto in vars(modeling_auto).values():
+        if not (isinstance(auto, type) and issubclass(auto, _BaseAutoModelClass)) or auto._model_mapping is None:
+            continue
+        if stock in auto._model_mapping:
+            model = auto._model_mapping[stock]
+            _register(changes, auto._model_mapping, variant, VARIANT_MODELS.get(model, model))
+    tokenizer = TOKENIZER_MAPPING.get(stock, None)
+    if tokenizer is not None:
+        _register(changes, TOKENIZER_MAPPING, variant, tokenizer)
+
+
+def install() -> None:
+    """Install the hooks. Runs when hf_posenc is imported; where it has run, it does nothing.
+
+    Another hf_posenc that is installed already (another version, or this one before it was reloaded) is taken out first.
+    """
+    installed = vars(PreTrainedModel).get(INSTALLED)
+    if installed is not None and installed.made_by is install:
+        return
+    if installed is not None:
+        if installed.place != __file__:
+            logger.warning(
+                f"hf_posenc from {installed.place} is taken out for hf_posenc from {__file__}. Models and configs that "
+                "it has made stay of its classes."
+            )
+        installed.undo()
+    changes = Changes()
+    changes.made_by, changes.place = install, __file__
+    try:
+        changes.set_attribute(PreTrainedModel, INSTALLED, changes)
+        _hook_new(changes, PreTrainedModel, _class_to_make)
+        _hook_new(changes, PreTrainedConfig, _config_to_make)
+        hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
+        hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
+        for stock, variant in VARIANT_CONFIGS.items():
+            _register_family(changes, stock, variant)
+        adapters.install(CONFIGS, changes)
+        stock_attention.install(changes)
+    except BaseException:
+        changes.undo()
+        raise
+
+
+def uninstall() -> None:
+    """Put transformers and PEFT back as they were; where nothing is installed, do nothing.
+
+    What somebody else has changed since then stays: a hook of theirs around one of ours (which then only passes calls on),
+    their entries in the registries. The variants' own classes go on working: `PosencBertModel.from_pretrained(...,
+    position_scheme=...)`.
+
+    One thing stays by itself: `__new__` of `PreTrainedModel` and `PreTrainedConfig`, which passes calls on to what there was
+    before. Python cannot take it off a class again.
+    """
+    installed = vars(PreTrainedModel).get(INSTALLED)
+    if installed is not None:
+        installed.undo()
