@@ -30,6 +30,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
+from hf_posenc.tables import as_markdown
 
 
 METRIC = "matthews_correlation"
@@ -89,19 +90,23 @@ def cell(values: list[float | None]) -> str:
 
 def markdown_table(runs: list[Run]) -> str:
     """A row per scheme and position learning rate: mean and standard deviation over the seeds."""
-    lines = [
-        "| scheme | position learning rate | Matthews correlation | seeds | position parameters | their largest "
-        "| their RMS |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+    header = [
+        "scheme",
+        "position learning rate",
+        "Matthews correlation",
+        "seeds",
+        "position parameters",
+        "their largest",
     ]
+    rows = []
     for scheme, rate in dict.fromkeys((run.scheme, run.position_learning_rate) for run in runs):
         own = [run for run in runs if (run.scheme, run.position_learning_rate) == (scheme, rate)]
         written_rate = "" if rate is None else f"{rate:g}"
         quality, largest, rms = (cell([getattr(run, name) for run in own]) for name in (METRIC, "largest", "rms"))
         seeds = " ".join(str(run.seed) for run in own)
         size = f"{own[0].position_parameters:,}"
-        lines.append(f"| {scheme} | {written_rate} | {quality} | {seeds} | {size} | {largest} | {rms} |")
-    return "\n".join(lines) + "\n"
+        rows.append([scheme, written_rate, quality, seeds, size, largest, rms])
+    return as_markdown([*header, "their RMS"], rows) + "\n"
 
 
 def main() -> None:

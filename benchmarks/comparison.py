@@ -1,4 +1,4 @@
-"""Which scheme, and how positions should be combined with the words: examples/compare_schemes.py, once for each question.
+"""Which scheme, and how positions should be combined with the words: benchmarks/compare_schemes.py, once for each question.
 
     python benchmarks/comparison.py --data DATA                         # hours; the same command goes on where it stopped
     python benchmarks/comparison.py --data DATA --only punctuation
@@ -22,7 +22,7 @@ import report
 from hf_posenc.modeling.schemes import SCHEMES
 
 
-SCRIPT = Path(__file__).parents[1] / "examples" / "compare_schemes.py"
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "compare_schemes.py"
 FOLDER = report.RESULTS / "comparison"
 # How positions are combined with the words: what the name of a scheme ends in -> what pages and pictures call it.
 COMBINED = {

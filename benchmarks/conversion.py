@@ -25,11 +25,11 @@ from typing import Any
 import report
 import torch
 from minilm import packaged_minilm
-from records import as_markdown
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc.tables import as_markdown
 
 
 NAME = "conversion"

@@ -45,6 +45,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.modeling import caching
+from hf_posenc.tables import as_markdown
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:
@@ -187,7 +188,7 @@ def table(results: list[dict]) -> str:
     found = {(r["model"], r["mode"], r["batch"], r["length"]): r for r in results}
     with_memory = any("memory_ratio" in r for r in results)
     heads = [f"{mode}, {batch} × {length:,}" for mode, batch, length in columns]
-    lines = ["| model | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    rows = []
     for name in names:
         cells = []
         for column in columns:
@@ -200,8 +201,8 @@ def table(results: list[dict]) -> str:
                 memory = r.get("memory_ratio")
                 cell += f" ({memory:.2f})" if isinstance(memory, float) else f" ({r.get('memory', '–')})"
             cells.append(cell)
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return as_markdown(["model", *heads], rows)
 
 
 def plot(results: list[dict], file: Path) -> None:

@@ -81,7 +81,15 @@ def commands(scheme: str, rate: float, seeds: list[int], settings: dict[str, Any
     steps, conversion_steps = ["--max_steps", str(settings["max_steps"])], settings["conversion_steps"]
     folder = f"outputs/{card_name(scheme, is_converted=bool(conversion_steps))}"
     rates = ["--position_learning_rate", f"{rate:g}"]
-    all_seeds = ["python", "examples/compare_schemes.py", "--schemes", CHECKPOINT, scheme, "--seeds", *map(str, seeds)]
+    all_seeds = [
+        "python",
+        "benchmarks/compare_schemes.py",
+        "--schemes",
+        CHECKPOINT,
+        scheme,
+        "--seeds",
+        *map(str, seeds),
+    ]
     all_seeds += [*steps, "--eval_lengths", *map(str, settings["eval_lengths"]), *rates]
     one = ["python", "examples/quickstart.py", "--position_scheme", scheme, *steps, *rates]
     if not conversion_steps:

@@ -41,6 +41,7 @@ from transformers.utils import logging
 
 import hf_posenc
 from hf_posenc.modeling import packing
+from hf_posenc.tables import as_markdown
 
 
 LONGEST = {"CoLA": 128, "SST-2": 128, "WikiText-2": 256}
@@ -147,10 +148,10 @@ def thresholds(arguments: argparse.Namespace) -> None:
                 results.append({**setting, "share": round(padding / math.prod(shape), 3), **found})
                 print(json.dumps(results[-1]), flush=True)
     rows = [
-        f"| {r['mode']} | {r['batch']} × {r['length']} | {r['padding']} ({r['share']:.0%}) | {r['ratio']:.2f} |"
+        [r["mode"], f"{r['batch']} × {r['length']}", f"{r['padding']} ({r['share']:.0%})", f"{r['ratio']:.2f}"]
         for r in results
     ]
-    table = "\n".join(["| mode | batch | padding | time |", "|---|---|---:|---:|", *rows])
+    table = as_markdown(["mode", "batch", "padding", "time"], rows, words=2)
     report.write(f"{arguments.name}_thresholds", {"results": results}, table + "\n")
 
 
@@ -191,15 +192,15 @@ def table(results: list[dict]) -> str:
     names += [name for result in results for name in result["models"] if name not in (*names, STOCK)]
     names = [*dict.fromkeys(names)]
     heads = ["batches", "padding", *(f"{name}, times as fast" for name in names), *(f"{n}, memory" for n in names)]
-    lines = ["| " + " | ".join(heads) + " |", "|---|---:|" + "---:|" * (2 * len(names))]
+    rows = []
     for result in results:
         what = f"{result['batches']}, {result['mode']}"
         cells = [what, f"{result['padding']:.0%}"]
         found = [result["models"].get(name, {}) for name in names]
         cells += [f"{1 / entry['ratio']:.2f}" if "ratio" in entry else "" for entry in found]
         cells += [f"{entry['memory_ratio']:.2f}" if "memory_ratio" in entry else "" for entry in found]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return as_markdown(heads, rows)
 
 
 def described(name: str, size: int, order: str) -> str:

@@ -21,11 +21,11 @@ import torch
 from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
 from minilm import packaged_minilm
-from records import as_markdown
 from safetensors.torch import load_file
 from torch.nn import functional
 
 from hf_posenc.modeling.packing import FEWEST_PLACES, SMALLEST_SHARE
+from hf_posenc.tables import as_markdown
 
 
 ROOT = Path(__file__).parents[1]

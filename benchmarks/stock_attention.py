@@ -33,6 +33,7 @@ from transformers import DebertaV2Config, DebertaV2Model, MPNetConfig, MPNetMode
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  gives the models their backends
+from hf_posenc.tables import as_markdown
 
 
 EAGER, AGAIN, OWN, UNCACHED = "eager", "eager, a second copy", "hf_posenc", "hf_posenc, nothing cached"
@@ -221,15 +222,14 @@ def table(results: list[dict], memory: list[dict]) -> str:
     """Times as fast as transformers' eager attention."""
     names = [AGAIN, OWN, UNCACHED, COMPILED, ONNX, DISENTANGLED, FLASH, BERT]
     names = [name for name in names if any(name in result["speed"] for result in results)]
-    lines = ["Times as fast as transformers' eager attention.", ""]
-    lines += [
-        "| model | mode | batch x length | eager, s | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 4) + "|",
-    ]
+    rows = []
     for result in results:
-        cells = [f"{result['speed'][name]:.2f}" if name in result["speed"] else "" for name in names]
-        start = f"| {result['family']} | {result['mode']} | {result['shape']} | {result['eager_seconds']:.3f} | "
-        lines.append(start + " | ".join(cells) + " |")
+        speeds = [f"{result['speed'][name]:.2f}" if name in result["speed"] else "" for name in names]
+        rows.append(
+            [result["family"], result["mode"], str(result["shape"]), f"{result['eager_seconds']:.3f}", *speeds]
+        )
+    header = ["model", "mode", "batch x length", "eager, s", *names]
+    lines = ["Times as fast as transformers' eager attention.", "", as_markdown(header, rows, words=len(header))]
     for entry in memory:
         megabytes = {name: f"{size / 2**20:.0f} MiB" for name, size in entry["bytes"].items()}
         lines += [

@@ -13,6 +13,8 @@ import numpy as np
 from sklearn.metrics import f1_score
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
+from hf_posenc.language_reference import language_reference
+
 
 LABELS = ("none", "comma", "full stop")
 IGNORED = -100  # the label that the loss leaves out
@@ -45,14 +47,13 @@ def read_documents(file: str | Path) -> list[str]:
     return documents
 
 
-def language_reference() -> list[str]:
+def chapters() -> list[str]:
     """The topics of CPython's own language reference, as documents: real English that every Python carries.
 
     Topics quote each other. A paragraph that several of them have counts for the shortest only, so that no document
     holds a paragraph of another.
     """
-    from pydoc_data.topics import topics
-
+    topics = language_reference()
     seen: set[str] = set()
     documents = []
     for topic in sorted(topics, key=lambda topic: (len(topics[topic]), topic)):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from arguments import PositionArguments, ScriptParser, fit_tokenizer
 from minilm import packaged_minilm
-from punctuation import LABELS, f1_scores, hold_out, language_reference, read_documents, windows
+from punctuation import LABELS, chapters, f1_scores, hold_out, read_documents, windows
 from tqdm.auto import tqdm
 from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
@@ -149,7 +149,7 @@ class Result:
 
 def load_data(arguments: QuickstartArguments, checkpoint: str) -> Data:
     """Tokenized windows of the text asked for, split by documents."""
-    documents = language_reference() if arguments.text_file is None else read_documents(arguments.text_file)
+    documents = chapters() if arguments.text_file is None else read_documents(arguments.text_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     long_window = arguments.long_window or 2 * (longest_sequence(load_config(checkpoint)) or 512)

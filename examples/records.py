@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, the settings that the results in a folder were made with, and tables of them."""
+"""Files that are there whole or not at all, and the settings that the results in a folder were made with."""
 
 import json
 import tempfile
@@ -45,9 +45,3 @@ def same_settings(file: Path, settings: dict[str, Any]) -> bool:
             f"{file.parent} holds results of other settings ({'; '.join(differ)}): name another --output_dir"
         )
     return True
-
-
-def as_markdown(header: list[str], rows: list[list[str]]) -> str:
-    """A table; all columns but the first are numbers."""
-    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(header) - 1), *lines[1:]])

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..in_memory import change_scheme
+from ..language_reference import language_reference
 from ..modeling.attention import PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
 from ..modeling.configuration_posenc import flags_in_use
@@ -28,6 +29,11 @@ from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
 # The config class of a family's variant -> its base model.
 BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.position_classes.model is cls}
+
+
+def chapters() -> list[str]:
+    """The chapters of Python's language reference, in the order of their topics."""
+    return [text for _, text in sorted(language_reference().items())]
 
 
 @dataclass
@@ -234,7 +240,7 @@ class Subject:
             raise ValueError(f"{self.name} has no tokenizer beside it to read a text with: give one with tokenizer=")
         length = min(length, self.longest or length)
         if texts is None:
-            ids = [self._tokenize(text, length) for text in topics_of_python()]
+            ids = [self._tokenize(text, length) for text in chapters()]
             ids = [row for row in ids if len(row) == length][:count]
         else:
             ids = [self._tokenize(text, length) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -375,13 +381,6 @@ def heads_of(
     projected = [projection(hidden) if biases else without_bias(projection, hidden) for projection in projections]
     query, key = (states.view(shape).transpose(1, 2) for states in projected)
     return query, key
-
-
-def topics_of_python() -> list[str]:
-    """Chapters of Python's language reference, as the standard library carries them for `help()`: real English without a download."""
-    from pydoc_data.topics import topics  # half a megabyte
-
-    return [topics[name] for name in sorted(topics)]
 
 
 def check_varied(name: str, vectors: torch.Tensor) -> None:

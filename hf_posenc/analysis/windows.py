@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .access import Subject, topics_of_python
+from .access import Subject, chapters
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def cut(
         raise ValueError(f"length must be at least {special + 2}, got {length}")
     seen: set[str] = set()
     windows = []  # (turn of the window among those of its document, document, ids, words)
-    for number, text in enumerate([texts] if isinstance(texts, str) else texts or topics_of_python()):
+    for number, text in enumerate([texts] if isinstance(texts, str) else texts or chapters()):
         paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip() and part not in seen]
         seen.update(paragraphs)
         words = " ".join(paragraphs).split()

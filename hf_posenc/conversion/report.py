@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..tables import as_markdown
+
 
 REPORT = "conversion.json"
 # Columns of the table: key of a row, heading.
@@ -152,12 +154,11 @@ def _finite(value: Any) -> Any:
 def _markdown(rows: list[dict[str, Any]], columns: tuple[tuple[str, str], ...]) -> str:
     """Rows as a table of Markdown that also reads well as text; columns without a value are left out."""
     columns = tuple((key, heading) for key, heading in columns if any(key in row for row in rows))
-    cells = [[heading for _, heading in columns]]
-    cells += [[_written(row.get(key)) for key, _ in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths)) + " |" for row in cells]
-    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+    header, cells = (
+        [heading for _, heading in columns],
+        [[_written(row.get(key)) for key, _ in columns] for row in rows],
+    )
+    return as_markdown(header, cells, for_terminals=True)
 
 
 def _written(value: Any) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from ..language_reference import language_reference
+
 
 # What a folder's text files are called.
 TEXT_FILES = {".txt", ".text", ".md", ".rst"}
@@ -31,9 +33,7 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
         ValueError: a source holds no text.
     """
     if not sources:
-        from pydoc_data.topics import topics  # only here: half a megabyte
-
-        return [*topics.values()]
+        return [*language_reference().values()]
     documents = []
     for source in map(str, sources):
         if not source:
