@@ -20,6 +20,9 @@ from hf_posenc.modeling.distance_products import Table, declare_constant
 from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 SCHEMES = {
     "deberta": {},
     "deberta, own projections": {"position_share_projections": False, "position_norm": True},
@@ -295,9 +298,8 @@ def test_a_matrix_of_numbers_that_are_none_is_computed_again():
 
 
 @pytest.mark.parametrize("scheme", ["deberta", "transformer_xl"])
-def test_layouts_serve_every_length(scheme, monkeypatch):
+def test_layouts_serve_every_length(scheme):
     """What is laid out for a sequence serves shorter ones; each length in any order gives what it gives alone."""
-    monkeypatch.setattr("hf_posenc.modeling.attention.FEWEST_SCORES", 0)
     model = tiny.build(scheme)
     batches = {length: tiny.inputs(length=length) for length in (9, 16, 24, 33, 40)}
 

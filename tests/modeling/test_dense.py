@@ -8,6 +8,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling import attention
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 BATCH, LENGTH = 3, 12
 KEYS = torch.arange(LENGTH)
 LENGTHS = torch.tensor([LENGTH, 9, 4])[:, None]

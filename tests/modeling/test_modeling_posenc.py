@@ -9,6 +9,9 @@ from tiny import build, fill_positions, inputs
 from torch import nn
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 # Schemes whose encoder reads the embeddings.
 READING = [
     ("tupe", {}),

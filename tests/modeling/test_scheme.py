@@ -11,6 +11,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling.scheme import Normal, PositionParameter, ones
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 # Every scheme with parameters, in every form that has some of its own.
 CASES = [
     ("sinusoidal", {"position_every_layer": True}),

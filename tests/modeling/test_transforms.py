@@ -11,20 +11,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import BertModel
 
 import hf_posenc
-from hf_posenc.modeling import attention
 from hf_posenc.modeling.packing import loss_reads_padding
 from hf_posenc.modeling.scheme import may_carry_tangents
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import ModelInputs
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 every_stock_model = pytest.mark.parametrize("case", stock_models.KINDS)
-
-
-@pytest.fixture(autouse=True)
-def blocks_for_any_length(monkeypatch):
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
 
 
 def half_padding() -> dict[str, torch.Tensor]:
