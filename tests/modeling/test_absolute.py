@@ -186,6 +186,7 @@ def test_the_stride_of_a_sequence_does_not_depend_on_others_in_its_batch(family,
             torch.testing.assert_close(together[row, mask], expected[: int(mask.sum())], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_stride_is_traced_with_any_length():
     model = strided("bert")
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=60)}

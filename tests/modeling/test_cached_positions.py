@@ -144,6 +144,7 @@ def test_generating_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(
         torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_beam_search_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(scheme):
     model, batch = decoder(scheme), inputs(padding=None)
@@ -241,6 +242,7 @@ def test_without_position_ids_a_cache_is_what_stock_makes():
     assert all(keys.shape == (3, 4, LENGTH, 8) for keys, *_ in cache)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("scheme", ["t5", "tupe+t5"])
 def test_a_compiled_decoder_obeys_position_ids(scheme):
@@ -252,6 +254,7 @@ def test_a_compiled_decoder_obeys_position_ids(scheme):
     torch.testing.assert_close(found, at_once(model, batch, position_ids), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["t5", "tupe", "rope", "deberta+rope"])
 def test_a_decoder_is_exported_with_position_ids_and_the_cache_that_it_makes(scheme):
     model, batch = decoder(scheme), inputs(padding=None)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -106,10 +105,8 @@ def test_a_change_of_parameters_is_seen(model, how):
     assert (after - before).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(
-    "change",
-    [
+@tiny.cross(
+    change=[
         lambda weight: weight[300, 77].add_(1e-3),
         lambda weight: weight.copy_(weight.flip(0)),
         lambda weight: weight.copy_(weight.flip(1)),
@@ -118,7 +115,8 @@ def test_a_change_of_parameters_is_seen(model, how):
         lambda weight: weight.mul_(1 + 2e-2),
         lambda weight: weight[0].copy_(weight[0].roll(1)),
     ],
-    ids=["one entry", "rows", "columns", "sign", "a column", "scale", "a row rolled"],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    strength=1,
 )
 def test_a_change_of_a_large_matrix_is_seen(change, dtype):
     """Those of tiny models are compared entry by entry; these are told by a product."""
@@ -386,6 +384,8 @@ def test_another_dtype_is_seen(model):
 
 
 def test_lora_merged_and_unmerged_is_seen():
+    from peft import LoraConfig, get_peft_model
+
     model = tiny.build("deberta")
     peft = get_peft_model(model, LoraConfig(target_modules=["query", "key"], init_lora_weights=False))
     base = peft.base_model.model

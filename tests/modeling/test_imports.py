@@ -1,6 +1,7 @@
 """What travels with a checkpoint imports little and does less: read off the syntax trees of the files."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ FORBIDDEN_NAMES = {"hub", "load", "save", "cpp_extension", "load_library", "pack
 FORBIDDEN_NAMES |= {"snapshot_download", "get_class_from_dynamic_module", "custom_object_save", "http_get", "hf_api"}
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 

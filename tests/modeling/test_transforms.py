@@ -87,8 +87,7 @@ def check_tangents(model: nn.Module, inputs: dict, expected: torch.Tensor) -> No
     assert (tangent - expected)[attended].norm() < 1e-5 * expected.norm()
 
 
-@every_scheme
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@tiny.cross(scheme=SCHEMES, backend=["sdpa", "eager"], rest=pytest.mark.slow)
 def test_forward_mode_derivatives_are_those_of_the_output(scheme, backend):
     model, inputs = variant(scheme, backend), half_padding()
     for name, parameter in model.named_parameters():
@@ -184,11 +183,13 @@ def check_fake(build, inputs: dict) -> None:
         assert torch.equal(model(**inputs)[0], before)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_fake_tensors_go_through_variants(scheme):
     check_fake(lambda: tiny.build(scheme, head="ForTokenClassification"), half_padding())
 
 
+@pytest.mark.slow
 @every_stock_model
 def test_fake_tensors_go_through_stock_models_with_every_backend(case):
     def build() -> nn.Module:
@@ -199,6 +200,7 @@ def test_fake_tensors_go_through_stock_models_with_every_backend(case):
     check_fake(build, stock_models.batch(9, "right"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["v3", "v1"])  # stock MPNet cannot be recorded
 def test_make_fx_records_stock_models_with_every_backend(case):
     model, inputs = stock(case), stock_models.batch(9, "left")

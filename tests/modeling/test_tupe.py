@@ -177,7 +177,11 @@ def test_backends_agree(scheme, given, path):
 SMALL = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 5, "max_position_embeddings": 6}
 
 
-@pytest.mark.parametrize("scheme, flags", [("tupe", {}), ("tupe+t5", {"position_form": "paper"})], ids=str)
+@pytest.mark.parametrize(
+    "scheme, flags",
+    [("tupe", {}), pytest.param("tupe+t5", {"position_form": "paper"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_gradients_of_the_parameters_and_of_the_table_are_right(scheme, flags):
     buckets = {"position_buckets": 4, "position_max_distance": 8} if "t5" in scheme else {}
     model = tiny.build(scheme, **SMALL, **flags, **buckets, num_hidden_layers=1, attn_implementation="eager").double()
