@@ -187,12 +187,15 @@ def test_every_head_divides_the_sum_over_its_labels_wherever_they_are_given(fami
                     assert outputs.loss is outputs["loss"] is outputs[0]
 
 
-@tiny.cross(
-    family_and_head=[pair for pair in ALL_HEADS if pair != ("bert", "ForPreTraining")],
-    where=lambda family_and_head: family_and_head[0] in ("bert", "distilbert", "mpnet"),
+@pytest.mark.parametrize(
+    "family, head",
+    [
+        (family, head)
+        for family, head in ALL_HEADS
+        if family in ("bert", "distilbert", "mpnet") and (family, head) != ("bert", "ForPreTraining")
+    ],
 )
-def test_every_heads_parts_add_up_to_the_larger_batch(family_and_head):
-    family, head = family_and_head
+def test_every_heads_parts_add_up_to_the_larger_batch(family, head):
     model = tiny.build("deberta", family, head)
     parts = [part(family, head, seed) for seed in (0, 1)]
     if head == "ForQuestionAnswering":

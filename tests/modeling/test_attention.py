@@ -54,7 +54,7 @@ def test_backends_give_the_same_outputs(scheme, padding, path):
         assert tiny.difference_where_attended(outputs["eager"], silenced, mask) > 100 * TOLERANCE
 
 
-@tiny.cross(scheme=ALL, **both_ways, rest=slow)
+@tiny.cross(scheme=ALL, **both_ways)
 def test_eager_and_sdpa_give_the_same_gradients(scheme, path):
     gradients = {}
     for backend in ("eager", "sdpa"):
@@ -88,7 +88,6 @@ def masks_with_nothing_to_attend_to(kind: str, batch: int, length: int) -> torch
     kind=["padding", "pairs", "-inf"],
     frozen=[False, True],
     **both_ways,
-    rest=slow,
 )
 def test_queries_that_may_attend_to_nothing_have_the_same_gradients_too(scheme, kind, frozen, path):
     """Frozen, a bias leads to another of PyTorch's kernels, which once turned such rows into enormous gradients."""

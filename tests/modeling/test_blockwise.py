@@ -175,7 +175,7 @@ def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> No
     assert (written_out(content_query, query, key, value, nothing, mask, 0.4) - expected[0]).abs().max() > 1e-3
 
 
-@tiny.cross(kind=KINDS, mask=MASKS, blocks=BLOCKS, rest=pytest.mark.slow)
+@tiny.cross(kind=KINDS, mask=MASKS, blocks=BLOCKS)
 def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
     compare(kind, mask, 17, 17)
 
@@ -184,13 +184,12 @@ def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
     kind=KINDS,
     sizes=[("right padding", 9, 21), ("none", 1, 21), ("left padding, per key", 1, 40), ("none", 61, 77)],
     blocks=BLOCKS,
-    rest=pytest.mark.slow,
 )
 def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind, sizes):
     compare(kind, *sizes)
 
 
-@tiny.cross(kind=KINDS, mask=["right padding", "left padding, per key"], blocks=BLOCKS, rest=pytest.mark.slow)
+@tiny.cross(kind=KINDS, mask=["right padding", "left padding, per key"], blocks=BLOCKS)
 def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
     compare(kind, mask, 61, 61)
 

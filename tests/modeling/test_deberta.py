@@ -232,7 +232,6 @@ def weights_in_loops(
     ],
     types=TYPES + WITH_P2P,
     position_ids=[None, [0, 1, 2, 0, 1, 9, 4, 30, 31]],
-    rest=pytest.mark.slow,
 )
 def test_every_term_is_the_formula_in_loops(flags, types, position_ids):
     flags = {**SMALL, **flags}
