@@ -8,7 +8,6 @@ import torch
 from torch import distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainingArguments
 
 from hf_posenc import plugin
 from hf_posenc.modeling.modeling_bert import (
@@ -65,6 +64,7 @@ def test_losses_of_parts_add_up_to_the_mean_over_all_labels(family_and_head, ret
 @pytest.mark.parametrize("scheme", ["absolute", pytest.param("deberta", marks=pytest.mark.slow)])
 def test_trainer_accumulates_batches_to_the_steps_of_a_larger_batch(scheme, tmp_path):
     from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
 
     rows = [
         {name: tensor[i].tolist() for name, tensor in half.items()}
@@ -355,8 +355,10 @@ def test_a_forward_that_takes_nothing_more_is_trainers_to_divide(tmp_path):
     assert trainer(HandsOn(tiny.variant_config(position_scheme="t5")), tmp_path).model_accepts_loss_kwargs
 
 
-def trainer(model, folder, **arguments) -> Trainer:
+def trainer(model, folder, **arguments):
+    """A Trainer of two batches' rows."""
     from datasets import Dataset
+    from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
         folder,

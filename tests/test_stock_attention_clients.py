@@ -12,9 +12,6 @@ from transformers import (
     DebertaForSequenceClassification,
     DebertaV2ForSequenceClassification,
     MPNetForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-    pipeline,
 )
 
 import hf_posenc
@@ -55,6 +52,8 @@ def folder(request, tmp_path) -> Path:
 
 
 def test_zero_shot_pipeline(folder, attended):
+    from transformers import pipeline
+
     def scores(**settings) -> list[float]:
         classify = pipeline("zero-shot-classification", str(folder), model_kwargs=settings)
         found = classify("a b c d", candidate_labels=["e", "f g"], hypothesis_template="h {}")
@@ -109,6 +108,8 @@ class Sentences(Dataset):
 
 
 def train(model: nn.Module, folder: Path, **settings) -> nn.Module:
+    from transformers import Trainer, TrainingArguments
+
     arguments = TrainingArguments(
         str(folder),
         max_steps=3,

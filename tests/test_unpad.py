@@ -36,8 +36,6 @@ from transformers import (
     DebertaConfig,
     DebertaV2Config,
     DynamicCache,
-    Trainer,
-    TrainingArguments,
 )
 
 import hf_posenc
@@ -704,6 +702,8 @@ class TestTraining:
     @SLOW
     @pytest.mark.parametrize("is_stock", [False, True])
     def test_the_trainer_has_the_same_losses(self, is_stock, packed, tmp_path):
+        from transformers import Trainer, TrainingArguments
+
         losses = {}
         for unpad in (False, True):
             torch.manual_seed(0)
