@@ -120,6 +120,7 @@ def test_packed_documents_train_alike_with_the_cache_that_stock_makes(scheme, fa
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_generating_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(scheme):
     model, batch = decoder(scheme), inputs(padding=None)

@@ -210,6 +210,7 @@ def test_make_fx_records_stock_models_with_every_backend(case):
         torch.testing.assert_close(graph(*other.values()), model(**other)[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_models_without_values_are_called_as_stock_is(scheme):
     """Stock reads the values of a mask of tokens; of one of pairs it does not."""
