@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from fresh_process import run_fresh
 from tiny import (
@@ -321,25 +322,26 @@ def test_the_code_beside_a_saved_variant_is_what_it_imports_and_nothing_else(fam
     }
 
 
-@pytest.mark.parametrize("path", sorted(MODELING.glob("*.py")), ids=lambda path: path.name)
-def test_what_travels_imports_only_torch_transformers_the_standard_library_and_neighbours(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+def test_what_travels_imports_only_torch_transformers_the_standard_library_and_neighbours():
+    files = sorted(MODELING.glob("*.py"))
+    for path, node in [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:
             modules = [node.module]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 1 and node.module and "." not in node.module, ast.unparse(node)
-            assert path.with_name(f"{node.module}.py").is_file(), ast.unparse(node)
+            where = f"{path.name}: {ast.unparse(node)}"
+            assert node.level == 1 and node.module and "." not in node.module, where
+            assert path.with_name(f"{node.module}.py").is_file(), where
             continue
         else:
             continue
         for module in modules:
-            assert module.split(".")[0] in {"torch", "transformers", *sys.stdlib_module_names}, ast.unparse(node)
+            known = {"torch", "transformers", *sys.stdlib_module_names}
+            assert module.split(".")[0] in known, f"{path.name}: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("keep", [0, 100, 0.5, -1], ids=["empty", "header", "half", "one byte short"])
-@pytest.mark.parametrize("cls", [AutoModel, BertModel])
+@tiny.cross(cls=[AutoModel, BertModel], keep=[0, 100, 0.5, -1], strength=1)
 def test_a_truncated_checkpoint_is_an_error(cls, keep, tmp_path):
     build("absolute+t5").save_pretrained(tmp_path)
     weights = tmp_path / "model.safetensors"
@@ -363,7 +365,10 @@ def test_shards_are_put_together_again(tmp_path):
     assert torch.equal(outputs(AutoModel.from_pretrained(tmp_path)), outputs(model))
 
 
-@pytest.mark.parametrize("index", range(len(SAVED)), ids=IDS)
+@pytest.mark.parametrize(
+    "index",
+    [pytest.param(i, id=IDS[i], marks=() if i in (0, 4, 7, 12) else pytest.mark.slow) for i in range(len(SAVED))],
+)
 def test_device_map_and_dtype_load_the_same_model(index, saved):
     (family, _, _), (folder, model) = SAVED[index], saved[index]
     expected = outputs(model, family)

@@ -8,7 +8,6 @@ import sys
 import pytest
 import reading
 import tiny
-from matplotlib import rcParams
 
 from hf_posenc import analysis
 from hf_posenc.modeling.schemes import SCHEMES
@@ -38,6 +37,8 @@ def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
     assert sentence.endswith(".") and "\n" not in sentence and "nan" not in sentence and data.model in sentence
     if not draw:
         return True
+    from matplotlib import rcParams
+
     before = dict(rcParams)
     drawn = figure.plot(data)
     assert dict(rcParams) == before
@@ -47,12 +48,20 @@ def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", analysis.FIGURES)
-@pytest.mark.parametrize("scheme", [*SCHEMES, "absolute+t5", "tupe+t5"])
+# These have every form of data that there is: each figure is drawn of them, and of the others measured.
+DRAWN = ("sinusoidal", "deberta", "rope", "tupe+t5")
+
+
+# Drawing takes most of the time, and reading documents most of the rest, for which all schemes are alike.
+@tiny.cross(
+    name=analysis.FIGURES,
+    scheme=[*DRAWN, *(name for name in SCHEMES if name not in DRAWN), "absolute+t5"],
+    where=lambda name, scheme: scheme in DRAWN or (name not in READING and name not in ("terms", "distance")),
+    rest=pytest.mark.slow,
+)
 def test_every_figure_of_every_scheme(name, scheme):
     model = tiny.build(scheme)
-    # Drawing takes most of the time; these have every form of data that there is.
-    applies = check(analysis.FIGURES[name], model, draw=scheme in ("sinusoidal", "deberta", "rope", "tupe+t5"))
+    applies = check(analysis.FIGURES[name], model, draw=scheme in DRAWN)
     has_vectors = any(part in ("absolute", "sinusoidal", "tupe") for part in scheme.split("+"))
     adds_vectors = "absolute" in scheme or "sinusoidal" in scheme
     expected = {

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from reading import documents, subject, tokenizer
-from sklearn.linear_model import Ridge
 from tiny import FAMILIES, build, inputs, stock_config
 from transformers import BertModel
 
@@ -32,6 +31,8 @@ class TestRidge:
         assert torch.cosine_similarity(fit.weights[:, 0], direction, dim=0) > 0.98
 
     def test_is_scikit_learns_ridge_with_the_penalty_that_it_chose(self):
+        from sklearn.linear_model import Ridge
+
         features, target, _, split = planted(noise=200.0)
         targets = torch.cat([target, target[torch.randperm(len(target))]], dim=1)
         fit = fit_ridge(features, targets, targets, split)
