@@ -2,6 +2,7 @@
 
 import tempfile
 
+import pytest
 import tiny
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -61,6 +62,7 @@ def test_every_flag_is_drawn():
     assert FLAGS.keys() <= VALUES.keys()
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(flags=flags(), family=st.sampled_from(sorted(tiny.FAMILIES)), is_decoder=st.booleans())
 def test_any_combination_works_or_is_refused_by_name(flags, family, is_decoder):

@@ -128,14 +128,16 @@ def test_configs_make_the_round_trip(family, tmp_path):
     flags = {"position_scheme": "absolute+deberta", "position_attention_types": ("c2p",), "position_buckets": 4}
     config = stock_config(family, **flags, num_labels=3)
     config.save_pretrained(tmp_path / "config")
-    for again in (
-        AutoConfig.from_pretrained(tmp_path / "config"),
-        STOCK_CONFIGS[family].from_pretrained(tmp_path / "config"),
-        FAMILIES[family].from_pretrained(tmp_path / "config" / "config.json"),
-        STOCK_CONFIGS[family].from_json_file(tmp_path / "config" / "config.json"),
-        FAMILIES[family].from_dict(config.to_dict()),
-        STOCK_CONFIGS[family].from_dict(config.to_dict()),
-        STOCK_CONFIGS[family](**config.to_dict()),
+    for number, again in enumerate(
+        (
+            AutoConfig.from_pretrained(tmp_path / "config"),
+            STOCK_CONFIGS[family].from_pretrained(tmp_path / "config"),
+            FAMILIES[family].from_pretrained(tmp_path / "config" / "config.json"),
+            STOCK_CONFIGS[family].from_json_file(tmp_path / "config" / "config.json"),
+            FAMILIES[family].from_dict(config.to_dict()),
+            STOCK_CONFIGS[family].from_dict(config.to_dict()),
+            STOCK_CONFIGS[family](**config.to_dict()),
+        )
     ):
         assert type(again) is FAMILIES[family]
         ours, theirs = again.to_dict(), config.to_dict()
@@ -144,8 +146,9 @@ def test_configs_make_the_round_trip(family, tmp_path):
             "transformers_version",
         }
         assert again.model_type == FAMILIES[family].model_type
-        again.save_pretrained(tmp_path / "again")
-        assert (tmp_path / "again/config.json").read_text() == (tmp_path / "config/config.json").read_text()
+        if number in (0, 6):  # read, and made
+            again.save_pretrained(tmp_path / "again")
+            assert (tmp_path / "again/config.json").read_text() == (tmp_path / "config/config.json").read_text()
     # Only what was given is written.
     saved = {name for name in config.to_dict() if "position_" in name and name != "max_position_embeddings"}
     assert saved == flags.keys()
@@ -213,6 +216,7 @@ def load_in_fresh_process(saved, tmp_path: Path, plugin: bool, before: str = "",
     return torch.load(result), printed
 
 
+@pytest.mark.slow
 def test_a_fresh_process_with_the_plugin_computes_the_same(saved, tmp_path):
     results, _ = load_in_fresh_process(saved, tmp_path, plugin=True, before="import hf_posenc\n")
     for (family, _, _), (_, model), (name, module, logits) in zip(SAVED, saved, results, strict=True):
@@ -324,7 +328,8 @@ def test_the_code_beside_a_saved_variant_is_what_it_imports_and_nothing_else(fam
 
 def test_what_travels_imports_only_torch_transformers_the_standard_library_and_neighbours():
     files = sorted(MODELING.glob("*.py"))
-    for path, node in [(path, node) for path in files for node in ast.walk(ast.parse(path.read_text()))]:
+    nodes = [(file, node) for file in files for node in ast.walk(ast.parse(file.read_text()))]
+    for path, node in nodes:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and not node.level:

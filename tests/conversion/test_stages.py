@@ -21,8 +21,7 @@ def windows(seed: int = 0) -> Windows:
 
 
 class TestExtend:
-    @pytest.mark.parametrize("family", tiny.FAMILIES)
-    @pytest.mark.parametrize("method", ["tile", "mean", "interpolate"])
+    @tiny.cross(method=["tile", "mean", "interpolate"], family=tiny.FAMILIES, strength=1)
     def test_rows_are_made_of_those_that_were_trained(self, family, method):
         model = tiny_checkpoints.stock(family)
         longer = extend(model, 50, 20, method)
@@ -107,6 +106,7 @@ class TestHeal:
             *position_parameters(student)
         }
 
+    @pytest.mark.slow
     def test_the_original_stays_as_it_is(self):
         original, student = self.student()
         before = {name: value.clone() for name, value in original.state_dict().items()}
@@ -127,6 +127,7 @@ class TestHeal:
             healing.draw(windows(), 4)["input_ids"][0, :16], healing.draw(windows(), 4, process=1)["input_ids"][0, :16]
         )
 
+    @pytest.mark.slow
     def test_minutes_end_it_too(self):
         original, student = self.student()
         history = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=0.01))

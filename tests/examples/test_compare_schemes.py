@@ -37,6 +37,7 @@ def punctuation(text, tmp_path) -> tuple[Path, list]:
     return folder, options
 
 
+@pytest.mark.slow
 def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(punctuation, text, run_main, capsys):
     folder, options = punctuation
     options += [
