@@ -315,7 +315,15 @@ def test_positions_of_every_scheme_are_trained_saved_loaded_and_merged(case, tmp
     assert error(output(by_auto_class), expected) <= TOLERANCE
 
 
-@tiny.cross(config_class=[LoraConfig, IA3Config], family=FAMILIES, strength=1)
+@pytest.mark.parametrize(
+    "config_class, family",
+    [
+        pytest.param(LoraConfig, "bert"),
+        pytest.param(IA3Config, "mpnet"),
+        *(pytest.param(LoraConfig, name, marks=pytest.mark.slow) for name in ("roberta", "distilbert", "mpnet")),
+        *(pytest.param(IA3Config, name, marks=pytest.mark.slow) for name in ("xlm-roberta", "camembert", "electra")),
+    ],
+)
 def test_every_family_and_method_carries_positions(family, config_class, tmp_path):
     flags = {"position_every_layer": True}
     base = saved_base(tmp_path / "base", "sinusoidal+t5+transformer_xl+deberta", family=family, **flags)
@@ -356,6 +364,7 @@ def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_pat
     assert error(output(loaded.merge_and_unload()), expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_adapters_on_every_linear_layer_reach_those_of_the_schemes(tmp_path):
     base = saved_base(tmp_path / "base", "tupe+transformer_xl")
     model = trained_adapter(base, LoraConfig(target_modules="all-linear"))
@@ -379,6 +388,7 @@ def test_what_an_adapter_changes_itself_is_left_to_it():
     assert any("linear_pos.lora_A" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_modules_that_the_config_names_already_are_not_wrapped_twice(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     config = LoraConfig(modules_to_save=["relative_attention_bias", "linear_pos"])
@@ -427,6 +437,7 @@ def test_no_function_of_peft_that_saves_or_loads_is_replaced():
         }
 
 
+@pytest.mark.slow
 def test_positions_survive_loading_and_saving_again(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     model = trained_adapter(base)
@@ -463,6 +474,7 @@ def test_positions_are_found_in_a_compiled_model(unwrap):
     assert found.keys() == {f"{prefix}{key}" for key in expected}
 
 
+@pytest.mark.slow
 def test_prompts_carry_positions(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     prompts = PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import statistics
 import sys
 from pathlib import Path
@@ -402,9 +403,18 @@ def figures(card: ModelCard) -> set[tuple[str, float]]:
 
 
 class TestCardThatIsThere:
+    @pytest.fixture(scope="class")
+    def saved(self, tmp_path_factory) -> Path:
+        folder = tmp_path_factory.mktemp("saved")
+        build("absolute+t5", head="ForSequenceClassification").save_pretrained(folder)
+        return folder
+
     @pytest.fixture
-    def folder(self, tmp_path) -> Path:
-        build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "variant")
+    def folder(self, saved, tmp_path) -> Path:
+        """A saved variant, without the code that is beside it."""
+        (tmp_path / "variant").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            shutil.copy(saved / name, tmp_path / "variant")
         return tmp_path / "variant"
 
     def write(self, folder: Path, metrics: dict | None = None, **known) -> str:
@@ -605,6 +615,7 @@ class TestCallback:
         assert "position_learning_rate 0.1" in card.text
         assert f"hf_posenc {hf_posenc.__version__}" in card.text and f"torch {torch.__version__}" in card.text
 
+    @pytest.mark.slow
     def test_evaluations_of_other_weights_are_not_the_model_s(self, tmp_path):
         trainer = self.trainer(tmp_path)
         trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
@@ -634,6 +645,7 @@ class TestCallback:
         with pytest.raises(ValueError, match="README.md is there and cannot be read as a card"):
             ModelCardCallback(self.trainer(tmp_path))
 
+    @pytest.mark.slow
     def test_figures_that_are_no_numbers_and_folders_of_this_machine_are_left_out(self, tmp_path):
         build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "here")
         trainer = self.trainer(tmp_path / "mine")
@@ -659,9 +671,8 @@ class TestCallback:
         ]
         assert loss == max(losses.values()) != losses[4]
 
-    @pytest.mark.parametrize(
-        "command", [pytest.param("finetune.py --seed 7", marks=pytest.mark.slow), "/opt/bin/notebook"]
-    )
+    @pytest.mark.parametrize("command", ["finetune.py --seed 7", "/opt/bin/notebook"])
+    @pytest.mark.slow
     def test_results_of_a_file_stand_beside_those_of_the_run(self, tmp_path, monkeypatch, command):
         monkeypatch.setattr("sys.argv", command.split())
         (tmp_path / "results.json").write_text(json.dumps(RESULTS))

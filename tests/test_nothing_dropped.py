@@ -95,14 +95,24 @@ class TestAbsolutePositions:
 
     # (what the checkpoint is, None for stock; what is asked for, with flags; whether a composite can give its function back)
     @pytest.mark.parametrize("trained, scheme, flags, can", [
-        *((None, name, {}, name not in ("rope", "alibi")) for name in SCHEMES if name not in ("absolute", "sinusoidal", "none")),
+        *((None, name, {}, True) for name in ("t5", "tupe", "deberta")),
+        *((None, name, {}, False) for name in ("rope", "alibi")),
+        *(
+            pytest.param(None, name, {}, True, marks=pytest.mark.slow)
+            for name in SCHEMES
+            if name not in ("absolute", "sinusoidal", "none", "rope", "alibi", "t5", "tupe", "deberta")
+        ),
         (None, "none+t5", {}, True),
         (None, "t5+relative", {}, True),
         (None, "rope+t5", {}, False),
         (None, "alibi+rope", {}, False),
         (None, "deberta", {"position_form": "paper"}, False),
         (None, "tupe", {"position_form": "paper"}, False),
-        *((None, name, {"position_init": "paper"}, False) for name in FLAGS_OF if "position_init" in FLAGS_OF[name]),
+        *(
+            pytest.param(None, name, {"position_init": "paper"}, False, marks=() if name == "t5" else pytest.mark.slow)
+            for name in FLAGS_OF
+            if "position_init" in FLAGS_OF[name]
+        ),
         ("absolute+rope", "rope", {}, True),
         ("absolute+rope", "rope+t5", {}, True),
         ("absolute+alibi+t5", "t5", {}, False),
@@ -190,12 +200,17 @@ WITH_PARAMETERS = {
     "deberta, paper": {"position_form": "paper"},
     "absolute+relative, gate, every layer": {"position_combine": "gate", "position_every_layer": True},
 }
+# One with a table of the model, one of each layer, one in the embeddings, and linear maps.
+CORE = ("t5", "relative", "tupe", "deberta, own", "absolute, gate")
+some_in_the_core = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in CORE else pytest.mark.slow) for case in WITH_PARAMETERS]
+)
 
 
 class TestLoadReport:
     """transformers lists what it initialised because it was not in the checkpoint: heads and damage, not new schemes."""
 
-    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    @some_in_the_core
     def test_does_not_list_what_is_new_to_a_stock_checkpoint(self, case, stock_folder, transformers_said):
         flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
         keywords_of_all = ({}, {"dtype": torch.bfloat16}, {"device_map": "cpu"})
@@ -228,7 +243,7 @@ class TestLoadReport:
         AutoModelForMaskedLM.from_pretrained(tmp_path, config=config)
         assert listed(transformers_said) == {}
 
-    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    @some_in_the_core
     def test_lists_every_position_parameter_that_a_saved_variant_lacks(self, case, tmp_path, transformers_said):
         flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
         scheme = flags.pop("position_scheme")

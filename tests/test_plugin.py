@@ -50,10 +50,11 @@ def fresh(code: str, folder: Path) -> str:
     "peft_before, peft_after",
     [
         pytest.param(False, False, id="no-peft"),
-        pytest.param(True, False, id="peft-first", marks=pytest.mark.slow),
-        pytest.param(False, True, id="peft-later", marks=pytest.mark.slow),
+        pytest.param(True, False, id="peft-first"),
+        pytest.param(False, True, id="peft-later"),
     ],
 )
+@pytest.mark.slow
 def test_uninstall_puts_everything_back(peft_before, peft_after, tmp_path):
     fresh(
         f"""
@@ -581,8 +582,8 @@ class TestConfigsOfTheCaller:
     DEBERTA = {"position_attention_types": ["p2c", "c2p"], "position_scheme": "absolute+deberta"}
     FLAGS = [{"position_scheme": "absolute+t5", "position_buckets": 8}, ROPE, DEBERTA]
 
-    @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags["position_scheme"])
-    def test_loading_leaves_config_and_keywords_as_they_are(self, flags, tmp_path):
+    @tiny.cross(flags=FLAGS, cls=[AutoModel, BertModel, BertForMaskedLM, hf_posenc.PosencBertModel], strength=1)
+    def test_loading_leaves_config_and_keywords_as_they_are(self, flags, cls, tmp_path):
         folder = saved_stock(tmp_path / "stock")
         build("relative").save_pretrained(tmp_path / "variant")
         given = copy.deepcopy(flags)
@@ -594,12 +595,11 @@ class TestConfigsOfTheCaller:
             (AutoConfig.from_pretrained(folder, **copy.deepcopy(flags)), {}),
             (AutoConfig.from_pretrained(tmp_path / "variant"), given),
         ]
-        for cls in (AutoModel, BertModel, BertForMaskedLM, hf_posenc.PosencBertModel):
-            for config, keywords in configs:
-                before = state(config)
-                model = cls.from_pretrained(folder, config=config, **keywords)
-                assert model.config is not config and {**vars(model.config), **flags} == vars(model.config)
-                assert state(config) == before and given == flags
+        for config, keywords in configs:
+            before = state(config)
+            model = cls.from_pretrained(folder, config=config, **keywords)
+            assert model.config is not config and {**vars(model.config), **flags} == vars(model.config)
+            assert state(config) == before and given == flags
 
     @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags["position_scheme"])
     def test_dictionaries_stay_as_they_are(self, flags):

@@ -59,6 +59,10 @@ SAVED = [
     ("distilbert", "absolute+deberta", {"position_buckets": 4, "position_every_layer": True}),
 ]
 SAVED += [("bert", name, {}) for name in schemes_beside(scheme for _, scheme, _ in SAVED)]
+every_family = pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("bert", "mpnet") else pytest.mark.slow) for name in FAMILIES],
+)
 IDS = [f"{family}-{scheme}" for family, scheme, _ in SAVED]
 
 
@@ -108,7 +112,7 @@ def test_a_saved_variant_loads_by_auto_and_stock_classes_without_a_flag(index, s
     assert (outputs(fresh, family) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_the_base_model_of_a_saved_head_and_a_head_on_a_saved_base_model_keep_the_scheme(family, tmp_path):
     head = build("absolute+t5", family, head="ForMaskedLM")
     head.save_pretrained(tmp_path / "head")
@@ -123,7 +127,7 @@ def test_the_base_model_of_a_saved_head_and_a_head_on_a_saved_base_model_keep_th
     assert torch.equal(outputs(classifier.base_model, family), expected)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_configs_make_the_round_trip(family, tmp_path):
     flags = {"position_scheme": "absolute+deberta", "position_attention_types": ("c2p",), "position_buckets": 4}
     config = stock_config(family, **flags, num_labels=3)
@@ -306,7 +310,7 @@ def neighbours(path: Path) -> set[Path]:
     }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_the_code_beside_a_saved_variant_is_what_it_imports_and_nothing_else(family, tmp_path):
     closure, open_ends = set(), {MODELING / FAMILIES[family].modeling_file}
     while open_ends:

@@ -57,7 +57,14 @@ def test_every_figure_is_drawn(name, scheme):
     assert check(analysis.FIGURES[name], tiny.build(scheme)) == where_they_apply(scheme)[name]
 
 
-@pytest.mark.parametrize("scheme", [*(name for name in SCHEMES if name not in DRAWN), "absolute+t5"])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(name, marks=() if name in ("none", "transformer_xl", "absolute+t5") else pytest.mark.slow)
+        for name in [*SCHEMES, "absolute+t5"]
+        if name not in DRAWN
+    ],
+)
 def test_every_figure_of_every_scheme(scheme):
     """Those that read documents read them in any scheme alike, and have tests of their own."""
     model = tiny.build(scheme)

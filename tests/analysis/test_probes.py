@@ -87,7 +87,9 @@ class TestProbes:
         assert found.r2["distance"][MODEL][0] > 0.2 and max(found.r2["distance"][WITHOUT]) < 0.1
         assert found.error["position"][MODEL][0] < found.chance["position"] / 3
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize(
+        "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "bert")]
+    )
     def test_are_at_chance_where_there_are_no_positions(self, family):
         found = probes(subject("none", family), documents(40), length=32, windows=150)
         assert all(np.abs(values).max() < 0.1 for series in found.r2.values() for values in series.values())

@@ -353,7 +353,7 @@ class TestResume:
 
     @pytest.fixture(scope="class")
     def once(self, tmp_path_factory):
-        """The folder of a conversion that was interrupted."""
+        """The folder of a conversion that was interrupted, and a copy of it."""
         folder = tmp_path_factory.mktemp("interrupted")
         (folder / "a").mkdir()
         tiny_checkpoints.save(folder / "a" / "bert")
@@ -362,12 +362,18 @@ class TestResume:
             patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
             convert(**self.arguments(folder))
         assert (folder / ".out.conversion" / "healing.pt").is_file() and not (folder / "out").exists()
-        return folder
+        return folder, shutil.copytree(folder, tmp_path_factory.mktemp("copy") / "interrupted")
 
     @pytest.fixture
-    def interrupted(self, once, tmp_path):
-        """The arguments of the conversion that was interrupted, of which `tmp_path` has a copy."""
-        shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    def tmp_path(self, once):
+        """The folder of the conversion, as it was when it was interrupted: paths are among what a conversion is known by."""
+        folder, copy = once
+        shutil.rmtree(folder)
+        return shutil.copytree(copy, folder)
+
+    @pytest.fixture
+    def interrupted(self, tmp_path):
+        """The arguments of the conversion that was interrupted in `tmp_path`."""
         return self.arguments(tmp_path)
 
     @pytest.mark.parametrize("name", ["healing.pt", "report.json"])
@@ -383,6 +389,7 @@ class TestResume:
         _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
         assert report.healing[-1]["step"] == 60
 
+    @pytest.mark.slow
     def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):
         before = json.loads((tmp_path / ".out.conversion" / "report.json").read_text())["seconds"]
         convert(**interrupted, resume=True)
@@ -464,11 +471,13 @@ class TestTokenizer:
         with pytest.raises(ValueError, match="words that the tokenizer does not know"):
             compare(checkpoint, checkpoint, text=[tmp_path / "unknown.txt"])
 
+    @pytest.mark.slow
     def test_a_few_unknown_words_are_usual(self, checkpoint, tmp_path):
         lines = tiny_checkpoints.text().splitlines()
         (tmp_path / "some.txt").write_text("\n".join(f"{line} ☃" for line in lines))
         convert(checkpoint, "none", text=[tmp_path / "some.txt"], train="none")
 
+    @pytest.mark.slow
     def test_the_caller_s_stays_as_it_is(self, checkpoint, tmp_path):
         tokenizer = tiny_checkpoints.tokenizer()
         tokenizer.backend_tokenizer.enable_truncation(7)

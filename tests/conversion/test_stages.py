@@ -113,6 +113,7 @@ class TestHeal:
         heal(student, original, windows(), windows(1), Healing(32, 64, max_steps=3))
         assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
 
+    @pytest.mark.slow
     def test_text_of_a_step_is_long_every_second_time(self):
         healing = Healing(32, 128, max_steps=3)
         lengths = [healing.draw(windows(), step)["input_ids"].shape[1] for step in range(40)]
@@ -135,6 +136,7 @@ class TestHeal:
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
 
+    @pytest.mark.slow
     def test_rates_rise_over_twenty_steps_and_fall_to_nothing(self, monkeypatch):
         rates = []
         one_step = healing._Run._step
@@ -171,7 +173,9 @@ class TestHeal:
         assert group["lr"] == group["highest"] == rate
         assert sum(len(g["params"]) for g in healing.parameter_groups(student, 0.003)) == len(names)
 
-    @pytest.mark.parametrize("steps, looked_at", [(3, 0), (49, 0), (60, 50)])
+    @pytest.mark.parametrize(
+        "steps, looked_at", [(3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((49, 0), (60, 50)))]
+    )
     def test_a_model_that_diverges_is_put_back(self, steps, looked_at, tmp_path, monkeypatch):
         """To where it was last looked at, or to its start: after `steps` of them the error is no number."""
         seen, errors = {}, itertools.count()

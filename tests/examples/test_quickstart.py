@@ -250,6 +250,7 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
     assert torch.equal(heads[0], heads[1]) and torch.equal(heads[0], heads[2])
 
 
+@pytest.mark.slow
 def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_path, monkeypatch):
     class Forgetful(quickstart.ScriptTrainer):
         def save_model(self, *args, **kwargs):
