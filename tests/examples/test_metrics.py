@@ -284,20 +284,18 @@ def test_empty_input_and_different_lengths_are_refused(compute, name):
             compute(name, *sides)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
+def test_f1_refuses_options_that_it_cannot_follow(compute):
+    cases = [
         ({"average": "samples"}, "average must be one of 'binary', 'micro', 'macro', 'weighted', None, got 'samples'"),
         ({"average": ["macro"]}, "average must be"),
         ({"labels": [1]}, "labels does not apply"),
         ({"average": "macro", "pos_label": 1}, "pos_label applies"),
         ({"average": "macro", "labels": []}, "labels is empty"),
         ({"pos_label": 7}, "pos_label=7"),
-    ],
-)
-def test_f1_refuses_options_that_it_cannot_follow(compute, options, message):
-    with pytest.raises(ValueError, match=message):
-        compute("f1", [0, 1], [1, 1], **options)
+    ]
+    for options, message in cases:
+        with pytest.raises(ValueError, match=message):
+            compute("f1", [0, 1], [1, 1], **options)
 
 
 def test_binary_f1_of_three_classes_is_refused(compute):
@@ -305,36 +303,32 @@ def test_binary_f1_of_three_classes_is_refused(compute):
         compute("f1", [0, 1, 2], [0, 1, 2])
 
 
-@pytest.mark.parametrize(
-    "predictions, references, message",
-    [
+def test_span_f1_refuses_what_are_not_tags_of_the_same_tokens(compute):
+    cases = [
         ([["O"], ["O", "O"]], [["O"], ["O"]], "sentence 1 has 2 predicted tags, but 1 "),
         ([[], []], [[], []], "nothing to score"),
         ([["PER"]], [["O"]], "a tag must be 'O', 'B-<type>' or 'I-<type>', got 'PER'"),
         ([["O"]], [["E-PER"]], "got 'E-PER'"),
         ([["B-"]], [["O"]], "got 'B-'"),
         ([[1]], [[1]], "expected format"),
-    ],
-)
-def test_span_f1_refuses_what_are_not_tags_of_the_same_tokens(compute, predictions, references, message):
-    with pytest.raises(ValueError, match=message):
-        compute("span_f1", predictions, references)
+    ]
+    for predictions, references, message in cases:
+        with pytest.raises(ValueError, match=message):
+            compute("span_f1", predictions, references)
 
 
-@pytest.mark.parametrize(
-    "ids, gold_ids, texts, message",
-    [
+def test_squad_refuses_what_it_cannot_match(compute):
+    cases = [
         (["1", "2"], ["1", "3"], ["x"], "on one side only: 2, 3"),
         (["1", "1"], ["1", "2"], ["x"], "more than once"),
         (["1", "2"], ["2", "2"], ["x"], "more than once"),
         (["1", "2"], ["1", "2"], [], "question 1 has no gold answer"),
-    ],
-)
-def test_squad_refuses_what_it_cannot_match(compute, ids, gold_ids, texts, message):
-    predictions = [{"id": name, "prediction_text": "x"} for name in ids]
-    references = [{"id": name, "answers": {"text": texts, "answer_start": [0] * len(texts)}} for name in gold_ids]
-    with pytest.raises(ValueError, match=message):
-        compute("squad", predictions, references)
+    ]
+    for ids, gold_ids, texts, message in cases:
+        predictions = [{"id": name, "prediction_text": "x"} for name in ids]
+        references = [{"id": name, "answers": {"text": texts, "answer_start": [0] * len(texts)}} for name in gold_ids]
+        with pytest.raises(ValueError, match=message):
+            compute("squad", predictions, references)
 
 
 @pytest.mark.parametrize("name", NAMES)
