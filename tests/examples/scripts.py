@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from distributed_worker import loopback
 from fresh_process import ROOT
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -81,13 +82,18 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run_here(script: ModuleType, *arguments: object) -> str:
-    """The `main` of a script with a command line, in this process and to its end; returns what it says on stderr."""
-    before, said = logging.get_verbosity(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
-        patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, arguments), *QUIET])
-        script.main()
-    logging.set_verbosity(before)
-    logging.enable_progress_bar()
+    """The `main` of a script with a command line, in this process and to its end; returns what it says on stderr and warns of."""
+    before, said = transformers_logging.get_verbosity(), io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger().addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+            patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, arguments), *QUIET])
+            script.main()
+    finally:
+        logging.getLogger().removeHandler(handler)
+        transformers_logging.set_verbosity(before)
+        transformers_logging.enable_progress_bar()
     return said.getvalue()
 
 
