@@ -146,32 +146,41 @@ def run(mutations: list[dict], checkout: Path, tier: str, jobs: int, output: Pat
     return {mutation["name"]: results[mutation["name"]] for mutation in mutations}
 
 
-def check(mutations: list[dict], checkout: Path, tier: str) -> int:
-    """Run the tests that mutations name without any: the exit status of pytest."""
+def check(mutations: list[dict], checkout: Path, tier: str, outcomes: Path | None) -> int:
+    """Run the tests that mutations name without any, or only those that caught one: 1 if some fail, else 0."""
+    names = {mutation["name"] for mutation in mutations}
     with tempfile.TemporaryDirectory(prefix="mutations-") as temporary:
         folder = copy_of(checkout, Path(temporary))
-        tests, failures = sorted({name for mutation in mutations for name in tests_in(folder, mutation)}), []
-        for test in tests:
+        if outcomes is not None:
+            known = json.loads(outcomes.read_text())
+            runs = [sorted({one["test"] for name, one in known.items() if name in names and one.get("test")})]
+        else:
+            runs = [[test] for test in sorted({test for mutation in mutations for test in tests_in(folder, mutation)})]
+        failures = []
+        for tests in runs:
             start = time.monotonic()
-            status, output = run_pytest(folder, [*flags_of(folder, tier), test])
-            print(f"{test}: status {status}, {time.monotonic() - start:.0f} s", flush=True)
+            status, output = run_pytest(folder, [*flags_of(folder, tier), *tests])
+            what = tests[0] if len(tests) == 1 else f"{len(tests)} tests"
+            print(f"{what}: status {status}, {time.monotonic() - start:.0f} s", flush=True)
             # A file may have nothing in the core.
             if status not in (0, 5):
-                failures += failed_tests(output) or [test]
+                failures += failed_tests(output) or tests
     print(*(failures or ["all pass"]), sep="\n")
     return min(len(failures), 1)
 
 
 def table(paths: list[Path]) -> str:
     """Caught mutations by area, in Markdown: before, all, core."""
-    columns = [json.loads(path.read_text()) for path in paths]
-    areas = list(dict.fromkeys(mutation["area"] for mutation in read_mutations()))
-    numbers = Counter(mutation["area"] for mutation in read_mutations())
-    caught = [Counter(one["area"] for one in found.values() if one["outcome"] == "caught") for found in columns]
+    mutations, columns = read_mutations(), [json.loads(path.read_text()) for path in paths]
+    rows = Counter(mutation["area"] for mutation in mutations)
+    caught = [
+        Counter(one["area"] for one in mutations if found.get(one["name"], {}).get("outcome") == "caught")
+        for found in columns
+    ]
     lines = ["| area | mutations | caught by the old suite | by `--all` | by the core |", "|---|--:|--:|--:|--:|"]
-    rows = [(area, numbers[area], *(column[area] for column in caught)) for area in areas]
-    rows.append(("all", numbers.total(), *(column.total() for column in caught)))
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+    cells = [(area, number, *(column[area] for column in caught)) for area, number in rows.items()]
+    cells.append(("all", rows.total(), *(column.total() for column in caught)))
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in cells)])
 
 
 def main() -> int:
@@ -185,7 +194,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
     parser.add_argument("--output", type=Path, help="JSON of outcomes; those of other mutations in it stay")
     parser.add_argument("--list", action="store_true", help="list mutations")
-    parser.add_argument("--check", action="store_true", help="run the tests without any mutation")
+    parser.add_argument(
+        "--check", action="store_true", help="run the tests without any mutation; with --output, those that caught one"
+    )
     parser.add_argument(
         "--table", type=Path, nargs=3, metavar="JSON", help="a table of three outcomes: before, all, core"
     )
@@ -203,7 +214,7 @@ def main() -> int:
         print(*(f"{mutation['area']}: {mutation['name']} ({mutation['file']})" for mutation in mutations), sep="\n")
         return 0
     if arguments.check:
-        return check(mutations, arguments.tests.resolve(), arguments.tier)
+        return check(mutations, arguments.tests.resolve(), arguments.tier, arguments.output)
     if arguments.skip_known and arguments.output and arguments.output.is_file():
         known = json.loads(arguments.output.read_text())
         mutations = [mutation for mutation in mutations if mutation["name"] not in known]
