@@ -147,6 +147,7 @@ def test_versions_are_printed(run):
     )
 
 
+@pytest.mark.slow
 def test_python_says_what_the_command_line_says(run, variant):
     assert run("schemes")[1] == f"{hf_posenc.schemes()}\n" == f"{hf_posenc.schemes()!r}\n"
     said = hf_posenc.inspect(variant)

@@ -153,6 +153,7 @@ class TestFiles:
             write_whole({tmp_path / "a.svg": b"new"})
         assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
+    @pytest.mark.slow
     def test_the_same_record_gives_the_same_file(self):
         figure = figure_named("clock-hands")
         record = figure.measure("rope")

@@ -55,6 +55,7 @@ class TestEveryFamily:
     @pytest.mark.parametrize(
         "family", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in tiny.FAMILIES]
     )
+    @pytest.mark.slow
     def test_healing_brings_the_states_back(self, family, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / family, family)
         # MPNet has a bias of t5's kind already.
@@ -115,6 +116,7 @@ class TestLonger:
         "scheme",
         ["absolute+t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("absolute", "absolute+deberta"))],
     )
+    @pytest.mark.slow
     def test_beyond_leaves_what_is_within_exactly_as_it_was(self, scheme, checkpoint):
         model, _ = convert(checkpoint, scheme, text=words_of(checkpoint), max_length=96, train="beyond", max_steps=10)
         original = AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -127,6 +129,7 @@ class TestLonger:
         assert beyond.abs().max() > 1e-3
 
     @every_family
+    @pytest.mark.slow
     def test_a_stretched_table_keeps_what_is_within_for_good(self, family, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / family, family)
         scheme = tiny.FAMILIES[family].family.native_scheme

@@ -76,6 +76,7 @@ def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(punctuation,
         run_main(compare_schemes, *options, "--seeds", "1", "--learning_rate", "1e-5")
 
 
+@pytest.mark.slow
 def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tmp_path, run_main):
     options = [
         "--task",

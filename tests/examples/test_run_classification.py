@@ -285,6 +285,7 @@ def test_other_forms_of_data(kind, checkpoint, tmp_path, run_main):
 @pytest.mark.parametrize(
     "task", [pytest.param(name, marks=() if name == "mrpc" else pytest.mark.slow) for name in GLUE]
 )
+@pytest.mark.slow
 def test_glue_tasks_are_measured_as_glue_measures_them(task, checkpoint, tmp_path, monkeypatch, run_main):
     of_task = GLUE[task]
     generator = random.Random(2)

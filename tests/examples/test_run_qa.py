@@ -131,6 +131,7 @@ def test_unanswerable_questions_are_measured_by_themselves(finished, questions, 
             assert (of_answers > 0) == bool(answered)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_reads_windows_as_long_as_in_training(checkpoint, questions, tmp_path, run_main):
     (tmp_path / "train.json").write_text(json.dumps(questions["train"][:4]))
     arguments = ["--train_file", tmp_path / "train.json", "--model_name_or_path", checkpoint, "--max_steps", "1"]

@@ -92,7 +92,7 @@ def test_without_a_rate_of_their_own_the_optimizer_is_trainers(tmp_path):
     assert settings_of(trainer_of(model, arguments(tmp_path, **common)).create_optimizer()) == stock
 
 
-@pytest.mark.parametrize("wrap", ["PEFT", "another module", "compiled"])
+@pytest.mark.parametrize("wrap", ["PEFT", "another module", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_position_parameters_are_found_inside_wrappers(wrap, tmp_path):
     model = classifier("absolute+t5")
     if wrap == "PEFT":

@@ -287,6 +287,7 @@ def test_kept_weights_are_those_that_would_be_computed_again(kind, mask_kind, mo
 
 
 @in_all_blocks
+@pytest.mark.slow
 def test_far_keys_whose_distances_share_vectors_are_dropped_too():
     torch.manual_seed(0)
     terms = make_terms("shared ends", 160, 160)
