@@ -10,6 +10,7 @@ from pathlib import Path
 
 import peft
 import pytest
+import tiny
 import torch
 import transformers
 from fresh_process import run_fresh
@@ -178,8 +179,7 @@ class TestDefaultTargets:
         bare = [name.removeprefix("base_model.").removeprefix("model.") for name in added]
         return {name.split(".lora_")[0].split(".ia3_")[0] for name in bare}
 
-    @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("config_class", [LoraConfig, IA3Config, AdaLoraConfig])
+    @tiny.cross(config_class=[LoraConfig, IA3Config, AdaLoraConfig], family=FAMILIES, rest=pytest.mark.slow)
     def test_are_those_of_stock(self, family, config_class):
         if config_class is AdaLoraConfig:
 
@@ -215,16 +215,14 @@ class TestDefaultTargets:
             assert table["posenc_xlm_roberta"] == table.get("xlm-roberta", table["roberta"]), name
             assert "camembert" not in table, name
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "first",
         [
             # Looking whether PEFT is installed, as transformers does, is not importing it.
             "import hf_posenc, importlib.util\nassert importlib.util.find_spec('peft')\nmodel = made()\nimport peft",
-            pytest.param("import hf_posenc, peft\nmodel = made()", marks=pytest.mark.slow),
-            pytest.param(
-                "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
-                marks=pytest.mark.slow,
-            ),
+            "import hf_posenc, peft\nmodel = made()",
+            "import peft\nfrom peft import get_peft_model_state_dict\nimport hf_posenc\nmodel = made()",
         ],
         ids=["plugin, model, peft", "plugin, peft, model", "peft, plugin, model"],
     )
@@ -270,10 +268,17 @@ print("WAITING", [finder for finder in sys.meta_path if type(finder).__module__ 
             assert stand_in.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING["posenc_electra"] == ["query"]
 
 
-@pytest.mark.parametrize("case", WITH_PARAMETERS, ids=name_of)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name_of(case), marks=() if case[0] in ("absolute+t5", "tupe+t5") else pytest.mark.slow)
+        for case in WITH_PARAMETERS
+    ],
+)
 def test_positions_of_every_scheme_are_trained_saved_loaded_and_merged(case, tmp_path):
     scheme, flags = case
     base = saved_base(tmp_path / "base", scheme, **flags)
+    original = output(AutoModel.from_pretrained(base))
     model = get_peft_model(AutoModel.from_pretrained(base), LoraConfig())
     count = train_positions(model)
     positions = position_parameters(model)
@@ -285,6 +290,12 @@ def test_positions_of_every_scheme_are_trained_saved_loaded_and_merged(case, tmp
     assert moved >= {name for name in positions if "cls_to_others" not in name}
     expected = output(model)
     model.save_pretrained(tmp_path / "adapter")
+
+    # A disabled adapter leaves the function of the base model.
+    assert error(expected, original) > 1e-3
+    with model.disable_adapter():
+        assert error(output(model), original) <= TOLERANCE
+    assert not any("modules_to_save" in name for name in model.unload().state_dict())
 
     lossy = PeftModel.from_pretrained(
         AutoModel.from_pretrained(base), without_positions(tmp_path / "adapter", tmp_path / "lossy")
@@ -304,8 +315,15 @@ def test_positions_of_every_scheme_are_trained_saved_loaded_and_merged(case, tmp
     assert error(output(by_auto_class), expected) <= TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("config_class", [LoraConfig, IA3Config])
+@pytest.mark.parametrize(
+    "config_class, family",
+    [
+        pytest.param(LoraConfig, "bert"),
+        pytest.param(IA3Config, "mpnet"),
+        *(pytest.param(LoraConfig, name, marks=pytest.mark.slow) for name in ("roberta", "distilbert", "mpnet")),
+        *(pytest.param(IA3Config, name, marks=pytest.mark.slow) for name in ("xlm-roberta", "camembert", "electra")),
+    ],
+)
 def test_every_family_and_method_carries_positions(family, config_class, tmp_path):
     flags = {"position_every_layer": True}
     base = saved_base(tmp_path / "base", "sinusoidal+t5+transformer_xl+deberta", family=family, **flags)
@@ -346,6 +364,7 @@ def test_lora_on_the_projections_of_deberta_acts_on_positions_too(share, tmp_pat
     assert error(output(loaded.merge_and_unload()), expected) <= 1e-5
 
 
+@pytest.mark.slow
 def test_adapters_on_every_linear_layer_reach_those_of_the_schemes(tmp_path):
     base = saved_base(tmp_path / "base", "tupe+transformer_xl")
     model = trained_adapter(base, LoraConfig(target_modules="all-linear"))
@@ -369,6 +388,7 @@ def test_what_an_adapter_changes_itself_is_left_to_it():
     assert any("linear_pos.lora_A" in name for name in trained)
 
 
+@pytest.mark.slow
 def test_modules_that_the_config_names_already_are_not_wrapped_twice(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     config = LoraConfig(modules_to_save=["relative_attention_bias", "linear_pos"])
@@ -386,6 +406,7 @@ def test_modules_that_the_config_names_already_are_not_wrapped_twice(tmp_path):
     assert error(output(loaded), expected) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_what_is_trained_is_what_modules_to_save_of_peft_alone_would_train(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl+tupe", position_every_layer=True)
     modules = sorted({name.rpartition(".")[0] for name in position_parameters(AutoModel.from_pretrained(base))})
@@ -416,19 +437,7 @@ def test_no_function_of_peft_that_saves_or_loads_is_replaced():
         }
 
 
-@pytest.mark.parametrize("case", WITH_PARAMETERS, ids=name_of)
-def test_a_disabled_adapter_leaves_the_function_of_the_base_model(case, tmp_path):
-    scheme, flags = case
-    base = saved_base(tmp_path / "base", scheme, **flags)
-    original = output(AutoModel.from_pretrained(base))
-    model = trained_adapter(base)
-    assert error(output(model), original) > 1e-3
-    with model.disable_adapter():
-        assert error(output(model), original) <= TOLERANCE
-    unloaded = model.unload()
-    assert not any("modules_to_save" in name for name in unloaded.state_dict())
-
-
+@pytest.mark.slow
 def test_positions_survive_loading_and_saving_again(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     model = trained_adapter(base)
@@ -465,6 +474,7 @@ def test_positions_are_found_in_a_compiled_model(unwrap):
     assert found.keys() == {f"{prefix}{key}" for key in expected}
 
 
+@pytest.mark.slow
 def test_prompts_carry_positions(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
     prompts = PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
@@ -556,6 +566,7 @@ class TestAutoClasses:
         assert error(output(loaded), output(model)) <= TOLERANCE
 
 
+@pytest.mark.slow
 def test_trainer_trains_and_saves_positions_with_the_adapter(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl", head="ForSequenceClassification")
     model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(base), LoraConfig(task_type="SEQ_CLS"))
@@ -679,6 +690,7 @@ def test_the_count_of_position_parameters_is_that_of_the_formulas():
         assert freeze_all_but_positions(model) == count, scheme
 
 
+@pytest.mark.slow
 def test_an_adapter_for_minilm_with_deberta_is_under_2_percent_of_the_model(minilm, tmp_path):
     model: PreTrainedModel = AutoModel.from_pretrained(minilm, position_scheme="deberta")
     model.save_pretrained(tmp_path / "base")
@@ -706,8 +718,7 @@ def fill_lora(model: nn.Module) -> None:
             nn.init.normal_(parameter, std=0.2)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "tupe", "absolute+tupe"])
+@tiny.cross(scheme=["absolute", "absolute+t5", "tupe", "absolute+tupe"], family=FAMILIES, strength=1)
 def test_lora_on_the_table_of_absolute_positions(scheme, family, tmp_path):
     model = build(scheme, family)
     batch = inputs(family=family)
@@ -770,9 +781,9 @@ ADAPTER_NAMES = ["one", "__base__", "two", "one", "two", "__base__"]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("padding", [None, "right"])
-@pytest.mark.parametrize("scheme, flags", [(s, {}) for s in SCHEMES if s != "deberta"] + [("deberta", OWN)])
-def test_every_sequence_of_a_batch_may_have_its_adapter(scheme, flags, padding):
+@tiny.cross(scheme=SCHEMES, padding=[None, "right"], strength=1)
+def test_every_sequence_of_a_batch_may_have_its_adapter(scheme, padding):
+    flags = OWN if scheme == "deberta" else {}
     model, batch = with_two_adapters(scheme, ["query", "key", "value"], **flags), inputs(6, 40, padding=padding)
     batch["attention_mask"][:, 20:] = 1 if padding is None else 0
     found = model(**batch, adapter_names=ADAPTER_NAMES).last_hidden_state

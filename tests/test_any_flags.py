@@ -2,10 +2,9 @@
 
 import tempfile
 
+import pytest
 import tiny
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from transformers import AutoModel
 
 from hf_posenc import position_parameters
@@ -13,33 +12,47 @@ from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
 
 
-names = st.sampled_from([*SCHEMES, *ALIASES])
-VALUES = {
-    "position_scheme": st.lists(names, min_size=1, max_size=3).map("+".join),
-    "position_combine": st.sampled_from(["add", "concat", "gate", "attention", "multiply"]),
-    "position_every_layer": st.booleans(),
-    "position_init": st.sampled_from(["silent", "paper", "loud"]),
-    "position_form": st.sampled_from(["checkpoint", "paper"]),
-    "position_base": st.sampled_from([1, 2.5, 500, 10000.0, -3, "10"]),
-    "position_layout": st.sampled_from(["interleaved", "halves"]),
-    "position_amplitude": st.sampled_from([0, 0.1, 1.0, float("nan")]),
-    "position_rope_scaling": st.sampled_from(
-        [{"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}, {"rope_type": "spiral"}, {}, 2]
-    ),
-    "position_buckets": st.sampled_from([0, 1, 2, 4, 7, 8, 32]),
-    "position_max_distance": st.sampled_from([0, 1, 2, 3, 5, 8, 9, 64, 128]),
-    "position_per_layer": st.booleans(),
-    "position_on_values": st.booleans(),
-    "position_attention_types": st.sampled_from(
-        [["c2p"], ["p2c"], ["c2p", "p2c", "p2p"], ["p2p"], [], ["c2c"], "c2p"]
-    ),
-    "position_share_projections": st.booleans(),
-    "position_norm": st.booleans(),
-    "posiiton_norm": st.just(3),
-}
-for flag, owners in FLAGS.items():
-    for own in owners.values():
-        VALUES.setdefault(flag, st.sampled_from([own.default, tiny.another_value(own), [{"a": 1}]]))
+pytestmark = pytest.mark.slow
+
+
+def values() -> dict:
+    """Flag -> what is drawn for it, right and wrong."""
+    from hypothesis import strategies as st
+
+    names = st.sampled_from([*SCHEMES, *ALIASES])
+    found = {
+        "position_scheme": st.lists(names, min_size=1, max_size=3).map("+".join),
+        "position_combine": st.sampled_from(["add", "concat", "gate", "attention", "multiply"]),
+        "position_every_layer": st.booleans(),
+        "position_init": st.sampled_from(["silent", "paper", "loud"]),
+        "position_form": st.sampled_from(["checkpoint", "paper"]),
+        "position_base": st.sampled_from([1, 2.5, 500, 10000.0, -3, "10"]),
+        "position_layout": st.sampled_from(["interleaved", "halves"]),
+        "position_amplitude": st.sampled_from([0, 0.1, 1.0, float("nan")]),
+        "position_rope_scaling": st.sampled_from(
+            [
+                {"rope_type": "linear", "factor": 2.0},
+                {"rope_type": "yarn", "factor": 4.0},
+                {"rope_type": "spiral"},
+                {},
+                2,
+            ]
+        ),
+        "position_buckets": st.sampled_from([0, 1, 2, 4, 7, 8, 32]),
+        "position_max_distance": st.sampled_from([0, 1, 2, 3, 5, 8, 9, 64, 128]),
+        "position_per_layer": st.booleans(),
+        "position_on_values": st.booleans(),
+        "position_attention_types": st.sampled_from(
+            [["c2p"], ["p2c"], ["c2p", "p2c", "p2p"], ["p2p"], [], ["c2c"], "c2p"]
+        ),
+        "position_share_projections": st.booleans(),
+        "position_norm": st.booleans(),
+        "posiiton_norm": st.just(3),
+    }
+    for flag, owners in FLAGS.items():
+        for own in owners.values():
+            found.setdefault(flag, st.sampled_from([own.default, tiny.another_value(own), [{"a": 1}]]))
+    return found
 
 
 def applicable(scheme: str) -> list[str]:
@@ -48,22 +61,30 @@ def applicable(scheme: str) -> list[str]:
     return sorted({flag.name for name in parts for flag in SCHEMES[name].flags})
 
 
-@st.composite
-def flags(draw) -> dict:
-    scheme = draw(VALUES["position_scheme"])
-    chosen = draw(st.lists(st.sampled_from(applicable(scheme) or ["position_combine"]), unique=True, max_size=5))
-    if draw(st.integers(0, 9)) == 0:
-        chosen.append(draw(st.sampled_from(sorted(VALUES.keys() - {"position_scheme"}))))
-    return {"position_scheme": scheme, **{name: draw(VALUES[name]) for name in chosen}}
-
-
 def test_every_flag_is_drawn():
-    assert FLAGS.keys() <= VALUES.keys()
+    assert FLAGS.keys() <= values().keys()
 
 
-@settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(flags=flags(), family=st.sampled_from(sorted(tiny.FAMILIES)), is_decoder=st.booleans())
-def test_any_combination_works_or_is_refused_by_name(flags, family, is_decoder):
+def test_any_combination_works_or_is_refused_by_name():
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    of_flags = values()
+
+    @st.composite
+    def flags(draw) -> dict:
+        scheme = draw(of_flags["position_scheme"])
+        chosen = draw(st.lists(st.sampled_from(applicable(scheme) or ["position_combine"]), unique=True, max_size=5))
+        if draw(st.integers(0, 9)) == 0:
+            chosen.append(draw(st.sampled_from(sorted(of_flags.keys() - {"position_scheme"}))))
+        return {"position_scheme": scheme, **{name: draw(of_flags[name]) for name in chosen}}
+
+    families = st.sampled_from(sorted(tiny.FAMILIES))
+    check = given(flags=flags(), family=families, is_decoder=st.booleans())(works_or_is_refused_by_name)
+    settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))(check)()
+
+
+def works_or_is_refused_by_name(flags, family, is_decoder):
     inputs = tiny.inputs(batch=2, length=7, family=family)
     try:
         config = tiny.stock_config(family, num_hidden_layers=2, is_decoder=is_decoder, use_cache=False, **flags)

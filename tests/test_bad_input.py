@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from tiny import FAMILIES, SIZES, build, heads, inputs, stock_config, variant_config
 from transformers import (
@@ -76,7 +77,7 @@ ENTRY_POINTS = {
     "attribute of a variant's config": lambda folder, flags: AutoModel.from_config(by_hand(variant_config(), flags)),
     "config.json": lambda folder, flags: AutoModel.from_pretrained(with_entries(folder, flags)),
 }
-every_entry_point = pytest.mark.parametrize("entry_point", ENTRY_POINTS.values(), ids=ENTRY_POINTS)
+every_entry_point = pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 
 WRONG = {
     "unknown scheme": (
@@ -116,51 +117,60 @@ WRONG = {
 }
 
 
-@every_entry_point
-@pytest.mark.parametrize("case", WRONG)
+# One of each kind: a value that no flag has, a flag that has no use, a flag that there is not.
+KINDS = ("unknown scheme", "combine without an embedding-level scheme", "misspelt")
+
+
+# Others are refused in the same places, at one entry point each, in turns.
+@tiny.cross(
+    case=WRONG,
+    entry_point=ENTRY_POINTS,
+    where=lambda case, entry_point: (
+        case in KINDS or ([*WRONG].index(case) - [*ENTRY_POINTS].index(entry_point)) % len(ENTRY_POINTS) == 0
+    ),
+)
 def test_wrong_flags_are_refused_at_every_entry_point(case, entry_point, stock_folder, no_weight_is_read):
     flags, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        entry_point(stock_folder, flags)
-
-
-# Before the first release some flags, and a value, had other names.
-@pytest.mark.parametrize("flags, message", [
-    ({"position_scheme": "relative", "position_clip": 4}, "unknown flag 'position_clip'; did you mean 'position_max_distance'"),
-    ({"position_scheme": "relative", "position_values": False}, "unknown flag 'position_values'; did you mean 'position_on_values'"),
-    ({"position_scheme": "sinusoidal", "position_scale": 1.0}, "unknown flag 'position_scale'; did you mean 'position_amplitude'"),
-    ({"position_scheme": "t5", "position_init": "reference"}, "position_init must be one of .*did you mean 'paper'"),
-])  # fmt: skip
-@every_entry_point
-def test_old_spellings_name_the_new_ones(flags, message, entry_point, stock_folder, no_weight_is_read):
-    with pytest.raises(ValueError, match=message):
-        entry_point(stock_folder, flags)
+        ENTRY_POINTS[entry_point](stock_folder, flags)
 
 
 @every_entry_point
 def test_a_misspelt_flag_beside_a_right_one_is_refused(entry_point, stock_folder, no_weight_is_read):
     flags = {"position_scheme": "t5", "position_offset": 3}
     with pytest.raises(ValueError, match="unknown flag 'position_offset'; did you mean .*The position flags are"):
-        entry_point(stock_folder, flags)
+        ENTRY_POINTS[entry_point](stock_folder, flags)
 
 
 # Of a number that no float holds, written out in no name of a test.
 BEYOND_FLOATS = 10**400
 
 
-@pytest.mark.parametrize("flags", [
-    {"position_scheme": "rope", "position_base": BEYOND_FLOATS},
-    {"position_scheme": "sinusoidal", "position_amplitude": BEYOND_FLOATS},
-    {"position_scheme": "t5", "position_max_distance": BEYOND_FLOATS},
-    {"position_scheme": "rope", "position_rope_scaling": {"rope_type": "linear", "factor": BEYOND_FLOATS}},
-    {"position_scheme": "rope", "position_rope_scaling": {"rope_type": "default", "rope_theta": BEYOND_FLOATS}},
-    {"position_scheme": "rope", "position_rope_scaling":
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": BEYOND_FLOATS}},
-], ids=lambda flags: [*flags][1])  # fmt: skip
-@every_entry_point
-def test_numbers_that_no_float_holds_are_refused(flags, entry_point, stock_folder, no_weight_is_read):
+TOO_LARGE = {
+    "base": {"position_scheme": "rope", "position_base": BEYOND_FLOATS},
+    "amplitude": {"position_scheme": "sinusoidal", "position_amplitude": BEYOND_FLOATS},
+    "distance": {"position_scheme": "t5", "position_max_distance": BEYOND_FLOATS},
+    "factor": {"position_scheme": "rope", "position_rope_scaling": {"rope_type": "linear", "factor": BEYOND_FLOATS}},
+    "theta": {
+        "position_scheme": "rope",
+        "position_rope_scaling": {"rope_type": "default", "rope_theta": BEYOND_FLOATS},
+    },
+    "length": {
+        "position_scheme": "rope",
+        "position_rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 2.0,
+            "original_max_position_embeddings": BEYOND_FLOATS,
+        },
+    },
+}
+
+
+@tiny.cross(number=TOO_LARGE, entry_point=ENTRY_POINTS, strength=1)
+def test_numbers_that_no_float_holds_are_refused(number, entry_point, stock_folder, no_weight_is_read):
+    flags = TOO_LARGE[number]
     with pytest.raises(ValueError, match=f"{[*flags][1]}.* (must be|is not usable)"):
-        entry_point(stock_folder, flags)
+        ENTRY_POINTS[entry_point](stock_folder, flags)
 
 
 # A scheme to try each flag with, values out of range, values of a wrong type.
@@ -201,30 +211,28 @@ for flag, owners in FLAGS.items():
                 [[1] if isinstance(own.kind, Dictionary) else {"a": 1}],
             ),
         )
-BAD_VALUES = [
-    pytest.param(flag, scheme, value, error, id=f"{flag}-{value!r}")
-    for flag, (scheme, out_of_range, of_wrong_type) in VALUES.items()
-    for error, values in ((ValueError, out_of_range), (TypeError, of_wrong_type))
-    for value in values
-]
 
 
 def test_every_flag_is_tried():
     assert VALUES.keys() == FLAGS.keys()
 
 
-@pytest.mark.parametrize("flag, scheme, value, error", BAD_VALUES)
-def test_values_that_a_flag_cannot_have_are_refused_by_name(
-    flag, scheme, value, error, stock_folder, no_weight_is_read
-):
-    flags = {flag: value} if scheme is None else {"position_scheme": scheme, flag: value}
-    for name, entry_point in ENTRY_POINTS.items():
-        if name == "config.json" and value != value:  # JSON has no NaN
-            continue
-        with pytest.raises((TypeError, ValueError), match=flag) as caught:
-            entry_point(stock_folder, flags)
-        assert caught.type is error, name
-        assert re.search(r"must|unknown scheme|is not usable|has no use", str(caught.value)), name
+@pytest.mark.parametrize("flag", VALUES)
+def test_values_that_a_flag_cannot_have_are_refused_by_name(flag, stock_folder, no_weight_is_read):
+    scheme, out_of_range, of_wrong_type = VALUES[flag]
+    stock = (stock_folder / "config.json").read_text()
+    for error, values in ((ValueError, out_of_range), (TypeError, of_wrong_type)):
+        for index, value in enumerate(values):
+            flags = {flag: value} if scheme is None else {"position_scheme": scheme, flag: value}
+            # The first at every entry point, the others at that of all of them, and where files are read.
+            for name in ENTRY_POINTS if index == 0 else ("stock config", "config.json"):
+                if name == "config.json" and value != value:  # JSON has no NaN
+                    continue
+                (stock_folder / "config.json").write_text(stock)
+                with pytest.raises((TypeError, ValueError), match=flag) as caught:
+                    ENTRY_POINTS[name](stock_folder, flags)
+                assert caught.type is error, (name, value)
+                assert re.search(r"must|unknown scheme|is not usable|has no use", str(caught.value)), (name, value)
 
 
 @pytest.mark.parametrize("scheme, flags, message", [
@@ -257,8 +265,7 @@ def test_sizes_that_a_scheme_cannot_work_with_are_refused(scheme, sizes, message
 
 
 class TestLongSequences:
-    @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "tupe"])
+    @tiny.cross(scheme=["absolute", "absolute+t5", "tupe"], family=FAMILIES, rest=pytest.mark.slow)
     def test_beyond_the_table_are_refused_with_the_schemes_that_go_further(self, scheme, family):
         model = build(scheme, family)
         first = model.config.first_position
@@ -278,8 +285,7 @@ class TestLongSequences:
                 name in str(error.value) for name in ("sinusoidal", "t5", "rope", "alibi", "relative", "deberta")
             )
 
-    @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name not in ("absolute", "tupe")])
+    @tiny.cross(scheme=[name for name in SCHEMES if name not in ("absolute", "tupe")], family=FAMILIES, strength=1)
     def test_the_schemes_that_are_said_to_go_further_do(self, scheme, family):
         model = build(scheme, family)
         batch = inputs(length=2 * SIZES["max_position_embeddings"], family=family)

@@ -147,6 +147,7 @@ def test_versions_are_printed(run):
     )
 
 
+@pytest.mark.slow
 def test_python_says_what_the_command_line_says(run, variant):
     assert run("schemes")[1] == f"{hf_posenc.schemes()}\n" == f"{hf_posenc.schemes()!r}\n"
     said = hf_posenc.inspect(variant)
@@ -228,6 +229,7 @@ class TestInspect:
             ("rope", {}, "has no limit, as the model"),
         ],
     )
+    @pytest.mark.slow
     def test_says_what_the_tokenizer_will_do(self, scheme, entries, said, run, tmp_path):
         build(scheme).save_pretrained(tmp_path)
         save_tokenizer(tmp_path, **entries)
@@ -250,6 +252,7 @@ class TestInspect:
         # RoBERTa counts from the id of padding, 1.
         assert "at most 62:" in out and "cuts at 64 tokens (model_max_length); the model's table ends at 62" in out
 
+    @pytest.mark.slow
     def test_tells_an_adapters_tokenizer_from_its_variants(self, run, variant, tmp_path):
         get_peft_model(AutoModel.from_pretrained(variant), LoraConfig()).save_pretrained(tmp_path / "adapter")
         save_tokenizer(variant, model_max_length=32)
@@ -307,6 +310,7 @@ class TestCardAndPush:
             assert code == 0 and "absolute+t5" in out and "run the code beside it" in out
             assert "cuts at 48 tokens (model_max_length); the model itself reads 64" in out
 
+    @pytest.mark.slow
     def test_a_card_that_is_there_is_lost_by_force_only(self, run, variant):
         path = variant / "README.md"
         path.write_text("---\nlibrary_name: sentence-transformers\nlicense: mit\n---\nMine.\n")

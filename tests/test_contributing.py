@@ -29,32 +29,32 @@ def test_every_promise_is_held_by_tests():
     assert promises == [str(number) for number in range(1, len(promises) + 1)] and held == {*promises}
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))
-def test_a_scheme_is_a_file_with_its_source_and_a_test(scheme):
-    file = Path(inspect.getfile(scheme))
-    assert file.parent.name == "modeling"
-    assert (ROOT / "tests" / "modeling" / f"test_{file.stem}.py").is_file()
-    assert scheme.paper == "–" or "Source: " in scheme.__doc__
-    assert f"| `{scheme.name}` |" in README
+def test_a_scheme_is_a_file_with_its_source_and_a_test():
+    for name, scheme in SCHEMES.items():
+        file = Path(inspect.getfile(scheme))
+        assert file.parent.name == "modeling", name
+        assert (ROOT / "tests" / "modeling" / f"test_{file.stem}.py").is_file(), name
+        assert scheme.paper == "–" or "Source: " in scheme.__doc__, name
+        assert f"| `{scheme.name}` |" in README, name
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag != "position_scheme"])
-def test_schemes_that_share_a_flag_agree_on_what_it_may_be(flag):
-    assert len({own.kind for own in FLAGS[flag].values()}) == 1
-    for own in FLAGS[flag].values():
-        assert own.help and "\n" not in own.help and not own.help.endswith(".")
-        if own.default is not None:
-            own.kind.check(flag, own.default)
+def test_schemes_that_share_a_flag_agree_on_what_it_may_be():
+    for flag in [flag for flag in FLAGS if flag != "position_scheme"]:
+        assert len({own.kind for own in FLAGS[flag].values()}) == 1, flag
+        for own in FLAGS[flag].values():
+            assert own.help and "\n" not in own.help and not own.help.endswith("."), flag
+            if own.default is not None:
+                own.kind.check(flag, own.default)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))
-def test_check_sets_nothing(scheme):
-    config = tiny.variant_config(position_scheme=scheme.name)
-    built = scheme(config)
-    before = dict(vars(built))
-    built.check(config)
-    assert vars(built) == before
-    assert scheme.check is PositionScheme.check or scheme.check.__annotations__.get("return") is None
+def test_check_sets_nothing():
+    for name, scheme in SCHEMES.items():
+        config = tiny.variant_config(position_scheme=name)
+        built = scheme(config)
+        before = dict(vars(built))
+        built.check(config)
+        assert vars(built) == before, name
+        assert scheme.check is PositionScheme.check or scheme.check.__annotations__.get("return") is None, name
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -102,9 +102,9 @@ def test_a_family_s_description_names_what_its_stock_model_has(family: Family):
     assert stock.model_type == family.model_type
 
 
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_a_family_is_public(family: Family):
-    assert f"Posenc{family.prefix}Config" in hf_posenc.__all__
-    for name in family.auto_classes.values():
-        assert name in hf_posenc.__all__ and hasattr(hf_posenc, name)
-    assert (ROOT / "hf_posenc" / "modeling" / family.modeling_file).is_file()
+def test_a_family_is_public():
+    for family in FAMILIES.values():
+        assert f"Posenc{family.prefix}Config" in hf_posenc.__all__
+        for name in family.auto_classes.values():
+            assert name in hf_posenc.__all__ and hasattr(hf_posenc, name)
+        assert (ROOT / "hf_posenc" / "modeling" / family.modeling_file).is_file()

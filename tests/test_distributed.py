@@ -98,7 +98,7 @@ def test_positions_may_be_shards_of_their_own(name, measured):
         assert any(unit.endswith("PositionParameter") for unit in result["units"])
 
 
-@pytest.mark.parametrize("name", worker.EVERY_SCHEME)
+@pytest.mark.parametrize("name", worker.SHARDED)
 def test_shards_compute_in_bfloat16(name, measured):
     for result in succeeded(measured[f"fsdp, bfloat16: {name}"]):
         assert result["dtype"] == "torch.bfloat16"

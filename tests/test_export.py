@@ -14,12 +14,10 @@ TOLERANCE = 1e-5
 TABLE = tiny.SIZES["max_position_embeddings"]
 TRACED_LENGTH = 10
 ALL = [*SCHEMES, "absolute+t5", "tupe+t5", "sinusoidal+deberta", "alibi+rope"]
-OTHER_FAMILIES = [
-    (family, scheme) for family in tiny.FAMILIES if family != "bert" for scheme in ("absolute", "deberta")
-]
-CASES = [("bert", scheme) for scheme in ALL] + OTHER_FAMILIES
-# Whole products, both kinds of tables, another family: the others take their turn with the slow tests.
-DAILY = [("bert", "tupe"), ("roberta", "deberta")]
+# One per kind of work in the attention: none, bias, rotation, bias per pair, query and key tables, value side.
+KINDS = ["absolute", "t5", "rope", "tupe", "sinusoidal+deberta", "relative", "none"]
+
+pytestmark = pytest.mark.slow
 
 
 class LastHiddenState(torch.nn.Module):
@@ -60,9 +58,7 @@ def check(family: str, scheme: str, model, exported) -> None:
         assert tiny.difference_where_attended(output, expected, inputs["attention_mask"]) < TOLERANCE, (batch, length)
 
 
-@pytest.mark.parametrize(
-    "family, scheme", [case if case in DAILY else pytest.param(*case, marks=pytest.mark.slow) for case in CASES]
-)
+@tiny.cross(scheme=ALL, family=tiny.FAMILIES, strength=1)
 def test_torch_export(family, scheme):
     model = tiny.build(scheme, family)
     inputs = tiny.inputs(length=TRACED_LENGTH, family=family)
@@ -70,8 +66,7 @@ def test_torch_export(family, scheme):
     check(family, scheme, model, program.module())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family, scheme", CASES)
+@tiny.cross(scheme=KINDS, family=tiny.FAMILIES, strength=1)
 def test_onnx(family, scheme, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

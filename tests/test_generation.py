@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from tiny import CACHE, SIZES, aligned, build, inputs, stock_config
+from tiny import CACHE, SIZES, aligned, build, cross, inputs, stock_config
 from transformers import BertModel, DynamicCache, EncoderDecoderConfig, EncoderDecoderModel, StaticCache
 
 import hf_posenc
@@ -17,7 +17,7 @@ COMPOSITES = ["absolute+relative", "alibi+rope", "tupe+t5"]
 TOLERANCE = 2e-5  # on logits of standard deviation 1
 NEW_TOKENS = 5
 
-every_scheme = pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
+EVERY_SCHEME = [*SCHEMES, *COMPOSITES]
 
 
 def decoder(scheme: str, family: str = "bert", **overrides) -> torch.nn.Module:
@@ -79,8 +79,7 @@ def assert_positions_are_felt(scheme: str, family: str = "bert") -> None:
     assert (model(**batch).logits - without(**batch).logits).abs().max() > 100 * TOLERANCE
 
 
-@every_scheme
-@pytest.mark.parametrize("use_cache", [True, False])
+@cross(scheme=EVERY_SCHEME, use_cache=[True, False], rest=pytest.mark.slow)
 def test_greedy_search_of_a_left_padded_batch_is_what_one_would_choose_by_hand(scheme, use_cache):
     assert_positions_are_felt(scheme)
     model, batch = decoder(scheme), inputs(padding="left")
@@ -92,8 +91,11 @@ def test_greedy_search_of_a_left_padded_batch_is_what_one_would_choose_by_hand(s
         torch.testing.assert_close(logits[row], expected[0], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "electra"])
-@pytest.mark.parametrize("scheme", ["sinusoidal", "t5", "tupe", "absolute+rope"])
+@cross(
+    scheme=["sinusoidal", "t5", "tupe", "absolute+rope"],
+    family=["roberta", "xlm-roberta", "camembert", "electra"],
+    strength=1,
+)
 def test_families_that_count_positions_from_elsewhere_generate_alike(scheme, family):
     assert_positions_are_felt(scheme, family)
     model, batch = decoder(scheme, family), inputs(padding="left", family=family)
@@ -116,7 +118,8 @@ def test_absolute_generates_what_stock_generates():
     assert torch.equal(torch.stack(output.logits), torch.stack(expected.logits))
 
 
-@every_scheme
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", EVERY_SCHEME)
 def test_beam_search_finds_the_same_with_and_without_cache(scheme):
     model, batch = decoder(scheme), inputs(padding="left")
     settings = {"num_beams": 3, "num_return_sequences": 2, "output_scores": True}
@@ -127,9 +130,7 @@ def test_beam_search_finds_the_same_with_and_without_cache(scheme):
     assert any(first != second for first, second in cached.sequences.view(3, 2, -1).tolist())
 
 
-@every_scheme
-@pytest.mark.parametrize("lengths", [[1] * 12, [5, 1, 4, 2]], ids=["token by token", "in pieces"])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@cross(scheme=EVERY_SCHEME, lengths=[[1] * 12, [5, 1, 4, 2]], kind=["dynamic", "static"], rest=pytest.mark.slow)
 def test_reading_through_a_cache_gives_what_the_whole_sequence_gives(scheme, lengths, kind):
     model, batch = decoder(scheme), inputs(padding=None)
     assert_positions_are_felt(scheme)
@@ -140,7 +141,8 @@ def test_reading_through_a_cache_gives_what_the_whole_sequence_gives(scheme, len
     torch.testing.assert_close(read_in_pieces(model, batch, cache, lengths), expected, atol=TOLERANCE, rtol=0)
 
 
-@every_scheme
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", EVERY_SCHEME)
 def test_generating_with_a_static_cache_gives_the_same_tokens(scheme):
     model, batch = decoder(scheme), inputs(padding="left")
     static, dynamic = (generate(model, **batch, cache_implementation=kind) for kind in ("static", "dynamic"))
@@ -224,8 +226,11 @@ def test_an_encoder_decoder_is_made_of_stock_checkpoints_with_a_flag_for_each(tm
     assert model.decoder.config.is_decoder and model.decoder.config.add_cross_attention
 
 
-@pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "rope"])
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "electra"])
+@cross(
+    scheme=["absolute", "absolute+t5", "rope"],
+    family=["bert", "roberta", "xlm-roberta", "camembert", "electra"],
+    strength=1,
+)
 def test_a_cache_is_taken_by_every_name_that_stock_takes_it_by_and_none_is_swallowed(family, scheme):
     model = decoder(scheme, family)
     ids = inputs(batch=2, length=9, family=family, padding=None)["input_ids"]

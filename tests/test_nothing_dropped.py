@@ -1,10 +1,12 @@
 """Promise 6: nothing is dropped in silence, and nothing is there that is not used."""
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import pytest
+import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import (
@@ -93,14 +95,24 @@ class TestAbsolutePositions:
 
     # (what the checkpoint is, None for stock; what is asked for, with flags; whether a composite can give its function back)
     @pytest.mark.parametrize("trained, scheme, flags, can", [
-        *((None, name, {}, name not in ("rope", "alibi")) for name in SCHEMES if name not in ("absolute", "sinusoidal", "none")),
+        *((None, name, {}, True) for name in ("t5", "tupe", "deberta")),
+        *((None, name, {}, False) for name in ("rope", "alibi")),
+        *(
+            pytest.param(None, name, {}, True, marks=pytest.mark.slow)
+            for name in SCHEMES
+            if name not in ("absolute", "sinusoidal", "none", "rope", "alibi", "t5", "tupe", "deberta")
+        ),
         (None, "none+t5", {}, True),
         (None, "t5+relative", {}, True),
         (None, "rope+t5", {}, False),
         (None, "alibi+rope", {}, False),
         (None, "deberta", {"position_form": "paper"}, False),
         (None, "tupe", {"position_form": "paper"}, False),
-        *((None, name, {"position_init": "paper"}, False) for name in FLAGS_OF if "position_init" in FLAGS_OF[name]),
+        *(
+            pytest.param(None, name, {"position_init": "paper"}, False, marks=() if name == "t5" else pytest.mark.slow)
+            for name in FLAGS_OF
+            if "position_init" in FLAGS_OF[name]
+        ),
         ("absolute+rope", "rope", {}, True),
         ("absolute+rope", "rope+t5", {}, True),
         ("absolute+alibi+t5", "t5", {}, False),
@@ -188,15 +200,21 @@ WITH_PARAMETERS = {
     "deberta, paper": {"position_form": "paper"},
     "absolute+relative, gate, every layer": {"position_combine": "gate", "position_every_layer": True},
 }
+# One with a table of the model, one of each layer, one in the embeddings, and linear maps.
+CORE = ("t5", "relative", "tupe", "deberta, own", "absolute, gate")
+some_in_the_core = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in CORE else pytest.mark.slow) for case in WITH_PARAMETERS]
+)
 
 
 class TestLoadReport:
     """transformers lists what it initialised because it was not in the checkpoint: heads and damage, not new schemes."""
 
-    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    @some_in_the_core
     def test_does_not_list_what_is_new_to_a_stock_checkpoint(self, case, stock_folder, transformers_said):
         flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
-        for keywords in ({}, {"dtype": torch.bfloat16}, {"device_map": "cpu"}):
+        keywords_of_all = ({}, {"dtype": torch.bfloat16}, {"device_map": "cpu"})
+        for keywords in keywords_of_all if case in ("t5", "deberta, own") else keywords_of_all[:1]:
             torch.manual_seed(0)
             model = AutoModelForSequenceClassification.from_pretrained(stock_folder, **flags, **keywords)
             assert listed(transformers_said) == dict.fromkeys(["classifier.weight", "classifier.bias"], "MISSING")
@@ -225,36 +243,40 @@ class TestLoadReport:
         AutoModelForMaskedLM.from_pretrained(tmp_path, config=config)
         assert listed(transformers_said) == {}
 
-    @pytest.mark.parametrize("case", WITH_PARAMETERS)
+    @some_in_the_core
     def test_lists_every_position_parameter_that_a_saved_variant_lacks(self, case, tmp_path, transformers_said):
         flags = {"position_scheme": case.split(",")[0], **WITH_PARAMETERS[case]}
         scheme = flags.pop("position_scheme")
         model = build(scheme, head="ForMaskedLM", **flags)
-        for number, name in enumerate(position_parameters(model)):
-            folder = tmp_path / str(number)
-            model.save_pretrained(folder)
-            gone = damage(folder, re.escape(name))
-            _, info = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+        model.save_pretrained(tmp_path)
+        whole = (tmp_path / "model.safetensors").read_bytes()
+        # All layers are alike; the last stands for them.
+        names = [name for name in position_parameters(model) if "layer.0." not in name]
+        for number, name in enumerate(names):
+            (tmp_path / "model.safetensors").write_bytes(whole)
+            gone = damage(tmp_path, re.escape(name))
+            _, info = AutoModelForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
             assert info["missing_keys"] == gone == {name}
             assert written_out(listed(transformers_said)) == gone
             # And where something is added in the same breath.
             if number == 0 and scheme != "alibi":
-                AutoModelForMaskedLM.from_pretrained(folder, position_scheme=f"{scheme}+alibi")
+                AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme=f"{scheme}+alibi")
                 assert written_out(listed(transformers_said)) == gone
 
-    @pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
-    @pytest.mark.parametrize("trained, flags, pattern, scheme, more, also", [
-        ("absolute+t5", {}, "relative_attention_bias", "absolute+t5+deberta", {}, ""),
-        ("absolute+t5+deberta", {}, "relative_attention_bias", "absolute+t5+relative", {}, "UNEXPECTED"),
-        ("absolute+t5", {}, "relative_attention_bias", "absolute+t5",
+    # The head's prefix in keys is there or not.
+    @pytest.mark.parametrize("head, trained, flags, pattern, scheme, more, also", [
+        ("Model", "absolute+t5", {}, "relative_attention_bias", "absolute+t5+deberta", {}, ""),
+        ("ForMaskedLM", "absolute+t5", {}, "relative_attention_bias", "absolute+t5+deberta", {}, ""),
+        ("Model", "absolute+t5+deberta", {}, "relative_attention_bias", "absolute+t5+relative", {}, "UNEXPECTED"),
+        ("ForMaskedLM", "absolute+t5", {}, "relative_attention_bias", "absolute+t5",
          {"position_combine": "gate", "position_every_layer": True}, ""),
-        ("absolute", {"position_combine": "gate"}, "position_gate.bias", "absolute+t5", {"position_every_layer": True}, ""),
-        ("absolute", {"position_every_layer": True}, "layer.1.position_scale.weight", "absolute+tupe", {}, ""),
-        ("sinusoidal+tupe", {}, "pos_q_linear", "absolute+t5+tupe", {}, "UNEXPECTED"),
-        ("disentangled", {}, "rel_embeddings", "absolute+deberta", {"position_combine": "concat"}, ""),
+        ("Model", "absolute", {"position_combine": "gate"}, "position_gate.bias", "absolute+t5", {"position_every_layer": True}, ""),
+        ("ForMaskedLM", "absolute", {"position_every_layer": True}, "layer.1.position_scale.weight", "absolute+tupe", {}, ""),
+        ("Model", "sinusoidal+tupe", {}, "pos_q_linear", "absolute+t5+tupe", {}, "UNEXPECTED"),
+        ("ForMaskedLM", "disentangled", {}, "rel_embeddings", "absolute+deberta", {"position_combine": "concat"}, ""),
     ])  # fmt: skip
     def test_tells_damage_from_what_is_new_to_a_saved_variant(
-        self, trained, flags, pattern, scheme, more, also, head, tmp_path, transformers_said
+        self, head, trained, flags, pattern, scheme, more, also, tmp_path, transformers_said
     ):
         build(trained, head=head, **flags).save_pretrained(tmp_path)
         AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme=scheme, **more)
@@ -301,8 +323,7 @@ class TestLoadReport:
         AutoModel.from_pretrained(tmp_path / "saved", config=configs[entry_point])
         assert listed(transformers_said) == dict.fromkeys(gone, "MISSING")
 
-    @pytest.mark.parametrize("flags_are", ["beside it", "in it", "of a config by hand"])
-    @pytest.mark.parametrize("family", FAMILIES)
+    @tiny.cross(flags_are=["beside it", "in it", "of a config by hand"], family=FAMILIES, strength=1)
     def test_does_not_list_what_is_new_where_a_stock_config_was_read_first(
         self, family, flags_are, tmp_path, transformers_said
     ):
@@ -342,8 +363,13 @@ class TestLoadReport:
 
 
 class TestParameters:
-    @pytest.mark.parametrize("scheme", SCHEMES)
-    @pytest.mark.parametrize("family", FAMILIES)
+    # Every scheme in a family without and in one with positions of its own beside the table, every family with and without the table.
+    @tiny.cross(
+        scheme=SCHEMES,
+        family=FAMILIES,
+        where=lambda scheme, family: family in ("bert", "mpnet") or scheme in ("absolute", "deberta"),
+        rest=pytest.mark.slow,
+    )
     def test_a_variant_has_those_of_stock_and_of_its_scheme_and_no_others(self, family, scheme):
         stock = next(cls for cls in heads(family) if cls.__name__.endswith("ForMaskedLM"))(stock_config(family))
         model = build(scheme, family, head="ForMaskedLM")
@@ -358,6 +384,9 @@ class TestParameters:
         assert len(table) == 1
         assert theirs - ours == (set() if scheme in ("absolute", "tupe") else table) | others
         assert {name for name, _ in model.named_buffers()} <= {name for name, _ in stock.named_buffers()}
+        # What a family's own checkpoints have of a scheme is a position parameter, too.
+        own = position_parameters(model).keys() & theirs
+        assert bool(own) == (scheme in native)
 
     @pytest.mark.parametrize("scheme, flags, absent", [
         ("deberta", {"position_attention_types": ["c2p"], "position_share_projections": False}, "pos_query_proj"),
@@ -377,22 +406,25 @@ class TestParameters:
         keys = build(scheme, **flags).state_dict()
         assert not [key for key in keys if re.search(absent, key)]
 
-    @pytest.mark.parametrize("scheme, flags", [
-        *((name, {}) for name in SCHEMES),
-        ("absolute+t5", {}),
-        ("absolute+tupe+t5", {}),
-        ("sinusoidal+deberta", {}),
-        ("absolute", {"position_combine": "concat"}),
-        ("absolute", {"position_combine": "gate", "position_every_layer": True}),
-        ("sinusoidal", {"position_combine": "attention", "position_every_layer": True}),
-        ("relative", {"position_on_values": False}),
-        ("t5", {"position_per_layer": True}),
-        ("deberta", {"position_share_projections": False, "position_norm": True}),
-        ("deberta", {"position_share_projections": False, "position_attention_types": ["p2c"]}),
-        ("deberta", {"position_share_projections": False, "position_attention_types": ["c2p", "p2p"]}),
-        ("tupe", {"position_form": "paper"}),
+    @pytest.mark.parametrize("family, scheme, flags", [
+        *((family, name, {}) for family, name in zip(itertools.cycle(["bert", "roberta", "electra"]), SCHEMES)),
+        ("bert", "absolute+t5", {}),
+        ("roberta", "absolute+t5", {}),
+        ("electra", "absolute+t5", {}),
+        ("roberta", "absolute", {"position_combine": "concat"}),
+        ("electra", "absolute", {"position_combine": "gate", "position_every_layer": True}),
+        ("bert", "absolute+tupe+t5", {}),
+        ("bert", "sinusoidal+deberta", {}),
+        ("bert", "absolute", {"position_combine": "concat"}),
+        ("bert", "absolute", {"position_combine": "gate", "position_every_layer": True}),
+        ("bert", "sinusoidal", {"position_combine": "attention", "position_every_layer": True}),
+        ("bert", "relative", {"position_on_values": False}),
+        ("bert", "t5", {"position_per_layer": True}),
+        ("bert", "deberta", {"position_share_projections": False, "position_norm": True}),
+        ("bert", "deberta", {"position_share_projections": False, "position_attention_types": ["p2c"]}),
+        ("bert", "deberta", {"position_share_projections": False, "position_attention_types": ["c2p", "p2p"]}),
+        ("bert", "tupe", {"position_form": "paper"}),
     ], ids=str)  # fmt: skip
-    @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
     def test_all_take_part_in_a_step(self, family, scheme, flags):
         """A parameter without a gradient stops DistributedDataParallel."""
         batch = inputs(family=family, padding=None)
@@ -414,16 +446,16 @@ class TestParameters:
 
 
 class TestFlags:
-    @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] not in FLAGS_OF[pair[1]]])
-    def test_one_that_does_not_apply_is_an_error(self, flag, scheme):
+    @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag != "position_scheme"])
+    def test_one_that_does_not_apply_is_an_error(self, flag):
         value = another_value(next(iter(FLAGS[flag].values())))
-        flags = {"position_scheme": scheme, flag: value}
-        message = re.escape(f"{flag}={value!r} has no use with position_scheme={scheme!r}")
-        with pytest.raises(ValueError, match=message) as error:
-            stock_config(**flags)
-        # Where it would be of use is said too.
-        explanation = str(error.value).split(":", 1)[1] if flag != "position_rope_scaling" else str(error.value)
-        assert all(name in explanation for name in FLAGS[flag])
+        for scheme in [name for name in SCHEMES if flag not in FLAGS_OF[name]]:
+            message = re.escape(f"{flag}={value!r} has no use with position_scheme={scheme!r}")
+            with pytest.raises(ValueError, match=message) as error:
+                stock_config(position_scheme=scheme, **{flag: value})
+            # Where it would be of use is said too.
+            explanation = str(error.value).split(":", 1)[1] if flag != "position_rope_scaling" else str(error.value)
+            assert all(name in explanation for name in FLAGS[flag]), scheme
 
     @pytest.mark.parametrize("flag, scheme", [pair for pair in PAIRS if pair[0] in FLAGS_OF[pair[1]]])
     def test_one_that_applies_makes_a_difference(self, flag, scheme):

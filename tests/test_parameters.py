@@ -7,19 +7,6 @@ from torch import nn
 from transformers import BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
-
-
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_they_are_what_the_variant_has_beyond_stock(scheme, family):
-    stock = next(cls for cls in tiny.heads(family) if cls.__name__.endswith("ForTokenClassification"))
-    head = tiny.build(scheme, family, "ForTokenClassification")
-    new = head.state_dict().keys() - stock(tiny.stock_config(family)).state_dict().keys()
-    native = {key for key in position_parameters(head) if key not in new}
-    assert position_parameters(head).keys() >= new
-    # What a family's own checkpoints have of a scheme is a position parameter, too.
-    assert not native or tiny.FAMILIES[family].family.native_scheme != "absolute"
 
 
 def test_they_are_found_by_their_full_names_in_what_holds_variants():

@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+import tiny
 import transformers
 from fresh_process import ROOT, run_fresh
 from tiny import FAMILIES, SIZES, build, inputs, stock_config, variant_config
@@ -47,9 +48,13 @@ def fresh(code: str, folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "peft_before, peft_after",
-    [(False, False), (True, False), (False, True)],
-    ids=["no-peft", "peft-first", "peft-later"],
+    [
+        pytest.param(False, False, id="no-peft"),
+        pytest.param(True, False, id="peft-first"),
+        pytest.param(False, True, id="peft-later"),
+    ],
 )
+@pytest.mark.slow
 def test_uninstall_puts_everything_back(peft_before, peft_after, tmp_path):
     fresh(
         f"""
@@ -97,6 +102,7 @@ for _ in range(2):
     )
 
 
+@pytest.mark.slow
 def test_what_stays_of_new_makes_what_transformers_makes(tmp_path):
     """A `__new__` that stays behind passes on, to what is behind it in the order of bases."""
     fresh(
@@ -166,6 +172,7 @@ def saved_stock(folder: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_hooks_call_what_they_found(tmp_path):
     folder = saved_stock(tmp_path / "stock")
     fresh(
@@ -218,6 +225,7 @@ def test_classes_behind_transformers_base_class_make_their_own_objects(tmp_path)
     assert Counted.made == [("Config", 0, sorted(SIZES)), ("Model", 0, ["add_pooling_layer", "config"])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["ours first", "theirs first"])
 def test_plugins_that_hook_later_may_leave_in_any_order(order, tmp_path):
     folder = saved_stock(tmp_path / "stock")
@@ -269,6 +277,7 @@ def test_signatures_stay():
     ]
 
 
+@pytest.mark.slow
 class TestTwiceIsOnce:
     def test_installed_again_and_reloaded(self, tmp_path):
         fresh(
@@ -329,6 +338,7 @@ assert type(BertConfig(position_scheme="t5")) is BertConfig
         assert "is taken out for hf_posenc from" in printed and str(tmp_path / "copy") in printed
 
 
+@pytest.mark.slow
 def test_waiting_for_peft_gets_on_with_others_who_wait(tmp_path):
     """Two finders that ask all others, and so each other, find PEFT all the same."""
     fresh(
@@ -352,6 +362,7 @@ assert "exec_module" not in vars(peft.__spec__.loader)
     )
 
 
+@pytest.mark.slow
 def test_entries_of_others_in_pefts_tables_stay(tmp_path):
     fresh(
         """
@@ -368,33 +379,39 @@ assert (table["posenc_bert"], table["posenc_electra"]) == (["own"], ["later"]) a
     )
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
-)
-def test_the_classes_own_entry_points_work_without_any_hook(family, tmp_path):
-    fresh(f"from bare_entry_points import use_all\nuse_all({str(tmp_path)!r}, {family!r})", tmp_path)
+@pytest.mark.slow
+def test_the_classes_own_entry_points_work_without_any_hook(tmp_path):
+    fresh(
+        f"""
+from bare_entry_points import use_all
+for family in {[*FAMILIES]}:
+    print("FAMILY", family)
+    use_all({str(tmp_path)!r} + "/" + family, family)
+""",
+        tmp_path,
+    )
 
 
 class TestClassesThatSomebodyReplaced:
     """What somebody has put in a stock class's place is not overwritten in silence."""
 
     PARTS = ["BertEmbeddings", "BertSelfAttention", "BertEncoder", "BertLayer"]
+    WAYS = {
+        "stock": lambda config: BertModel(config),
+        "head": lambda config: BertForMaskedLM(config),
+        "auto": lambda config: AutoModel.from_config(config),
+        "variant": lambda config: hf_posenc.PosencBertForMaskedLM(config),
+    }
 
-    @pytest.mark.parametrize("part", PARTS)
-    @pytest.mark.parametrize("build_one", [
-        lambda config: BertModel(config),
-        lambda config: BertForMaskedLM(config),
-        lambda config: AutoModel.from_config(config),
-        lambda config: hf_posenc.PosencBertForMaskedLM(config),
-    ], ids=["stock", "head", "auto", "variant"])  # fmt: skip
-    def test_parts(self, part, build_one, monkeypatch):
+    @tiny.cross(part=PARTS, way=WAYS, strength=1)
+    def test_parts(self, part, way, monkeypatch):
         own = type(f"Own{part}", (getattr(modeling_bert, part),), {"__module__": "somebody"})
         monkeypatch.setattr(modeling_bert, part, own)
         flags = {"position_scheme": "absolute", "position_every_layer": True}
         with pytest.raises(
             ValueError, match=rf"needs a transformers\S+\.{part} and .* somebody\.Own{part}.*put the stock class"
         ):
-            build_one(variant_config(**flags))
+            self.WAYS[way](variant_config(**flags))
         # Without a flag it is built with theirs.
         model = BertModel(stock_config())
         assert type(model) is BertModel and any(type(module) is own for module in model.modules())
@@ -443,6 +460,7 @@ class TestClassesThatSomebodyReplaced:
             with pytest.raises(ValueError, match=rf"modeling_bert\.{name} has been replaced by somebody\.{name}"):
                 opening()
 
+    @pytest.mark.slow
     def test_before_the_import(self, tmp_path):
         """What stands in the stock class's place then is what the variants derive from, and what Auto classes know."""
         folder = saved_stock(tmp_path / "stock")
@@ -485,6 +503,7 @@ for original in (originals["BertModel"], originals["BertForMaskedLM"]):
         ):
             AutoConfig.from_pretrained(folder, position_scheme="t5")
 
+    @pytest.mark.slow
     def test_in_the_registries_before_the_import(self, tmp_path):
         """An Auto class that leads to somebody's class for the stock config does so for the variant's."""
         folder = saved_stock(tmp_path / "stock")
@@ -516,6 +535,7 @@ assert hf_posenc.PosencBertConfig not in modeling_auto.MODEL_MAPPING._extra_cont
             tmp_path,
         )
 
+    @pytest.mark.slow
     def test_registered_for_a_variants_config(self, tmp_path):
         printed = fresh(
             """
@@ -569,8 +589,8 @@ class TestConfigsOfTheCaller:
     DEBERTA = {"position_attention_types": ["p2c", "c2p"], "position_scheme": "absolute+deberta"}
     FLAGS = [{"position_scheme": "absolute+t5", "position_buckets": 8}, ROPE, DEBERTA]
 
-    @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags["position_scheme"])
-    def test_loading_leaves_config_and_keywords_as_they_are(self, flags, tmp_path):
+    @tiny.cross(flags=FLAGS, cls=[AutoModel, BertModel, BertForMaskedLM, hf_posenc.PosencBertModel], strength=1)
+    def test_loading_leaves_config_and_keywords_as_they_are(self, flags, cls, tmp_path):
         folder = saved_stock(tmp_path / "stock")
         build("relative").save_pretrained(tmp_path / "variant")
         given = copy.deepcopy(flags)
@@ -582,12 +602,11 @@ class TestConfigsOfTheCaller:
             (AutoConfig.from_pretrained(folder, **copy.deepcopy(flags)), {}),
             (AutoConfig.from_pretrained(tmp_path / "variant"), given),
         ]
-        for cls in (AutoModel, BertModel, BertForMaskedLM, hf_posenc.PosencBertModel):
-            for config, keywords in configs:
-                before = state(config)
-                model = cls.from_pretrained(folder, config=config, **keywords)
-                assert model.config is not config and {**vars(model.config), **flags} == vars(model.config)
-                assert state(config) == before and given == flags
+        for config, keywords in configs:
+            before = state(config)
+            model = cls.from_pretrained(folder, config=config, **keywords)
+            assert model.config is not config and {**vars(model.config), **flags} == vars(model.config)
+            assert state(config) == before and given == flags
 
     @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags["position_scheme"])
     def test_dictionaries_stay_as_they_are(self, flags):
@@ -601,8 +620,7 @@ class TestConfigsOfTheCaller:
         BertModel(BertConfig(**{**SIZES, **given}))
         assert (entries, given) == ({**before, **flags}, flags)
 
-    @pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: flags["position_scheme"])
-    @pytest.mark.parametrize("cls", [BertModel, BertForMaskedLM, AutoModel], ids=lambda cls: cls.__name__)
+    @tiny.cross(flags=FLAGS, cls=[BertModel, BertForMaskedLM, AutoModel], strength=1)
     def test_building_turns_a_stock_config_into_the_variants_and_changes_no_entry(self, flags, cls):
         make = cls.from_config if cls is AutoModel else cls
         plain = stock_config()
@@ -625,13 +643,14 @@ class TestConfigsOfTheCaller:
             model = BertModel(config, position_scheme="t5")
             assert state(config) == before and model.config is not config
 
-    @pytest.mark.parametrize("wrong", [
-        {"position_scheme": "tfive"},
-        {"position_scheme": "t5", "position_base": 10},
-        {"position_scheme": "t5", "position_buckets": "many"},
-    ])  # fmt: skip
-    @pytest.mark.parametrize(
-        "cls", [BertModel, BertForMaskedLM, hf_posenc.PosencBertModel], ids=lambda cls: cls.__name__
+    @tiny.cross(
+        wrong=[
+            {"position_scheme": "tfive"},
+            {"position_scheme": "t5", "position_base": 10},
+            {"position_scheme": "t5", "position_buckets": "many"},
+        ],
+        cls=[BertModel, BertForMaskedLM, hf_posenc.PosencBertModel],
+        strength=1,
     )
     def test_a_config_that_is_refused_stays_as_it_is(self, wrong, cls):
         config = stock_and_flags_by_hand(**wrong)

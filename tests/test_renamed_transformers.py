@@ -27,6 +27,7 @@ def expected(tmp_path_factory) -> dict:
     return computed(None, tmp_path_factory.mktemp("as_it_is"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", renamed_transformers.KINDS)
 def test_other_names_compute_the_same(kind, expected, tmp_path):
     if kind == "strict" and "@deprecate_kwarg" not in inspect.getsource(modeling_bert):

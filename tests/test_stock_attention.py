@@ -7,8 +7,8 @@ import random
 import pytest
 import stock_models
 import torch
-from peft import LoraConfig, get_peft_model
 from stock_models import CASES, KINDS, batch, build
+from tiny import cross
 from torch import nn
 from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTokenClassification, DebertaV2Model
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -63,8 +63,7 @@ def gradients(model: nn.Module, implementation: str, inputs: dict) -> dict[str, 
     return {name: found[name] for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("padding", [None, "left", "right"])
-@pytest.mark.parametrize("case", CASES)
+@cross(case=CASES, padding=[None, "left", "right"], rest=pytest.mark.slow)
 def test_outputs_are_those_of_transformers_at_every_position(case, padding):
     model = build(case)
     with torch.no_grad():
@@ -92,8 +91,7 @@ def test_short_sequences_in_blocks_are_those_of_transformers(case, blocks):
     assert len(blocks) == 2
 
 
-@pytest.mark.parametrize("length", [7, 80])
-@pytest.mark.parametrize("case", CASES)
+@cross(case=CASES, length=[7, 80], rest=pytest.mark.slow)
 def test_gradients_are_those_of_transformers(case, length):
     model, inputs = build(case), batch(length, "left")
     expected, found = (gradients(model, implementation, inputs) for implementation in ("eager", "sdpa"))
@@ -104,7 +102,9 @@ def test_gradients_are_those_of_transformers(case, length):
         assert float((found[name] - gradient).norm()) < 1e-4 * scale, name
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=() if seed < 12 else pytest.mark.slow) for seed in range(40)]
+)
 def test_any_config_computes_as_eager(seed):
     """Options that do not fit each other too: what one of them switches off, others may still name."""
     draw = random.Random(seed)
@@ -141,9 +141,7 @@ def test_every_term_counts(case):
             assert (model(**inputs).last_hidden_state - whole).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("length", [8, 70, 300])
-@pytest.mark.parametrize("case", KINDS)
+@cross(case=KINDS, length=[8, 70, 300], dtype=[torch.float32, torch.float64], rest=pytest.mark.slow)
 def test_a_sequence_that_is_all_padding(case, length, dtype):
     """Outputs and gradients; MPNet's scores have one there too, since it adds its mask to them, and DeBERTa's none."""
     model, inputs = build(case).to(dtype), batch(length, "left")
@@ -460,12 +458,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    "change, mode",
-    [(change, torch.no_grad) for change in CHANGES]
-    + [(change, torch.inference_mode) for change in CHANGES if change != "training"],
+@cross(
+    case=["v3", "v1"],
+    change=CHANGES,
+    mode=[torch.no_grad, torch.inference_mode],
+    where=lambda change, mode, **_: change != "training" or mode is torch.no_grad,
+    rest=pytest.mark.slow,
 )
-@pytest.mark.parametrize("case", ["v3", "v1"])
 def test_kept_tables_follow_every_change(case, change, mode):
     model, inputs = build(case), batch(70)
     with mode():
@@ -498,6 +497,8 @@ def test_kept_tables_follow_settings(dtype):
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_an_adapter_for_each_of_as_many_sequences_as_rows_is_refused_as_in_eager(implementation):
     """PEFT would give each row of the table the adapter of a sequence."""
+    from peft import LoraConfig, get_peft_model
+
     model, config = build("v3"), LoraConfig(target_modules=["query_proj", "key_proj"], init_lora_weights=False)
     hf_posenc.set_attn_implementation(model, implementation)
     peft = get_peft_model(model, config, adapter_name="one").eval()

@@ -12,9 +12,6 @@ from transformers import (
     DebertaForSequenceClassification,
     DebertaV2ForSequenceClassification,
     MPNetForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-    pipeline,
 )
 
 import hf_posenc
@@ -55,6 +52,8 @@ def folder(request, tmp_path) -> Path:
 
 
 def test_zero_shot_pipeline(folder, attended):
+    from transformers import pipeline
+
     def scores(**settings) -> list[float]:
         classify = pipeline("zero-shot-classification", str(folder), model_kwargs=settings)
         found = classify("a b c d", candidate_labels=["e", "f g"], hypothesis_template="h {}")
@@ -82,6 +81,7 @@ def test_cross_encoder(folder, attended):
     assert attended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["v3", "mpnet"])
 def test_sentence_transformer(case, tmp_path, attended):
     from sentence_transformers import SentenceTransformer
@@ -108,6 +108,8 @@ class Sentences(Dataset):
 
 
 def train(model: nn.Module, folder: Path, **settings) -> nn.Module:
+    from transformers import Trainer, TrainingArguments
+
     arguments = TrainingArguments(
         str(folder),
         max_steps=3,
@@ -125,6 +127,7 @@ def classifier(case: str, **settings) -> nn.Module:
     return build(case, CLASSIFIERS[case], num_labels=3, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CLASSIFIERS)
 def test_trainer(case, tmp_path, attended):
     expected = train(classifier(case), tmp_path).state_dict()
@@ -167,6 +170,7 @@ def test_lora(case, attended):
         assert float((expected - found).norm()) < 1e-4 * max(float(expected.norm()), 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", stock_models.KINDS)
 def test_compiled(case):
@@ -187,6 +191,7 @@ class Hidden(nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", stock_models.KINDS)
 def test_exported_for_any_length(case):
     model, inputs = build(case), batch(11, "left")

@@ -10,11 +10,13 @@ import torch
 from tiny import (
     CACHE,
     FAMILIES,
+    PATHS,
     SIZES,
     STOCK_CONFIGS,
     Sentences,
     aligned,
     build,
+    cross,
     fill_positions,
     heads_that_compute,
     inputs,
@@ -34,8 +36,6 @@ from transformers import (
     DebertaConfig,
     DebertaV2Config,
     DynamicCache,
-    Trainer,
-    TrainingArguments,
 )
 
 import hf_posenc
@@ -62,7 +62,8 @@ STOCK = [*FAMILIES, *DEBERTA]
 COMPOSITES = ["absolute+t5+deberta", "tupe+t5", "sinusoidal+rope+relative"]
 families = pytest.mark.parametrize("family", FAMILIES)
 stock_families = pytest.mark.parametrize("family", STOCK)
-paddings = pytest.mark.parametrize("padding", ["right", "left", "inner", "at [CLS]"])
+PADDINGS = ["right", "left", "inner", "at [CLS]"]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -133,40 +134,37 @@ def assert_same(found, expected, batch: dict) -> None:
 
 
 class TestVariants:
-    @pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
-    @families
-    @paddings
-    def test_every_token_gets_the_same(self, scheme, family, padding, packed, monkeypatch):
+    @cross(scheme=[*SCHEMES, *COMPOSITES], family=FAMILIES, padding=PADDINGS, path=PATHS, rest=SLOW)
+    def test_every_token_gets_the_same(self, scheme, family, padding, path, packed, monkeypatch):
         batch = padded(padding, family)
         model = build(scheme, family)
         model.config.unpad = False
         expected = trained(model, batch)
         assert not packed
         model.config.unpad = True
-        for fewest_scores in (attention.FEWEST_SCORES, 1):  # whole matrices, and blocks
-            monkeypatch.setattr(attention, "FEWEST_SCORES", fewest_scores)
-            packed.clear()
-            assert_same(trained(model, batch), expected, batch)
-            [used] = packed
-            assert len(used.groups) > 1 or padding != "right"
+        if path == "blocks":
+            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
+        assert_same(trained(model, batch), expected, batch)
+        [used] = packed
+        assert len(used.groups) > 1 or padding != "right"
 
-    @pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
-    @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-    def test_given_positions_are_those_of_the_tokens(self, scheme, backend, packed):
-        for padding in ("right", "left"):
-            batch = padded(padding)
-            batch["position_ids"] = torch.stack([torch.randperm(40)[:12] for _ in range(5)])
-            model = build(scheme, attn_implementation=backend)
-            found = trained(model, batch)
-            assert len(packed) == 1
-            packed.clear()
-            model.config.unpad = False
-            assert_same(found, trained(model, batch), batch)
-            assert not packed
+    @cross(scheme=[*SCHEMES, *COMPOSITES], backend=["eager", "sdpa"], padding=["right", "left"], rest=SLOW)
+    def test_given_positions_are_those_of_the_tokens(self, scheme, backend, padding, packed):
+        batch = padded(padding)
+        batch["position_ids"] = torch.stack([torch.randperm(40)[:12] for _ in range(5)])
+        model = build(scheme, attn_implementation=backend)
+        found = trained(model, batch)
+        assert len(packed) == 1
+        packed.clear()
+        model.config.unpad = False
+        assert_same(found, trained(model, batch), batch)
+        assert not packed
 
-    @pytest.mark.parametrize("combine", ["add", "concat"])
-    @pytest.mark.parametrize("family", ["bert", "roberta", "electra", "distilbert", "mpnet"])
-    @pytest.mark.parametrize("scheme", ["absolute", "sinusoidal+tupe"])
+    @cross(
+        scheme=["absolute", "sinusoidal+tupe"],
+        family=["bert", "roberta", "electra", "distilbert", "mpnet"],
+        combine=["add", "concat"],
+    )
     def test_positions_before_every_layer_are_packed_too(self, scheme, family, combine, packed):
         batch = padded("right", family)
         model = build(scheme, family, position_every_layer=True, position_combine=combine)
@@ -234,7 +232,7 @@ class TestVariants:
 
 
 class TestDropout:
-    @pytest.mark.slow
+    @SLOW
     @pytest.mark.parametrize("where", ["hidden_dropout_prob", "attention_probs_dropout_prob"])
     @pytest.mark.parametrize("scheme", ["absolute", "t5"])
     def test_outputs_have_the_same_mean_and_deviation(self, where, scheme, packed):
@@ -279,8 +277,7 @@ class TestWhatStandsAgainstIt:
             model(**padded("right"))
         assert bool(packed) == packs_other_batches
 
-    @families
-    @pytest.mark.parametrize("recorded", ["output_hidden_states", "output_attentions"])
+    @cross(family=FAMILIES, recorded=["output_hidden_states", "output_attentions"], strength=1)
     def test_recorded_states(self, recorded, family, packed):
         model, batch = build("absolute+t5", family, attn_implementation="eager"), padded("right", family)
         with torch.no_grad():
@@ -350,8 +347,10 @@ class TestWhatStandsAgainstIt:
         model = build("t5", attn_implementation="flex_attention")
         self.check(packed, model, padded("right"), packs_other_batches=False)
 
-    @pytest.mark.parametrize("place", ["encoder.layer.0", "encoder.layer.1.output.dense"])
-    @pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "everywhere"])
+    @cross(
+        place=["encoder.layer.0", "encoder.layer.1.output.dense"],
+        kind=["forward_hook", "forward_pre_hook", "full_backward_hook", "everywhere"],
+    )
     def test_hooks_on_layers(self, place, kind, packed):
         model, batch, shapes = build("t5"), padded("right"), []
 
@@ -372,6 +371,7 @@ class TestWhatStandsAgainstIt:
         model = build("t5", chunk_size_feed_forward=4)
         self.check(packed, model, padded("right"), packs_other_batches=False)
 
+    @SLOW
     def test_tracing(self, packed):
         model, batch = build("t5"), padded("right")
         model.config.return_dict = False
@@ -387,10 +387,12 @@ class TestWhatStandsAgainstIt:
         kept = other["attention_mask"].bool()
         torch.testing.assert_close(traced(*other.values())[0][kept], expected[kept], **TOLERANCE)
 
+    @SLOW
     def test_export(self, packed):
         torch.export.export(build("t5"), (), padded("right"), strict=False)
         assert not packed
 
+    @SLOW
     @pytest.mark.compiled
     @pytest.mark.parametrize("is_stock", [False, True])
     def test_compiling(self, is_stock, packed):
@@ -502,8 +504,7 @@ class TestConfig:
 
 
 class TestStock:
-    @stock_families
-    @paddings
+    @cross(family=STOCK, padding=PADDINGS, rest=SLOW)
     def test_every_token_gets_the_same(self, family, padding, packed):
         batch, model = padded(padding, family), stock(family)
         expected = trained(model, batch)
@@ -573,8 +574,7 @@ class TestStock:
         with pytest.raises(TypeError, match="torch.nn.Module"):
             hf_posenc.unpad("bert-base-uncased")
 
-    @stock_families
-    @pytest.mark.parametrize("recorded", ["output_hidden_states", "output_attentions"])
+    @cross(family=STOCK, recorded=["output_hidden_states", "output_attentions"], strength=1)
     def test_recorded_states(self, recorded, family, packed):
         model, batch = stock(family), padded("right", family)
         model.set_attn_implementation("eager")
@@ -603,8 +603,7 @@ class TestStock:
         model(**padded("right"))
         assert not packed
 
-    @pytest.mark.parametrize("auto", [AutoModelForMaskedLM, AutoModelForSequenceClassification])
-    @stock_families
+    @cross(family=STOCK, auto=[AutoModelForMaskedLM, AutoModelForSequenceClassification], rest=SLOW)
     def test_heads_give_what_they_gave(self, family, auto, packed):
         model, batch = stock(family, auto), padded("right", family)
         with torch.no_grad():
@@ -641,6 +640,7 @@ class TestStock:
                 model.forward(**given)
             assert len(packed) == count
 
+    @SLOW
     def test_sentence_transformers(self, minilm, packed):
         from sentence_transformers import CrossEncoder, SentenceTransformer
 
@@ -699,8 +699,11 @@ TARGETS = {
 
 
 class TestTraining:
+    @SLOW
     @pytest.mark.parametrize("is_stock", [False, True])
     def test_the_trainer_has_the_same_losses(self, is_stock, packed, tmp_path):
+        from transformers import Trainer, TrainingArguments
+
         losses = {}
         for unpad in (False, True):
             torch.manual_seed(0)
@@ -721,9 +724,13 @@ class TestTraining:
         assert len(losses[True]) == 4 and max(losses[True]) - min(losses[True]) > 1e-3
         torch.testing.assert_close(torch.tensor(losses[True]), torch.tensor(losses[False]), atol=2e-4, rtol=0)
 
-    @pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
-    @pytest.mark.parametrize("is_stock", [False, True])
-    @pytest.mark.parametrize("unpads_first", [False, True])
+    @cross(
+        family=["bert", "distilbert", "mpnet"],
+        is_stock=[False, True],
+        unpads_first=[False, True],
+        where=lambda is_stock, unpads_first, **_: is_stock or not unpads_first,
+        rest=SLOW,
+    )
     def test_lora_gives_the_same(self, family, is_stock, unpads_first, packed):
         from peft import LoraConfig, get_peft_model
 

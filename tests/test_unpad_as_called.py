@@ -87,8 +87,7 @@ def test_a_mask_of_another_shape_does_what_it_does_with_padding(family, packs):
     assert packs
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("family", [*tiny.FAMILIES, *DEBERTA])
+@tiny.cross(family=[*tiny.FAMILIES, *DEBERTA], implementation=["eager", "sdpa"], strength=1)
 def test_a_mask_of_another_shape_does_what_it_does_in_stock(family, implementation, packs):
     model, padded = stocks(family)
     for each in (model, padded):
@@ -100,8 +99,11 @@ def test_a_mask_of_another_shape_does_what_it_does_in_stock(family, implementati
     assert packs
 
 
-@pytest.mark.parametrize("scheme", ["absolute", "t5", "rope", "deberta", "relative", "absolute+tupe"])
-@pytest.mark.parametrize("family", ["bert", "mpnet"])
+@tiny.cross(
+    scheme=["absolute", "t5", "rope", "deberta", "relative", "absolute+tupe"],
+    family=["bert", "mpnet"],
+    rest=pytest.mark.slow,
+)
 def test_token_types_positions_and_embeddings_of_another_shape(family, scheme):
     model, padded = variants(family, scheme=scheme)
     width = model.get_input_embeddings().weight.shape[1]
@@ -121,8 +123,7 @@ def test_token_types_positions_and_embeddings_of_another_shape(family, scheme):
         assert assert_same_outcome(model, padded, mask(1, 48), **one) or given.shape[0] == 2
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", ["bert", "distilbert", "mpnet"])
+@tiny.cross(head=HEADS, family=["bert", "distilbert", "mpnet"], rest=pytest.mark.slow)
 def test_labels_of_another_shape(family, head):
     model, padded = variants(family, head)
     shape, seen = HEADS[head], set()
@@ -155,8 +156,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("family", [*tiny.FAMILIES, *DEBERTA])
+@tiny.cross(family=[*tiny.FAMILIES, *DEBERTA], change=CHANGES, strength=1)
 def test_layers_that_are_changed_afterwards(family, change, packs):
     model, padded = stocks(family)
     for each in (model, padded):
@@ -191,6 +191,7 @@ def test_a_layer_of_another_kind_computes_padding(packs):
     assert not packs
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("kind", ["stock", "variant"])
@@ -240,9 +241,7 @@ def test_a_recurrent_network_beside_a_base_model_takes_packed_sequences_alone():
 CAUSAL = {"bert": "LMHeadModel", "roberta": "ForCausalLM", "electra": "ForCausalLM"}
 
 
-@pytest.mark.parametrize("side", ["left", "inner", "flat"])
-@pytest.mark.parametrize("kind", ["variant", "stock"])
-@pytest.mark.parametrize("family", CAUSAL)
+@tiny.cross(family=CAUSAL, kind=["variant", "stock"], side=["left", "inner", "flat"])
 def test_heads_that_write_text_read_what_stands_before_a_label(family, kind, side):
     if kind == "variant":
         model, padded = variants(family, CAUSAL[family], "t5")

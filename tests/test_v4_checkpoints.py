@@ -21,7 +21,12 @@ DECODERS = [folder for folder in FOLDERS if "decoder" in folder.name]
 LENGTHS = (5, 11, 18)
 TOLERANCE = 1e-5
 
-each_checkpoint = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+# Both schemes, an encoder and a decoder; the other families by `--all`.
+FEW = ("bert-relative_key", "bert-decoder-relative_key_query")
+each_checkpoint = pytest.mark.parametrize(
+    "folder",
+    [pytest.param(f, id=f.name, marks=() if f.name in FEW else pytest.mark.slow) for f in FOLDERS],
+)
 
 
 def entry(folder: Path, name: str):
@@ -83,9 +88,10 @@ def test_the_stock_classes_compute_what_v4_computed(folder):
     assert largest_error(head.from_pretrained(folder), folder, "logits") < TOLERANCE
 
 
-@pytest.mark.parametrize("implementation", ["eager", "flex_attention"])
-@pytest.mark.parametrize(
-    "name", ["bert-relative_key", "roberta-relative_key_query", "bert-decoder-relative_key_query"]
+@tiny.cross(
+    implementation=["eager", "flex_attention"],
+    name=["bert-relative_key", "roberta-relative_key_query", "bert-decoder-relative_key_query"],
+    rest=pytest.mark.slow,
 )
 def test_every_backend_computes_what_v4_computed(name, implementation):
     folder = next(folder for folder in FOLDERS if folder.name == name)

@@ -1,6 +1,7 @@
 """Tiny models of every family, inputs for them, and position parameters that are not zero."""
 
 import ast
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable
@@ -123,6 +124,8 @@ def inputs(
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
+# The ways of attention: of short sequences and of long ones; values of the fixture `path` in modeling/conftest.py.
+PATHS = ["whole", "blocks"]
 # `pytest --full`: every combination, in place of every pair.
 FULL = False
 
@@ -131,6 +134,7 @@ def cross(
     strength: int = 2,
     where: Callable[..., bool] = lambda **case: True,
     rest: pytest.MarkDecorator | None = None,
+    indirect: tuple[str, ...] = (),
     **values: Iterable,
 ) -> pytest.MarkDecorator:
     """Parametrize a test over a covering array: every pair of values of two parameters is in some case.
@@ -142,6 +146,7 @@ def cross(
         strength: 2 for pairs, 1 for every value once, 3 for triples. `pytest --full` takes the whole product instead.
         where: which combinations exist, called with a case's values by name.
         rest: marks the cases beyond those that have every value once; `pytest.mark.slow` leaves them to `pytest --all`.
+        indirect: parameters whose values are given to the fixtures of their names.
         values: for each parameter of the test its values.
     """
     product = [case for case in itertools.product(*values.values()) if where(**dict(zip(values, case, strict=True)))]
@@ -150,13 +155,18 @@ def cross(
     few = set(_covering([product[case] for case in cases], 1)) if rest is not None else range(len(cases))
     marks = {True: (), False: (rest,)}
     return pytest.mark.parametrize(
-        ",".join(values), [pytest.param(*product[case], marks=marks[i in few]) for i, case in enumerate(cases)]
+        ",".join(values),
+        [pytest.param(*product[case], marks=marks[i in few]) for i, case in enumerate(cases)],
+        indirect=list(indirect),
     )
 
 
 def _covering(product: list[tuple], strength: int) -> list[int]:
-    """Places of the cases that are taken, one after the other: each time the one with the most combinations still missing."""
-    places = list(itertools.combinations(range(len(product[0])), strength))
+    """Places of the cases that are taken, one after the other: each time the one with the most combinations still missing.
+
+    Of several that have as many, the one whose pairs of values were taken least: where every value is taken once, they meet others
+    each time.
+    """
     # Values need not be hashable: they stand for themselves by where they were first seen.
     seen: list[list] = [[] for _ in product[0]]
     for case in product:
@@ -164,12 +174,23 @@ def _covering(product: list[tuple], strength: int) -> list[int]:
             if value not in known:
                 known.append(value)
     numbers = [tuple(known.index(value) for known, value in zip(seen, case, strict=True)) for case in product]
-    combinations = [{(at, tuple(case[place] for place in at)) for at in places} for case in numbers]
-    missing, taken = set().union(*combinations), []
+
+    def combinations(size: int) -> list[list[tuple]]:
+        places = list(itertools.combinations(range(len(product[0])), size))
+        return [[(at, tuple(case[place] for place in at)) for at in places] for case in numbers]
+
+    wanted, pairs = combinations(strength), combinations(min(2, len(product[0])))
+    missing, used, taken = {each for case in wanted for each in case}, collections.Counter(), []
     while missing:
-        best = max(range(len(product)), key=lambda case: len(combinations[case] & missing))
+        new = [sum(each in missing for each in case) for case in wanted]
+        most = max(new)
+        best = min(
+            (case for case in range(len(product)) if new[case] == most),
+            key=lambda case: sum(used[pair] for pair in pairs[case]),
+        )
         taken.append(best)
-        missing -= combinations[best]
+        missing.difference_update(wanted[best])
+        used.update(pairs[best])
     return sorted(taken)
 
 

@@ -39,9 +39,14 @@ def test_a_stock_model_of_any_head_is_studied_as_what_it_is(family):
             torch.testing.assert_close(scores.scores.softmax(-1), scores.weights, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-@pytest.mark.parametrize(
-    "scheme", [*SCHEMES, "absolute+t5", "tupe+t5", "absolute+transformer_xl+rope", "alibi+deberta"]
+@tiny.cross(
+    scheme=[*SCHEMES, "absolute+t5", "tupe+t5", "absolute+transformer_xl+rope", "alibi+deberta"],
+    family=tiny.FAMILIES,
+    # All of them in BERT and in a family with a bias of its own, and one of each kind in the others.
+    where=lambda scheme, family: (
+        family in ("bert", "mpnet") or scheme in ("absolute+t5", "absolute+transformer_xl+rope", "alibi+deberta")
+    ),
+    rest=pytest.mark.slow,
 )
 def test_the_parts_of_a_score_sum_to_it(family, scheme):
     model = tiny.build(scheme, family)

@@ -8,7 +8,6 @@ import sys
 import pytest
 import reading
 import tiny
-from matplotlib import rcParams
 
 from hf_posenc import analysis
 from hf_posenc.modeling.schemes import SCHEMES
@@ -38,6 +37,8 @@ def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
     assert sentence.endswith(".") and "\n" not in sentence and "nan" not in sentence and data.model in sentence
     if not draw:
         return True
+    from matplotlib import rcParams
+
     before = dict(rcParams)
     drawn = figure.plot(data)
     assert dict(rcParams) == before
@@ -47,12 +48,33 @@ def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", analysis.FIGURES)
-@pytest.mark.parametrize("scheme", [*SCHEMES, "absolute+t5", "tupe+t5"])
-def test_every_figure_of_every_scheme(name, scheme):
+# Drawing takes most of the time; these have every form of data that there is.
+DRAWN = ("sinusoidal", "deberta", "rope", "tupe+t5")
+
+
+@tiny.cross(name=analysis.FIGURES, scheme=DRAWN, rest=pytest.mark.slow)
+def test_every_figure_is_drawn(name, scheme):
+    assert check(analysis.FIGURES[name], tiny.build(scheme)) == where_they_apply(scheme)[name]
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        pytest.param(name, marks=() if name in ("none", "transformer_xl", "absolute+t5") else pytest.mark.slow)
+        for name in [*SCHEMES, "absolute+t5"]
+        if name not in DRAWN
+    ],
+)
+def test_every_figure_of_every_scheme(scheme):
+    """Those that read documents read them in any scheme alike, and have tests of their own."""
     model = tiny.build(scheme)
-    # Drawing takes most of the time; these have every form of data that there is.
-    applies = check(analysis.FIGURES[name], model, draw=scheme in ("sinusoidal", "deberta", "rope", "tupe+t5"))
+    for name, expected in where_they_apply(scheme).items():
+        if name not in READING:
+            assert check(analysis.FIGURES[name], model, draw=False) == expected, name
+
+
+def where_they_apply(scheme: str) -> dict[str, bool]:
+    """Figure -> whether it applies to a scheme."""
     has_vectors = any(part in ("absolute", "sinusoidal", "tupe") for part in scheme.split("+"))
     adds_vectors = "absolute" in scheme or "sinusoidal" in scheme
     expected = {
@@ -70,10 +92,12 @@ def test_every_figure_of_every_scheme(name, scheme):
         or any(part in scheme for part in ("t5", "tupe", "alibi", "kerple", "transformer_xl")),
     }
     assert {*expected} == {*analysis.FIGURES}
-    assert applies == expected[name]
+    return expected
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.FAMILIES if name != "bert")]
+)
 def test_every_figure_of_every_family(family):
     [head] = [cls for cls in tiny.heads(family) if cls.__name__.endswith("ForTokenClassification")]
     model = head(tiny.stock_config(family))

@@ -25,6 +25,20 @@ PURE = [name for name, scheme in SCHEMES.items() if issubclass(scheme, Attention
 OTHERS = [name for name in SCHEMES if name not in (*PURE, "none")]
 
 
+every_family = pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("bert", "mpnet") else pytest.mark.slow) for name in FAMILIES],
+)
+
+
+def few_of(*schemes: str) -> list:
+    """Of the attention's and of the embeddings' schemes some in the core."""
+    return [
+        pytest.param(name, marks=() if name in ("absolute", "t5", "rope", "none", "tupe") else pytest.mark.slow)
+        for name in schemes
+    ]
+
+
 def distance(first: torch.Tensor, second: torch.Tensor) -> float:
     """1 - cosine, in NumPy."""
     first, second = first.double().numpy(), second.double().numpy()
@@ -38,7 +52,7 @@ class TestReorder:
 
 
 class TestOrderSensitivity:
-    @pytest.mark.parametrize("family", FAMILIES)
+    @every_family
     def test_is_nothing_without_positions(self, family):
         """Token vectors of `none` permute with the input, to 1e-5."""
         found = order_sensitivity(subject("none", family), documents())
@@ -54,7 +68,7 @@ class TestOrderSensitivity:
         found = order_sensitivity(study(model, tokenizer()), documents())
         assert all(change.largest < 1e-5 for change in found.reordered.values())
 
-    @pytest.mark.parametrize("scheme", [*PURE, *OTHERS])
+    @pytest.mark.parametrize("scheme", few_of(*PURE, *OTHERS))
     def test_is_something_with_any_scheme(self, scheme):
         found = order_sensitivity(subject(scheme), documents())
         assert all(change.largest > 1e-3 and change.tokens > 1e-5 for change in found.reordered.values())
@@ -117,7 +131,7 @@ class TestPhaseShift:
         with pytest.raises(ValueError, match="is every word unknown"):
             phase_shift(subject("absolute"), ["unheard " * 200] * 4, length=24)
 
-    @pytest.mark.parametrize("scheme", [*PURE, "none"])
+    @pytest.mark.parametrize("scheme", few_of(*PURE, "none"))
     def test_is_nothing_in_schemes_of_distances_alone(self, scheme):
         """To 1e-5; [CLS] alone staying behind is a change of distances."""
         found = phase_shift(subject(scheme), documents(), length=24)
@@ -126,18 +140,18 @@ class TestPhaseShift:
         assert (max(change.tokens for change in found.but_first) > 1e-5) == (scheme != "none")
         assert "wherever it begins" in describe_phase_shift(found)
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @every_family
     def test_is_nothing_for_distances_in_every_family(self, family):
         found = phase_shift(subject("t5+rope", family), documents(), length=24)
         assert all(change.largest < 1e-5 for change in found.all)
 
-    @pytest.mark.parametrize("scheme", OTHERS)
+    @pytest.mark.parametrize("scheme", few_of(*OTHERS))
     def test_is_something_in_the_others(self, scheme):
         found = phase_shift(subject(scheme), documents(), length=24)
         assert min(change.tokens for change in found.all) > 1e-5
         assert "matters" in describe_phase_shift(found)
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @every_family
     def test_is_what_other_position_ids_change(self, family):
         model = subject("absolute", family)
         found = phase_shift(model, documents(), shifts=[3], length=24, count=4)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from reading import documents, subject, tokenizer
-from sklearn.linear_model import Ridge
 from tiny import FAMILIES, build, inputs, stock_config
 from transformers import BertModel
 
@@ -32,6 +31,8 @@ class TestRidge:
         assert torch.cosine_similarity(fit.weights[:, 0], direction, dim=0) > 0.98
 
     def test_is_scikit_learns_ridge_with_the_penalty_that_it_chose(self):
+        from sklearn.linear_model import Ridge
+
         features, target, _, split = planted(noise=200.0)
         targets = torch.cat([target, target[torch.randperm(len(target))]], dim=1)
         fit = fit_ridge(features, targets, targets, split)
@@ -86,7 +87,9 @@ class TestProbes:
         assert found.r2["distance"][MODEL][0] > 0.2 and max(found.r2["distance"][WITHOUT]) < 0.1
         assert found.error["position"][MODEL][0] < found.chance["position"] / 3
 
-    @pytest.mark.parametrize("family", FAMILIES)
+    @pytest.mark.parametrize(
+        "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES if name != "bert")]
+    )
     def test_are_at_chance_where_there_are_no_positions(self, family):
         found = probes(subject("none", family), documents(40), length=32, windows=150)
         assert all(np.abs(values).max() < 0.1 for series in found.r2.values() for values in series.values())

@@ -10,6 +10,8 @@ from reading import documents, subject
 from hf_posenc.analysis import report
 
 
+pytestmark = pytest.mark.slow
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (1280, 390)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import tiny
 import torch
 from torch import nn
@@ -11,6 +12,11 @@ from hf_posenc.modeling.schemes import SCHEMES, scheme_names
 
 
 FAMILIES = list(tiny.FAMILIES)
+# BERT, and a family with positions of its own beside the table; the others by `--all`.
+every_family = pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("bert", "mpnet") else pytest.mark.slow) for name in FAMILIES],
+)
 
 
 def original(family: str, head: str = "Model", **overrides) -> nn.Module:

@@ -3,7 +3,7 @@
 import pytest
 import tiny
 import torch
-from pairs import FAMILIES, PARAMETERS, beside, original, student_of, text, token_cosine
+from pairs import PARAMETERS, beside, every_family, original, student_of, text, token_cosine
 from transformers import AutoModel
 
 from hf_posenc import position_parameters
@@ -34,7 +34,7 @@ def difference(student, teacher, batches) -> float:
     return float(total / variance)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_a_bias_per_distance_is_found_again(family, tmp_path):
     teacher = tiny.build("t5", family, position_per_layer=family != "mpnet")
     student = emptied(teacher, tmp_path, "t5")
@@ -49,7 +49,10 @@ def test_a_bias_per_distance_is_found_again(family, tmp_path):
     assert difference(student, teacher, batches) < 1e-4
 
 
-@pytest.mark.parametrize("scheme", PARAMETERS)
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(name, marks=() if name in ("t5", "deberta", "tupe") else pytest.mark.slow) for name in PARAMETERS],
+)
 def test_every_scheme_with_parameters_comes_near_the_original(scheme, tmp_path):
     flags = {"position_on_values": False} if scheme == "relative" else {}
     teacher = tiny.build(scheme, **flags)
@@ -76,7 +79,7 @@ def test_several_schemes_are_fitted_together(tmp_path):
     assert difference(student, teacher, batches) < 0.05 * before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_an_original_with_absolute_positions_is_seen_in_every_family(family, tmp_path):
     teacher = original(family)
     student = student_of(teacher, tmp_path, beside(family, "relative_key"))
@@ -114,7 +117,7 @@ def test_what_is_padding_does_not_matter(tmp_path):
     torch.testing.assert_close(*tables)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_what_the_original_had_beside_the_student_is_left_as_it_is(family, tmp_path):
     teacher = original(family)
     scheme = tiny.FAMILIES[family].family.native_scheme + "+transformer_xl"

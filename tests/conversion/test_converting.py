@@ -1,9 +1,9 @@
 """One call changes a checkpoint's positions and keeps what it knows, in every family, or says why not and leaves nothing."""
 
-import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +13,7 @@ import tiny
 import tiny_checkpoints
 import torch
 from fresh_process import ROOT, run_fresh
+from pairs import every_family
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
@@ -49,8 +50,12 @@ def cosines(report: Report, stage: str) -> dict[int, float]:
     return {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == stage}
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
 class TestEveryFamily:
+    # The longer of the two: once in the core.
+    @pytest.mark.parametrize(
+        "family", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in tiny.FAMILIES]
+    )
+    @pytest.mark.slow
     def test_healing_brings_the_states_back(self, family, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / family, family)
         # MPNet has a bias of t5's kind already.
@@ -69,6 +74,7 @@ class TestEveryFamily:
         with torch.no_grad():
             assert torch.equal(loaded(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
 
+    @every_family
     def test_what_joins_its_own_positions_starts_exactly(self, family, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / family, family)
         native = tiny.FAMILIES[family].family.native_scheme
@@ -106,7 +112,11 @@ class TestLonger:
         assert "another tiling" in report.table() and "Reads locally" in report.table()
         assert "Longer than it was" in (tmp_path / "out" / "README.md").read_text()
 
-    @pytest.mark.parametrize("scheme", ["absolute", "absolute+t5", "absolute+deberta"])
+    @pytest.mark.parametrize(
+        "scheme",
+        ["absolute+t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("absolute", "absolute+deberta"))],
+    )
+    @pytest.mark.slow
     def test_beyond_leaves_what_is_within_exactly_as_it_was(self, scheme, checkpoint):
         model, _ = convert(checkpoint, scheme, text=words_of(checkpoint), max_length=96, train="beyond", max_steps=10)
         original = AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -118,7 +128,8 @@ class TestLonger:
         assert within.abs().max() < 1e-5
         assert beyond.abs().max() > 1e-3
 
-    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    @every_family
+    @pytest.mark.slow
     def test_a_stretched_table_keeps_what_is_within_for_good(self, family, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / family, family)
         scheme = tiny.FAMILIES[family].family.native_scheme
@@ -147,6 +158,7 @@ class TestLonger:
         )
         assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}
 
+    @pytest.mark.slow
     def test_nothing_lies_beyond_where_all_is_used_within(self, checkpoint, tmp_path):
         arguments = {"text": words_of(checkpoint), "max_length": 64, "train": "beyond", "max_steps": 2}
         before = {*tmp_path.iterdir()}
@@ -166,8 +178,14 @@ def few_words(tmp_path_factory):
 class TestSavedVariants:
     """What was converted, or trained with a scheme, is converted again: its positions are filled with random values."""
 
-    @pytest.mark.parametrize(
-        "before, after", [pair for pair in itertools.product(SCHEMES, SCHEMES) if pair[0] != pair[1]]
+    # Every scheme to and from a table, to rotations and from biases; what is done is done for each side by itself.
+    @tiny.cross(
+        before=SCHEMES,
+        after=SCHEMES,
+        where=lambda before, after: (
+            before != after and (before in ("absolute", "t5") or after in ("absolute", "rope"))
+        ),
+        rest=pytest.mark.slow,
     )
     def test_every_scheme_becomes_every_other(self, before, after, few_words):
         original = tiny.build(before, num_hidden_layers=1)
@@ -177,7 +195,14 @@ class TestSavedVariants:
         assert all(parameter.isfinite().all() for parameter in model.parameters())
         assert 0.3 < report.final()[0]["token_cosine"] < 1 + 1e-6
 
-    @pytest.mark.parametrize("before", [name for name in SCHEMES if name != "relative_key"])
+    @pytest.mark.parametrize(
+        "before",
+        [
+            pytest.param(name, marks=() if name in ("t5", "deberta", "absolute") else pytest.mark.slow)
+            for name in SCHEMES
+            if name != "relative_key"
+        ],
+    )
     def test_what_joins_a_scheme_that_is_there_starts_exactly(self, before, few_words):
         """Flags that conversion chooses where a scheme is new, as a table of `t5` per layer, leave one that is there alone."""
         original = tiny.build(before)
@@ -189,7 +214,7 @@ class TestSavedVariants:
             difference = model(ids).last_hidden_state - original(ids).last_hidden_state
         assert difference.abs().max() < 1e-5
 
-    @pytest.mark.parametrize("family", tiny.FAMILIES)
+    @every_family
     def test_one_that_reads_further_than_its_config_says_gets_a_table_of_that_length(self, family, few_words):
         original = tiny.build("rope", family)
         tokenizer = tiny_checkpoints.tokenizer(family, length=80)
@@ -199,13 +224,20 @@ class TestSavedVariants:
 
 
 class TestHeads:
-    @pytest.mark.parametrize("head", [cls.__name__ for cls in tiny.heads("bert")])
+    @pytest.mark.parametrize(
+        "head",
+        [
+            pytest.param(cls.__name__, marks=() if cls.__name__.endswith("MaskedLM") else pytest.mark.slow)
+            for cls in tiny.heads("bert")
+        ],
+    )
     def test_every_head_is_measured(self, head, tmp_path, few_words):
         checkpoint = tiny_checkpoints.save(tmp_path / "bert", head=head.removeprefix("Bert"))
         model, report = convert(checkpoint, "t5", text=few_words, train="none")
         assert type(model).__name__ == f"Posenc{head}"
         assert ("same_answers" in report.final()[0]) == (head != "BertModel")
 
+    @pytest.mark.slow
     def test_a_classifier_is_converted_as_a_whole(self, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForSequenceClassification", num_labels=3)
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_steps=10, output=tmp_path / "out")
@@ -234,6 +266,7 @@ class TestHeads:
 
 
 class TestReport:
+    @pytest.mark.slow
     def test_is_beside_the_model_and_compare_repeats_it(self, checkpoint, tmp_path):
         _, report = convert(
             checkpoint,
@@ -309,24 +342,42 @@ def interrupt(*_, **__):
 class TestResume:
     """After healing, and before anything is written, it is interrupted."""
 
-    @pytest.fixture
-    def interrupted(self, tmp_path, monkeypatch):
-        """The arguments of a conversion of `a/bert`, interrupted, its text and held-out text being `a/bert.txt` and `held_out.txt`."""
-        (tmp_path / "a").mkdir()
-        arguments = {
-            "model": tiny_checkpoints.save(tmp_path / "a" / "bert"),
+    @staticmethod
+    def arguments(folder):
+        """Of a conversion of `a/bert`, its text and held-out text being `a/bert.txt` and `held_out.txt`."""
+        return {
+            "model": folder / "a" / "bert",
             "position_scheme": "t5",
-            "text": [tmp_path / "a" / "bert.txt"],
-            "held_out": [tmp_path / "held_out.txt"],
+            "text": [folder / "a" / "bert.txt"],
+            "held_out": [folder / "held_out.txt"],
             "max_steps": 60,
-            "output": tmp_path / "out",
+            "output": folder / "out",
         }
-        (tmp_path / "held_out.txt").write_text(tiny_checkpoints.text(60, seed=2))
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+
+    @pytest.fixture(scope="class")
+    def once(self, tmp_path_factory):
+        """The folder of a conversion that was interrupted, and a copy of it."""
+        folder = tmp_path_factory.mktemp("interrupted")
+        (folder / "a").mkdir()
+        tiny_checkpoints.save(folder / "a" / "bert")
+        (folder / "held_out.txt").write_text(tiny_checkpoints.text(60, seed=2))
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
-            convert(**arguments)
-        assert (tmp_path / ".out.conversion" / "healing.pt").is_file() and not (tmp_path / "out").exists()
-        return arguments
+            convert(**self.arguments(folder))
+        assert (folder / ".out.conversion" / "healing.pt").is_file() and not (folder / "out").exists()
+        return folder, shutil.copytree(folder, tmp_path_factory.mktemp("copy") / "interrupted")
+
+    @pytest.fixture
+    def tmp_path(self, once):
+        """The folder of the conversion, as it was when it was interrupted: paths are among what a conversion is known by."""
+        folder, copy = once
+        shutil.rmtree(folder)
+        return shutil.copytree(copy, folder)
+
+    @pytest.fixture
+    def interrupted(self, tmp_path):
+        """The arguments of the conversion that was interrupted in `tmp_path`."""
+        return self.arguments(tmp_path)
 
     @pytest.mark.parametrize("name", ["healing.pt", "report.json"])
     def test_says_what_to_do_where_its_files_are_damaged(self, interrupted, tmp_path, name):
@@ -341,6 +392,7 @@ class TestResume:
         _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
         assert report.healing[-1]["step"] == 60
 
+    @pytest.mark.slow
     def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):
         before = json.loads((tmp_path / ".out.conversion" / "report.json").read_text())["seconds"]
         convert(**interrupted, resume=True)
@@ -372,6 +424,9 @@ class TestResume:
     def test_may_have_another_learning_rate(self, interrupted, tmp_path):
         with pytest.raises(ValueError, match="another settings.*same command"):
             convert(**{**interrupted, "max_steps": 70, "learning_rate": 1e-5}, resume=True)
+        with pytest.raises(ValueError, match="another settings.*same command"):
+            convert(**{**interrupted, "max_steps": 70}, resume=True)
+        assert not (tmp_path / "out").exists()
         state = torch.load(tmp_path / ".out.conversion" / "healing.pt")
         state["step"], state["history"] = 50, state["history"][:1]
         torch.save(state, tmp_path / ".out.conversion" / "healing.pt")
@@ -419,11 +474,13 @@ class TestTokenizer:
         with pytest.raises(ValueError, match="words that the tokenizer does not know"):
             compare(checkpoint, checkpoint, text=[tmp_path / "unknown.txt"])
 
+    @pytest.mark.slow
     def test_a_few_unknown_words_are_usual(self, checkpoint, tmp_path):
         lines = tiny_checkpoints.text().splitlines()
         (tmp_path / "some.txt").write_text("\n".join(f"{line} ☃" for line in lines))
         convert(checkpoint, "none", text=[tmp_path / "some.txt"], train="none")
 
+    @pytest.mark.slow
     def test_the_caller_s_stays_as_it_is(self, checkpoint, tmp_path):
         tokenizer = tiny_checkpoints.tokenizer()
         tokenizer.backend_tokenizer.enable_truncation(7)
@@ -442,22 +499,12 @@ class TestTokenizer:
 
 
 class TestBadInput:
-    def test_a_resumed_conversion_must_be_the_same(self, checkpoint, tmp_path, monkeypatch):
-        arguments = {"text": words_of(checkpoint), "output": tmp_path / "out"}
-
-        monkeypatch.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            convert(checkpoint, "t5", max_steps=60, **arguments)
-        with pytest.raises(ValueError, match="another settings.*same command"):
-            convert(checkpoint, "t5", max_steps=70, resume=True, **arguments)
-        assert not (tmp_path / "out").exists()
-
     @pytest.mark.parametrize(
         "scheme, arguments, error, said",
         [
             ("absolute", {}, ValueError, "already, and reads 32 tokens"),
             ("tfive", {}, ValueError, "unknown scheme 'tfive'; did you mean"),
-            ("t5", {"position_clip": 3}, ValueError, "unknown flag 'position_clip'"),
+            ("t5", {"position_bucket": 8}, ValueError, "unknown flag 'position_bucket'; did you mean"),
             ("t5", {"trained_length": 100}, ValueError, "between 16 and 64"),
             (
                 "t5",

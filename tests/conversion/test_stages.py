@@ -21,8 +21,7 @@ def windows(seed: int = 0) -> Windows:
 
 
 class TestExtend:
-    @pytest.mark.parametrize("family", tiny.FAMILIES)
-    @pytest.mark.parametrize("method", ["tile", "mean", "interpolate"])
+    @tiny.cross(method=["tile", "mean", "interpolate"], family=tiny.FAMILIES, strength=1)
     def test_rows_are_made_of_those_that_were_trained(self, family, method):
         model = tiny_checkpoints.stock(family)
         longer = extend(model, 50, 20, method)
@@ -107,12 +106,14 @@ class TestHeal:
             *position_parameters(student)
         }
 
+    @pytest.mark.slow
     def test_the_original_stays_as_it_is(self):
         original, student = self.student()
         before = {name: value.clone() for name, value in original.state_dict().items()}
         heal(student, original, windows(), windows(1), Healing(32, 64, max_steps=3))
         assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
 
+    @pytest.mark.slow
     def test_text_of_a_step_is_long_every_second_time(self):
         healing = Healing(32, 128, max_steps=3)
         lengths = [healing.draw(windows(), step)["input_ids"].shape[1] for step in range(40)]
@@ -127,6 +128,7 @@ class TestHeal:
             healing.draw(windows(), 4)["input_ids"][0, :16], healing.draw(windows(), 4, process=1)["input_ids"][0, :16]
         )
 
+    @pytest.mark.slow
     def test_minutes_end_it_too(self):
         original, student = self.student()
         history = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=0.01))
@@ -134,6 +136,7 @@ class TestHeal:
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
         assert Healing(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
 
+    @pytest.mark.slow
     def test_rates_rise_over_twenty_steps_and_fall_to_nothing(self, monkeypatch):
         rates = []
         one_step = healing._Run._step
@@ -170,7 +173,9 @@ class TestHeal:
         assert group["lr"] == group["highest"] == rate
         assert sum(len(g["params"]) for g in healing.parameter_groups(student, 0.003)) == len(names)
 
-    @pytest.mark.parametrize("steps, looked_at", [(3, 0), (49, 0), (60, 50)])
+    @pytest.mark.parametrize(
+        "steps, looked_at", [(3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((49, 0), (60, 50)))]
+    )
     def test_a_model_that_diverges_is_put_back(self, steps, looked_at, tmp_path, monkeypatch):
         """To where it was last looked at, or to its start: after `steps` of them the error is no number."""
         seen, errors = {}, itertools.count()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import tiny
 import torch
-from pairs import FAMILIES, PARAMETERS, beside, original, positionless, student_of, text, token_cosine
+from pairs import FAMILIES, PARAMETERS, beside, every_family, original, positionless, student_of, text, token_cosine
 from transformers import AutoModel
 
 from hf_posenc.conversion.checkpoints import make_student
@@ -45,8 +45,7 @@ def at_one_place(model, family: str) -> torch.Tensor:
     return outputs(model, family, position_ids=torch.full((3, 24), first))
 
 
-@pytest.mark.parametrize("trained_length", [None, 16])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiny.cross(trained_length=[None, 16], family=FAMILIES, strength=1)
 def test_the_mean_position_stays(family, trained_length, tmp_path):
     teacher = original(family)
     student = student_of(teacher, tmp_path, positionless(family))
@@ -57,8 +56,7 @@ def test_the_mean_position_stays(family, trained_length, tmp_path):
     torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("alike", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiny.cross(alike=[True, False], family=FAMILIES, strength=1)
 def test_the_word_that_begins_all_texts_has_the_first_position(family, alike, tmp_path):
     teacher = original(family)
     student = student_of(teacher, tmp_path, positionless(family))
@@ -76,7 +74,7 @@ def test_the_word_that_begins_all_texts_has_the_first_position(family, alike, tm
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_what_joins_absolute_is_left_alone(family, tmp_path):
     teacher = original(family)
     native = family_of(family).native_scheme
@@ -86,8 +84,7 @@ def test_what_joins_absolute_is_left_alone(family, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
 
 
-@pytest.mark.parametrize("layout", ["halves", "interleaved"])
-@pytest.mark.parametrize("family", FAMILIES)
+@tiny.cross(layout=["halves", "interleaved"], family=FAMILIES, strength=1)
 def test_rope_s_basis_changes_nothing_where_nothing_turns(family, layout, tmp_path):
     teacher = original(family)
     plain = student_of(teacher, tmp_path, positionless(family))
@@ -135,7 +132,7 @@ def test_rope_s_weakest_directions_turn_fastest():
     assert (strengths[0].diff() >= 0).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_alibi_s_heads_change_places_and_nothing_else(family, tmp_path):
     teacher = original(family)
     plain = student_of(teacher, tmp_path, positionless(family))
@@ -178,7 +175,7 @@ def plant(teacher, family: str, rows: torch.Tensor) -> None:
     table_rows(teacher, family_of(family)).copy_(rows)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_a_table_of_projected_sinusoids_is_found_again(family, tmp_path):
     teacher = original(family)
     length, width = table_rows(teacher, family_of(family)).shape
@@ -203,7 +200,7 @@ def test_the_base_is_the_one_that_the_table_was_made_with():
     assert fit_sinusoids(table, sines.flip(0)[:, :4], 200)[2] > 0.1
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_a_table_of_sinusoids_gives_their_amplitude(family, tmp_path):
     teacher = original(family)
     length, width = table_rows(teacher, family_of(family)).shape
@@ -213,7 +210,7 @@ def test_a_table_of_sinusoids_gives_their_amplitude(family, tmp_path):
     torch.testing.assert_close(outputs(student, family), outputs(teacher, family), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_tupe_starts_nearer_than_without_positions(family, tmp_path):
     """One layer, in which positions ask for positions as they do in the original."""
     teacher = original(family, num_hidden_layers=1)
@@ -224,7 +221,7 @@ def test_tupe_starts_nearer_than_without_positions(family, tmp_path):
     assert near < 0.9 * far
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_tupe_s_positions_score_what_is_missing(family, tmp_path):
     """Of the first layer, as far as a head's width allows: nothing is missing afterwards, counted from what [CLS] scores."""
     teacher = original(family, num_hidden_layers=1)
@@ -251,7 +248,7 @@ def test_tupe_s_positions_score_what_is_missing(family, tmp_path):
         assert nearest <= 1.5 * rest + 0.05 * one.norm()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_tupe_s_table_is_as_its_norm_leaves_it(family, tmp_path):
     """Rows of variance 1 give the same scores, and a step of an optimizer does not turn them around."""
     teacher = original(family)
@@ -297,8 +294,12 @@ def attention_difference(student, teacher, family: str) -> float:
 class TestOriginalsWithoutTheirTable:
     """Saved variants as originals: there may be a table, other vectors or nothing in the words, and schemes that stay."""
 
-    @pytest.mark.parametrize("after", ["absolute", "sinusoidal", "rope", "t5+alibi"])
-    @pytest.mark.parametrize("before", [name for name in PARAMETERS if name != "t5"])
+    @tiny.cross(
+        before=[name for name in PARAMETERS if name != "t5"],
+        after=["absolute", "sinusoidal", "rope", "t5+alibi"],
+        where=lambda before, after: after == "absolute" or before in ("deberta", "relative"),
+        rest=pytest.mark.slow,
+    )
     def test_nothing_joins_words_that_nothing_joined(self, before, after):
         teacher = tiny.build(before)
         student, plain = (make_student(teacher, scheme, {}) for scheme in (after, "none"))
@@ -308,8 +309,7 @@ class TestOriginalsWithoutTheirTable:
         of_words = outputs if after in ("absolute", "sinusoidal") else at_one_place
         torch.testing.assert_close(of_words(student, "bert"), of_words(plain, "bert"), atol=1e-4, rtol=1e-4)
 
-    @pytest.mark.parametrize("combine", ["add", "concat"])
-    @pytest.mark.parametrize("family", FAMILIES)
+    @tiny.cross(combine=["add", "concat"], family=FAMILIES, strength=1)
     def test_sinusoids_become_the_rows_of_a_table(self, combine, family):
         teacher = tiny.build("sinusoidal", family, position_combine=combine)
         student = make_student(teacher, "absolute", {"position_combine": "add"})

@@ -51,6 +51,7 @@ def sentences(tmp_path):
     return tmp_path / "sentences"
 
 
+@pytest.mark.slow
 class TestSentenceTransformers:
     def test_a_folder_comes_out_whole_and_reads_further(self, sentences, words, tmp_path):
         from sentence_transformers import SentenceTransformer
@@ -124,6 +125,7 @@ def test_onnx_computes_what_the_model_computes(checkpoint, words, tmp_path):
         assert (torch.from_numpy(found) - expected)[mask.bool()].abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_numbers_are_saved_as_they_were(checkpoint, words, tmp_path):
     half = AutoModel.from_pretrained(checkpoint, dtype=torch.bfloat16)
     half.save_pretrained(checkpoint)
@@ -162,6 +164,7 @@ class TestNothingHalfWritten:
         with pytest.raises(OSError, match="cannot be made|cannot be written"):
             convert(checkpoint, "t5", text=words, output=Path("/proc/nowhere/out"))
 
+    @pytest.mark.slow
     def test_a_link_to_an_empty_folder_is_followed(self, checkpoint, words, tmp_path):
         (tmp_path / "disk" / "real").mkdir(parents=True)
         (tmp_path / "out").symlink_to("disk/real")
@@ -210,6 +213,7 @@ class TestNothingHalfWritten:
         assert AutoModel.from_pretrained(whole).config.position_scheme == "t5"
         assert (whole / "conversion.json").is_file()
 
+    @pytest.mark.slow
     def test_what_was_healed_stays_when_it_cannot_be_written(self, checkpoint, words, tmp_path, monkeypatch):
         def full(*_, **__):
             raise OSError(28, "No space left on device")
@@ -237,6 +241,7 @@ class TestNothingHalfWritten:
         assert not [*tmp_path.glob("*out*")]
 
     @pytest.mark.parametrize("steps", [3, 60])
+    @pytest.mark.slow
     def test_training_that_diverges(self, steps, checkpoint, words, tmp_path, monkeypatch, capsys):
         errors = itertools.count()
 

@@ -4,13 +4,14 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-import datasets
 import pytest
 from transformers.utils import logging
 
 
 @pytest.fixture(autouse=True, scope="session")
 def data_sets_are_cached_in_a_temporary_folder(tmp_path_factory):
+    import datasets
+
     before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
     datasets.disable_progress_bars()

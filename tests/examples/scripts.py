@@ -1,18 +1,23 @@
 """Small checkpoints and files for the scripts of examples/, and the scripts in a process of their own."""
 
+import io
 import json
+import logging
 import os
 import re
-import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from distributed_worker import loopback
 from fresh_process import ROOT
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertConfig, BertModel, BertTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -76,16 +81,20 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run_script(script: str, *arguments: str | Path | float, cache: Path) -> subprocess.CompletedProcess:
-    """A script in a process of its own, to its end."""
-    return subprocess.run(
-        command(script, *arguments),
-        env=environment(cache),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def run_here(script: ModuleType, *arguments: object) -> str:
+    """The `main` of a script with a command line, in this process and to its end; returns what it says on stderr and warns of."""
+    before, said = transformers_logging.get_verbosity(), io.StringIO()
+    handler = logging.StreamHandler(said)
+    logging.getLogger().addHandler(handler)
+    try:
+        with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+            patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, arguments), *QUIET])
+            script.main()
+    finally:
+        logging.getLogger().removeHandler(handler)
+        transformers_logging.set_verbosity(before)
+        transformers_logging.enable_progress_bar()
+    return said.getvalue()
 
 
 def results(folder: Path, prefix: str | tuple[str, ...] = ("eval_", "predict_")) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def punctuation(text, tmp_path) -> tuple[Path, list]:
     return folder, options
 
 
+@pytest.mark.slow
 def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(punctuation, text, run_main, capsys):
     folder, options = punctuation
     options += [
@@ -75,6 +76,7 @@ def test_punctuation_from_a_checkpoint_goes_on_where_it_was_stopped(punctuation,
         run_main(compare_schemes, *options, "--seeds", "1", "--learning_rate", "1e-5")
 
 
+@pytest.mark.slow
 def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tmp_path, run_main):
     options = [
         "--task",
@@ -173,6 +175,7 @@ def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuatio
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, tmp_path):
     """Absolute positions asked for twice, under another flag that changes nothing, come to the same numbers."""
     checkpoint = save_checkpoint(tmp_path / "checkpoint", text.read_text())

@@ -80,6 +80,7 @@ def test_the_same_seed_gives_the_same_documents(checkpoint):
     assert first == second != other
 
 
+@pytest.mark.slow
 def test_models_are_what_their_names_say(options, text, checkpoint, tmp_path):
     """Their scheme, the rows of their table, what they read, and that new position parameters are zero."""
     convert(str(checkpoint), "t5", output=tmp_path / "t5", text=[text], trained_length=32, train="none")
@@ -150,6 +151,7 @@ def test_the_head_starts_as_prototypes(checkpoint):
     torch.testing.assert_close(model.head(vectors.mean(dim=0)), torch.zeros(3), atol=0.1, rtol=0)
 
 
+@pytest.mark.slow
 def test_all_models_are_trained_and_tested_and_none_twice(options, text, checkpoint, tmp_path, run_main, capsys):
     for scheme in ("t5", "absolute+t5"):
         convert(

@@ -8,6 +8,7 @@ import re
 import long_documents
 import long_texts
 import pytest
+import tiny
 import torch
 from long_documents import Encoder, Reading, Score, chunks, interval, ndcg, truncated, whole
 from long_prose import prose
@@ -74,8 +75,7 @@ def test_scores_of_one_document_are_drawn_together():
     assert apart[1] - apart[0] < 0.6 * (alone[1] - alone[0])
 
 
-@pytest.mark.parametrize("length", [3, 9, 32, 33, 102, 256])
-@pytest.mark.parametrize("size", [10, 13, 32, 64])
+@tiny.cross(length=[3, 9, 32, 33, 102, 256], size=[10, 13, 32, 64], strength=1)
 def test_chunks_are_as_few_and_as_equal_as_can_be(length, size):
     document = [*range(length)]
     pieces = chunks(document, size)
@@ -86,8 +86,7 @@ def test_chunks_are_as_few_and_as_equal_as_can_be(length, size):
     assert len(pieces) == math.ceil((length - 2) / (size - 2))
 
 
-@pytest.mark.parametrize("length", [11, 33, 102, 256])
-@pytest.mark.parametrize("size", [10, 12, 13, 32])
+@tiny.cross(length=[11, 33, 102, 256], size=[10, 12, 13, 32], strength=1)
 def test_overlapping_chunks_begin_in_the_middle_of_the_one_before(length, size):
     document = [*range(length)]
     pieces = chunks(document, size, overlap=True)
@@ -217,6 +216,7 @@ def test_all_methods_from_nothing_and_on_from_where_it_was_stopped(options, tmp_
         run_main(long_documents, *options, "--candidates", "7")
 
 
+@pytest.mark.slow
 def test_conversions_learn_from_no_text_that_is_tested_or_chosen_with(options, texts, tmp_path, run_main):
     run_main(long_documents, *options, "--methods", "t5", "--tasks", "passkey")
     learned = "".join(file.read_text() for file in (tmp_path / "out" / "learned").iterdir())

@@ -183,6 +183,7 @@ def test_nothing_is_read_from_the_hub(finished):
     assert not (finished[1] / "connections").exists(), (finished[1] / "connections").read_text()
 
 
+@pytest.mark.slow
 def test_connections_would_be_noticed(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.format(log=str(tmp_path / "connections")))
     code = "import socket\ntry: socket.create_connection(('127.0.0.1', 9), timeout=1)\nexcept OSError: pass"
@@ -215,6 +216,7 @@ def test_mistakes_end_in_one_clear_message(checkpoint, text_file, arguments, mes
     assert message in str(stopped.value)
 
 
+@pytest.mark.slow
 def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_file, tmp_path, monkeypatch):
     seen: dict[str, list] = {}
     heads = []
@@ -248,6 +250,7 @@ def test_all_schemes_see_the_same_batches_from_the_same_start(checkpoint, text_f
     assert torch.equal(heads[0], heads[1]) and torch.equal(heads[0], heads[2])
 
 
+@pytest.mark.slow
 def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_path, monkeypatch):
     class Forgetful(quickstart.ScriptTrainer):
         def save_model(self, *args, **kwargs):
@@ -266,6 +269,7 @@ def test_a_variant_that_changes_on_disk_is_noticed(checkpoint, text_file, tmp_pa
         quickstart.fine_tune(str(checkpoint), config, training, data)
 
 
+@pytest.mark.slow
 def test_each_variants_tokenizer_reads_as_far_as_its_model(checkpoint, text_file, tmp_path):
     """The checkpoint's tokenizer has no limit; its table of absolute positions ends at 64 tokens."""
     training = PositionTrainingArguments(output_dir=str(tmp_path), max_steps=1, save_strategy="no", disable_tqdm=True)
@@ -347,6 +351,7 @@ def test_without_a_scheme_it_is_one_that_reads_on(checkpoint, text_file, run_mai
     assert config("--position_scheme", "rope").position_scheme == "rope"
 
 
+@pytest.mark.slow
 def test_long_windows_are_cut_from_held_out_text_and_measured_as_they_are(checkpoint, text_file, tmp_path):
     arguments = quickstart.QuickstartArguments(str(checkpoint), str(text_file), window=24, long_window=100)
     data = quickstart.load_data(arguments, str(checkpoint))
@@ -369,11 +374,10 @@ def test_long_windows_are_cut_from_held_out_text_and_measured_as_they_are(checkp
 
 @pytest.mark.slow
 def test_with_its_defaults_order_is_worth_having_and_more_is_read_than_the_table(tmp_path):
-    process = run("--output_dir", tmp_path, "--disable_tqdm", "true")
+    # Without the stock model, which is a third of the time and learns nothing of the package.
+    process = run("--output_dir", tmp_path, "--disable_tqdm", "true", "--compare_with", "none")
     assert process.returncode == 0, process.stderr
     scores = table(process.stdout)
-    assert list(scores) == ["stock", "t5", "none"]
-    assert float(scores["stock"][2]) >= 0.45 and float(scores["t5"][2]) >= 0.40
-    assert float(scores["none"][2]) <= 0.20
-    assert scores["stock"][3] == "cannot, ends at 512"
+    assert list(scores) == ["t5", "none"]
+    assert float(scores["t5"][2]) >= 0.40 and float(scores["none"][2]) <= 0.20
     assert float(scores["t5"][3]) > float(scores["none"][3]) + 0.1

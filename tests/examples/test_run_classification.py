@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import run_classification
 import run_classification_no_trainer
+import tiny
 from arguments import ModelArguments, PositionArguments
 from run_classification import GLUE, ClassificationArguments, measure_classes, measure_numbers
-from scipy.stats import pearsonr, spearmanr
-from scripts import command, environment, results, run_script, save_checkpoint, tokens_kept
-from sklearn.metrics import f1_score, matthews_corrcoef
+from scripts import command, environment, results, run_here, save_checkpoint, tokens_kept
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction, pipeline
 
 
@@ -64,8 +63,8 @@ TRAINING = ("--learning_rate", "3e-3", "--position_learning_rate", "0.05", "--pe
 
 
 @pytest.fixture(scope="module")
-def finished(files, checkpoint, tmp_path_factory) -> tuple[subprocess.CompletedProcess, Path, list]:
-    """A run to its end, its folder, and its command line."""
+def finished(files, checkpoint, tmp_path_factory) -> tuple[Path, list]:
+    """The folder of a run to its end, and its command line."""
     folder = tmp_path_factory.mktemp("finished")
     arguments = [*of_files(files, checkpoint), *TRAINING, "--position_scheme", "absolute+deberta"]
     arguments += [
@@ -86,13 +85,12 @@ def finished(files, checkpoint, tmp_path_factory) -> tuple[subprocess.CompletedP
         "--output_dir",
         folder / "run",
     ]
-    process = run_script("run_classification.py", *arguments, cache=folder)
-    assert process.returncode == 0, process.stderr
-    return process, folder / "run", arguments
+    run_here(run_classification, *arguments)
+    return folder / "run", arguments
 
 
 def test_a_run_trains_evaluates_predicts_and_saves_the_variant(finished, files):
-    _, folder, _ = finished
+    folder, _ = finished
     scores = results(folder)
     assert scores["eval_samples"] == 24 and scores["predict_samples"] == 12
     for prefix in ("eval", "predict"):
@@ -110,7 +108,7 @@ def test_a_run_trains_evaluates_predicts_and_saves_the_variant(finished, files):
 
 
 def test_predictions_are_those_of_the_saved_model(finished, files):
-    _, folder, _ = finished
+    folder, _ = finished
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = [line.split("\t") for line in (files / "test.tsv").read_text().splitlines()]
@@ -124,7 +122,7 @@ def test_predictions_are_those_of_the_saved_model(finished, files):
 
 
 def test_the_model_that_is_kept_is_the_best_one(finished):
-    _, folder, _ = finished
+    folder, _ = finished
     state = json.loads((folder / "trainer_state.json").read_text())
     scores = [entry["eval_combined_score"] for entry in state["log_history"] if "eval_combined_score" in entry]
     assert len(scores) >= 3 and state["best_metric"] == max(scores)
@@ -132,7 +130,7 @@ def test_the_model_that_is_kept_is_the_best_one(finished):
 
 
 def test_a_finished_run_called_again_only_evaluates(finished, run_main, capsys):
-    _, folder, arguments = finished
+    folder, arguments = finished
     before = results(folder, ("eval_", "predict_", "train_", "epoch"))
     weights = (folder / "model.safetensors").stat().st_mtime_ns
     run_main(run_classification, *arguments, "--disable_tqdm", "true", "--use_cpu", "true")
@@ -142,7 +140,7 @@ def test_a_finished_run_called_again_only_evaluates(finished, run_main, capsys):
 
 
 def test_other_settings_in_the_same_folder_are_refused(finished, mistake):
-    _, folder, arguments = finished
+    folder, arguments = finished
     said = mistake(
         run_classification, *arguments, "--use_cpu", "true", "--learning_rate", "1e-3", "--max_train_samples", "9"
     )
@@ -150,6 +148,7 @@ def test_other_settings_in_the_same_folder_are_refused(finished, mistake):
     assert "max_train_samples is None there and 9 here; learning_rate is 0.003 there and 0.001 here" in said
 
 
+@pytest.mark.slow
 def test_pipelines_read_what_was_trained_and_no_less(files, checkpoint, tmp_path, run_main, transformers_said):
     """The checkpoint's tokenizer cuts at 64 tokens, where its table of positions ends."""
     arguments = [*of_files(files, checkpoint), *TRAINING, "--do_train", "--disable_tqdm", "true", "--use_cpu", "true"]
@@ -227,8 +226,9 @@ def test_a_killed_run_goes_on_to_the_very_same_result(files, checkpoint, tmp_pat
     assert len({*losses}) == len(losses) > 4, "what is learned should show"
 
 
+@pytest.mark.slow
 def test_a_saved_variant_keeps_its_scheme_and_its_classes_when_it_is_evaluated(finished, files, tmp_path, run_main):
-    _, folder, _ = finished
+    folder, _ = finished
     arguments = ["--model_name_or_path", folder, "--column_names", "source", "label", "mark", "sentence"]
     arguments += ["--validation_file", files / "dev.tsv", "--metric", "matthews_correlation", "accuracy"]
     run_main(run_classification, *arguments, "--do_eval", "--output_dir", tmp_path, "--use_cpu", "true")
@@ -236,7 +236,15 @@ def test_a_saved_variant_keeps_its_scheme_and_its_classes_when_it_is_evaluated(f
     assert results(tmp_path) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["pairs in json", "numbers in csv", "a header in tsv", "a folder as a data set"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "pairs in json",
+        "numbers in csv",
+        pytest.param("a header in tsv", marks=pytest.mark.slow),
+        pytest.param("a folder as a data set", marks=pytest.mark.slow),
+    ],
+)
 def test_other_forms_of_data(kind, checkpoint, tmp_path, run_main):
     generator = random.Random(1)
     rows = [sentence(generator) for _ in range(16)]
@@ -273,7 +281,11 @@ def test_other_forms_of_data(kind, checkpoint, tmp_path, run_main):
     assert (config.id2label[0] == "class 0") == (kind == "pairs in json")
 
 
-@pytest.mark.parametrize("task", GLUE)
+# The rest differ in names alone: their columns, classes and metrics.
+@pytest.mark.parametrize(
+    "task", [pytest.param(name, marks=() if name == "mrpc" else pytest.mark.slow) for name in GLUE]
+)
+@pytest.mark.slow
 def test_glue_tasks_are_measured_as_glue_measures_them(task, checkpoint, tmp_path, monkeypatch, run_main):
     of_task = GLUE[task]
     generator = random.Random(2)
@@ -317,6 +329,9 @@ def test_glue_tasks_are_measured_as_glue_measures_them(task, checkpoint, tmp_pat
 
 
 def test_scores_are_those_of_scikit_learn_and_scipy():
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
     generator = np.random.default_rng(0)
     logits, labels = generator.normal(size=(60, 3)), generator.integers(3, size=60)
     scores = measure_classes(["f1", "matthews_correlation"], 3)(EvalPrediction(logits, labels))
@@ -337,8 +352,8 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
 def test_a_stock_checkpoint_gets_the_default_scheme_and_a_variant_keeps_its_own(checkpoint, finished):
     nothing = PositionArguments(position_scheme=None)
     assert ModelArguments(str(checkpoint)).load_config(nothing).position_scheme == PositionArguments.position_scheme
-    assert ModelArguments(str(finished[1])).load_config(nothing).position_scheme == "absolute+deberta"
-    assert ModelArguments(str(finished[1])).load_config(PositionArguments("t5")).position_scheme == "t5"
+    assert ModelArguments(str(finished[0])).load_config(nothing).position_scheme == "absolute+deberta"
+    assert ModelArguments(str(finished[0])).load_config(PositionArguments("t5")).position_scheme == "t5"
 
 
 def test_arguments_can_come_from_a_json_file(files, checkpoint, tmp_path, run_main):
@@ -431,22 +446,19 @@ def test_choices_are_checked_by_the_command_line(arguments, checkpoint, run_main
     assert stopped.value.code.startswith(f"error: {' '.join(arguments)}: must be one of ")
 
 
-@pytest.mark.parametrize("script", [run_classification, run_classification_no_trainer])
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--task_name mrcp", "--task_name mrcp: must be one of .*; did you mean mrpc\\?"),
-        ("--position_schme t5", "unknown argument --position_schme; did you mean --position_scheme\\?"),
-        ("--learning_rat 1", "unknown argument --learning_rat; did you mean --learning_rate\\?"),
-        ("--zzzzzzzz 1", "unknown argument --zzzzzzzz; --help lists all"),
-        ("cola", "unexpected 'cola'; arguments are given as --name value"),
-        ("--output_dir /proc/nowhere", "--output_dir /proc/nowhere: nothing can be written to /proc .*"),
-    ],
-)
-def test_a_mistaken_command_line_is_told_in_one_line(
-    script, arguments, message, checkpoint, tmp_path, run_main, capsys
-):
-    wrong = arguments.split()
+MISTAKEN = {
+    "--task_name mrcp": "--task_name mrcp: must be one of .*; did you mean mrpc\\?",
+    "--position_schme t5": "unknown argument --position_schme; did you mean --position_scheme\\?",
+    "--learning_rat 1": "unknown argument --learning_rat; did you mean --learning_rate\\?",
+    "--zzzzzzzz 1": "unknown argument --zzzzzzzz; --help lists all",
+    "cola": "unexpected 'cola'; arguments are given as --name value",
+    "--output_dir /proc/nowhere": "--output_dir /proc/nowhere: nothing can be written to /proc .*",
+}
+
+
+@tiny.cross(script=[run_classification, run_classification_no_trainer], arguments=MISTAKEN, strength=1)
+def test_a_mistaken_command_line_is_told_in_one_line(script, arguments, checkpoint, tmp_path, run_main, capsys):
+    message, wrong = MISTAKEN[arguments], arguments.split()
     if "--output_dir" not in wrong:
         wrong += ["--output_dir", tmp_path]
     with pytest.raises(SystemExit) as stopped:

@@ -118,6 +118,7 @@ def kill_at_the_checkpoint(number: int, command: list[str], cache: Path, checkpo
     process.wait()
 
 
+@pytest.mark.slow
 def test_the_tokenizer_reads_as_much_as_in_training(folder, tmp_path, run_main):
     options = ["--position_scheme", "rope", "--position_learning_rate", "0", "--num_train_epochs", "1"]
     options += ["--max_seq_length", "300", "--max_train_samples", "8"]

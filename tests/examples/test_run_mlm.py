@@ -14,7 +14,7 @@ import run_mlm
 import torch
 from datasets import Dataset, IterableDataset
 from run_mlm import IGNORED, LanguageModelArguments, Masking, NewMasks, encode, mask_for_evaluation, score_tokens
-from scripts import results, run_script, save_checkpoint, tokens_kept
+from scripts import results, run_here, save_checkpoint, tokens_kept
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, EvalPrediction
 
@@ -65,10 +65,7 @@ def finished(files, checkpoint, tmp_path_factory) -> Path:
     sizes = "hidden_size=32,num_hidden_layers=2,num_attention_heads=4,intermediate_size=64,hidden_act=relu"
     arguments = ["--model_type", "roberta", "--tokenizer_name", checkpoint, "--config_overrides", sizes]
     arguments += ["--position_scheme", "tupe+alibi", "--max_seq_length", "150", "--num_train_epochs", "3"]
-    process = run_script(
-        "run_mlm.py", *of_files(files), *arguments, *STAGES, "--output_dir", folder / "run", cache=folder
-    )
-    assert process.returncode == 0, process.stderr
+    run_here(run_mlm, *of_files(files), *arguments, *STAGES, "--output_dir", folder / "run")
     return folder / "run"
 
 
@@ -226,6 +223,7 @@ def stop_after(step: int, folder: Path) -> None:
     (folder / "run_settings.json").write_text(json.dumps({**record, "finished": False}))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_sees_the_same_masks(files, checkpoint, tmp_path, run_main, capsys):
     arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "absolute+t5", "--max_seq_length", "24"]
     arguments += [*of_files(files), *STAGES, "--num_train_epochs", "3", "--position_learning_rate", "0.05"]
@@ -243,7 +241,7 @@ def test_a_run_that_goes_on_sees_the_same_masks(files, checkpoint, tmp_path, run
     assert tokens_kept(tmp_path) == {64}, "what the model reads, though training read less"
 
 
-@pytest.mark.parametrize("ending", ["txt", "jsonl"])
+@pytest.mark.parametrize("ending", ["txt", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_streams_are_trained_on_for_as_long_as_is_asked(ending, files, checkpoint, tmp_path, run_main, monkeypatch):
     seen = []
     trainer = run_mlm.ScriptTrainer
@@ -268,6 +266,7 @@ def test_streams_are_trained_on_for_as_long_as_is_asked(ending, files, checkpoin
     assert sum(map(len, first)) == sum(map(len, in_order["input_ids"]))
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_cut_longer_than_before_is_read_as_long(files, checkpoint, tmp_path, run_main):
     """Texts are cut while the model is trained and saved."""
     arguments = ["--model_name_or_path", checkpoint, "--position_scheme", "alibi", "--streaming", "--line_by_line"]

@@ -10,7 +10,7 @@ import run_token_classification
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
 from labels import Classes
 from run_token_classification import TokenClassificationArguments, label_tokens, measure_tags, read_sentences, tokenize
-from scripts import results, run_script, save_checkpoint, tokens_kept
+from scripts import results, run_here, save_checkpoint, tokens_kept
 from transformers import AutoConfig, AutoTokenizer, EvalPrediction
 
 
@@ -64,9 +64,8 @@ def finished(checkpoint, sentences, tmp_path_factory) -> Path:
     arguments += ["--train_file", folder / "train.conll", "--validation_file", folder / "dev.conll"]
     arguments += ["--test_file", folder / "test.conll", "--max_seq_length", "32", "--output_dir", folder / "run"]
     stages = ["--do_train", "--do_eval", "--do_predict", "--num_train_epochs", "3", "--learning_rate", "3e-3"]
-    process = run_script("run_token_classification.py", *arguments, *stages, cache=folder)
-    assert process.returncode == 0, process.stderr
-    assert "warning: 2 sentences of the test data lose words at 32 tokens" in process.stderr
+    said = run_here(run_token_classification, *arguments, *stages)
+    assert "warning: 2 sentences of the test data lose words at 32 tokens" in said
     return folder / "run"
 
 

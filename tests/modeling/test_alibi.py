@@ -14,6 +14,9 @@ from hf_posenc.modeling.alibi import alibi_slopes
 from hf_posenc.modeling.attention import score_bias
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 TOLERANCE = 1e-5
 HEADS = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 31, 33, 40]
 
@@ -74,7 +77,7 @@ def loops(attention: nn.Module, hidden_states: torch.Tensor, positions: torch.Te
 
 
 @pytest.mark.parametrize("position_ids", [None, [[0, 1, 2, 0, 1], [3, 3, 90, 7, -4]]], ids=["slots", "packed and odd"])
-def test_scores_equal_the_formula_in_loops(position_ids):
+def test_scores_equal_the_formula_in_loops(position_ids, path):
     model = tiny.build("alibi").double()
     inputs = tiny.inputs(batch=2, length=5, padding=None)
     positions = torch.arange(5).expand(2, 5)
@@ -99,7 +102,7 @@ def stock_twin(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["slots", "position_ids"])
-def test_backends_agree(given):
+def test_backends_agree(given, path):
     model = tiny.build("alibi")
     inputs = tiny.inputs(length=9, padding="left")
     if given:

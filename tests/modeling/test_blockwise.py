@@ -27,21 +27,21 @@ BLOCKS = {
 }
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(sizes, id=name, marks=[] if name == "at length" else pytest.mark.slow)
-        for name, sizes in BLOCKS.items()
-    ],
-    autouse=True,
-)
-def blocks(request, monkeypatch):
+@pytest.fixture
+def block_sizes(blocks, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
-    rows, *_ = request.param
-    for name, value in zip(("ROWS", "KEYS", "KERNEL_ROWS", "MANY_KEYS", "KEPT_PAIRS"), request.param, strict=True):
+    for name, value in zip(("ROWS", "KEYS", "KERNEL_ROWS", "MANY_KEYS", "KEPT_PAIRS"), BLOCKS[blocks], strict=True):
         monkeypatch.setattr(strategies, name, value)
-    if rows < 64:  # two heads, two, and one
+    if strategies.ROWS < 64:  # two heads, two, and one
         for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
             monkeypatch.setattr(strategies, name, value)
+
+
+pytestmark = pytest.mark.usefixtures("block_sizes")
+in_all_blocks = pytest.mark.parametrize(
+    "blocks", [name if name == "at length" else pytest.param(name, marks=pytest.mark.slow) for name in BLOCKS]
+)
+at_length = pytest.mark.parametrize("blocks", ["at length"])
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -175,31 +175,28 @@ def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> No
     assert (written_out(content_query, query, key, value, nothing, mask, 0.4) - expected[0]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", KINDS)
+@tiny.cross(kind=KINDS, mask=MASKS, blocks=BLOCKS)
 def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
     compare(kind, mask, 17, 17)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "mask, query_length, key_length",
-    [("right padding", 9, 21), ("none", 1, 21), ("left padding, per key", 1, 40), ("none", 61, 77)],
+@tiny.cross(
+    kind=KINDS,
+    sizes=[("right padding", 9, 21), ("none", 1, 21), ("left padding, per key", 1, 40), ("none", 61, 77)],
+    blocks=BLOCKS,
 )
-def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind, mask, query_length, key_length):
-    compare(kind, mask, query_length, key_length)
+def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind, sizes):
+    compare(kind, *sizes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("mask", ["right padding", "left padding, per key"])
+@tiny.cross(kind=KINDS, mask=["right padding", "left padding, per key"], blocks=BLOCKS)
 def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
     compare(kind, mask, 61, 61)
 
 
-@pytest.mark.parametrize("kind", ["both tables", "values", "shared ends"])
-@pytest.mark.parametrize(
-    "mask, query_length, key_length",
-    [
+@tiny.cross(
+    kind=["both tables", "values", "shared ends"],
+    sizes=[
         ("none", 160, 160),
         ("left padding, per key", 163, 163),
         ("right padding", 90, 171),
@@ -208,9 +205,12 @@ def test_ranges_of_keys_and_last_blocks_of_any_size(kind, mask):
         ("additive", 160, 160),
         ("right padding", 1, 150),
     ],
+    blocks=BLOCKS,
+    rest=pytest.mark.slow,
 )
-def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, mask, query_length, key_length, monkeypatch):
+def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, sizes, monkeypatch):
     tables, clipped = [], []
+    mask, query_length, key_length = sizes
     attend = passes.ForwardPass._attend_to_clipped_keys
 
     class Recorded(block_terms.Table):
@@ -233,6 +233,7 @@ def test_distances_that_share_vectors_need_no_rows_of_their_own(kind, mask, quer
         assert all(table.distances < 90 for table in tables)
 
 
+@in_all_blocks
 def test_causal_without_a_mask_is_causal():
     torch.manual_seed(0)
     terms = make_terms("everything", 40, 40)
@@ -248,8 +249,7 @@ def test_causal_without_a_mask_is_causal():
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
 
 
-@pytest.mark.parametrize("mask_kind", ["left padding, per key", "holes"])
-@pytest.mark.parametrize("kind", KINDS)
+@tiny.cross(kind=KINDS, mask_kind=["left padding, per key", "holes"], blocks=BLOCKS, rest=pytest.mark.slow)
 def test_gradients_with_dropout_are_those_of_what_was_computed(kind, mask_kind):
     torch.manual_seed(0)
     terms, mask = make_terms(kind, 17, 17), make_mask(mask_kind, 17, 17)
@@ -265,8 +265,7 @@ def test_gradients_with_dropout_are_those_of_what_was_computed(kind, mask_kind):
     assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
 
 
-@pytest.mark.parametrize("mask_kind", ["left padding, per key", "holes"])
-@pytest.mark.parametrize("kind", KINDS)
+@tiny.cross(kind=KINDS, mask_kind=["left padding, per key", "holes"], blocks=BLOCKS, rest=pytest.mark.slow)
 def test_kept_weights_are_those_that_would_be_computed_again(kind, mask_kind, monkeypatch):
     torch.manual_seed(0)
     terms, mask = make_terms(kind, 17, 17), make_mask(mask_kind, 17, 17)
@@ -287,6 +286,8 @@ def test_kept_weights_are_those_that_would_be_computed_again(kind, mask_kind, mo
         torch.testing.assert_close(given, again, rtol=0, atol=1e-12)
 
 
+@in_all_blocks
+@pytest.mark.slow
 def test_far_keys_whose_distances_share_vectors_are_dropped_too():
     torch.manual_seed(0)
     terms = make_terms("shared ends", 160, 160)
@@ -305,7 +306,7 @@ def test_far_keys_whose_distances_share_vectors_are_dropped_too():
     assert torch.autograd.gradcheck(lambda step: (attend(step) * upstream).sum(), step)
 
 
-@pytest.mark.parametrize("other", range(3), ids=["query", "key", "value"])
+@tiny.cross(other=range(3), blocks=BLOCKS, rest=pytest.mark.slow)
 def test_vectors_may_lie_in_memory_in_any_way(other):
     torch.manual_seed(0)
     terms = make_terms("shared ends", 160, 160)
@@ -315,6 +316,7 @@ def test_vectors_may_lie_in_memory_in_any_way(other):
     torch.testing.assert_close(blockwise_attention(inputs[0], *inputs, terms, None, 0.4, 0.0), expected)
 
 
+@at_length
 def test_dropout_drops_as_many_weights_as_it_should_and_keeps_the_mean():
     torch.manual_seed(0)
     length = 50
@@ -330,6 +332,7 @@ def test_dropout_drops_as_many_weights_as_it_should_and_keeps_the_mean():
     assert (other == 0).ne(weights == 0).any()
 
 
+@in_all_blocks
 def test_where_every_weight_is_dropped_nothing_is_left():
     terms = make_terms("both tables", 6, 6)
     query, key, value = (random(1, HEADS, 6, HEAD_DIM) for _ in range(3))
@@ -338,6 +341,7 @@ def test_where_every_weight_is_dropped_nothing_is_left():
     assert not any(gradient.any() for gradient in torch.autograd.grad(output.sum(), [query, key, value]))
 
 
+@in_all_blocks
 def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with():
     """Losses are means over thousands of numbers, so gradients are small before the weights make them smaller."""
     torch.manual_seed(0)
@@ -365,6 +369,7 @@ def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with():
     assert any(slow["softmax"]) and slow["products"] and not any(slow["products"])
 
 
+@at_length
 def test_a_gradient_of_a_gradient_is_refused():
     terms = make_terms("bias", 4, 4)
     query, key, value = (random(1, HEADS, 4, HEAD_DIM) for _ in range(3))
@@ -373,6 +378,7 @@ def test_a_gradient_of_a_gradient_is_refused():
         torch.autograd.grad(output.sum(), query, create_graph=True)
 
 
+@at_length
 @pytest.mark.parametrize("scheme", tiny.schemes_with_terms())
 def test_short_sequences_by_whole_matrices_give_the_same(scheme, monkeypatch):
     model = tiny.build(scheme).double()

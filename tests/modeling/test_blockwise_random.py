@@ -1,4 +1,4 @@
-"""Attention in blocks with random terms, masks and lengths, against the formula written out. Seeded; about a minute."""
+"""Attention in blocks with random terms, masks and lengths, against the formula written out. Seeded."""
 
 import random
 
@@ -86,7 +86,6 @@ def check(seed: int, lengths: list[int]) -> None:
         torch.testing.assert_close(own, expected, rtol=1e-10, atol=1e-9, msg=lambda text: f"seed {seed}: {text}")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 120, 20))
 def test_random_cases_around_the_edges_of_blocks(first):
     for seed in range(first, first + 20):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from tiny import CACHE, SIZES, build, inputs
+from tiny import CACHE, SIZES, build, cross, inputs
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
@@ -12,12 +12,16 @@ from hf_posenc.modeling.cached_positions import PositionCacheLayer
 from hf_posenc.modeling.schemes import SCHEMES
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 COMPOSITES = ["absolute+relative", "alibi+rope", "tupe+t5", "absolute+tupe", "sinusoidal+tupe"]
 TOLERANCE = 2e-5  # on logits of standard deviation 1
 LENGTH = 12
 
-every_scheme = pytest.mark.parametrize("scheme", [*SCHEMES, *COMPOSITES])
-families = pytest.mark.parametrize("family", ["bert", "roberta"])
+EVERY_SCHEME = [*SCHEMES, *COMPOSITES]
+FAMILIES = ["bert", "roberta"]
+every_scheme = pytest.mark.parametrize("scheme", EVERY_SCHEME)
 
 
 def decoder(scheme: str, family: str = "bert", **overrides) -> torch.nn.Module:
@@ -64,10 +68,13 @@ def assert_ids_matter(model, batch: dict, position_ids) -> None:
         assert difference.abs().max() > 100 * TOLERANCE
 
 
-@families
-@every_scheme
-@pytest.mark.parametrize("lengths", [[1] * LENGTH, [5, 1, 4, 2]], ids=["token by token", "in pieces"])
-@pytest.mark.parametrize("kind", ["dynamic", "lazy", "static"])
+@cross(
+    scheme=EVERY_SCHEME,
+    family=FAMILIES,
+    lengths=[[1] * LENGTH, [5, 1, 4, 2]],
+    kind=["dynamic", "lazy", "static"],
+    rest=pytest.mark.slow,
+)
 def test_position_ids_are_obeyed_through_a_cache(scheme, family, lengths, kind):
     model, batch = decoder(scheme, family), inputs(padding=None, family=family)
     position_ids = uneven(model)
@@ -81,8 +88,7 @@ def test_position_ids_are_obeyed_through_a_cache(scheme, family, lengths, kind):
     torch.testing.assert_close(found, at_once(model, batch, position_ids), atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@every_scheme
+@cross(scheme=EVERY_SCHEME, kind=["dynamic", "static"], strength=1)
 def test_pieces_with_and_without_position_ids_may_follow_each_other(scheme, kind):
     model, batch = decoder(scheme), inputs(padding=None)
     cache = DynamicCache() if kind == "dynamic" else StaticCache(model.config, max_cache_len=20)
@@ -99,8 +105,7 @@ def test_pieces_with_and_without_position_ids_may_follow_each_other(scheme, kind
     torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=TOLERANCE, rtol=0)
 
 
-@families
-@every_scheme
+@cross(scheme=EVERY_SCHEME, family=FAMILIES, strength=1)
 def test_packed_documents_train_alike_with_the_cache_that_stock_makes(scheme, family):
     """A decoder makes a cache unless it is told not to, in training too."""
     model = decoder(scheme, family).train()
@@ -115,6 +120,7 @@ def test_packed_documents_train_alike_with_the_cache_that_stock_makes(scheme, fa
     torch.testing.assert_close(packed, torch.cat(alone, dim=1), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_generating_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(scheme):
     model, batch = decoder(scheme), inputs(padding=None)
@@ -139,6 +145,7 @@ def test_generating_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(
         torch.testing.assert_close(torch.stack(cached.logits), torch.stack(plain.logits), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_beam_search_with_holes_in_the_mask_is_the_same_with_and_without_a_cache(scheme):
     model, batch = decoder(scheme), inputs(padding=None)
@@ -164,8 +171,7 @@ def crop_to(cache: DynamicCache, length: int) -> None:
     cache.crop(length - cache.get_seq_length())
 
 
-@pytest.mark.parametrize("scheme", ["t5", "tupe", "deberta", "alibi", "relative", "transformer_xl"])
-@families
+@cross(scheme=["t5", "tupe", "deberta", "alibi", "relative", "transformer_xl"], family=FAMILIES, strength=1)
 def test_positions_follow_what_is_done_to_a_cache(scheme, family):
     model, batch = decoder(scheme, family), inputs(padding=None, family=family)
     position_ids = uneven(model)
@@ -237,6 +243,7 @@ def test_without_position_ids_a_cache_is_what_stock_makes():
     assert all(keys.shape == (3, 4, LENGTH, 8) for keys, *_ in cache)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("scheme", ["t5", "tupe+t5"])
 def test_a_compiled_decoder_obeys_position_ids(scheme):
@@ -248,6 +255,7 @@ def test_a_compiled_decoder_obeys_position_ids(scheme):
     torch.testing.assert_close(found, at_once(model, batch, position_ids), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["t5", "tupe", "rope", "deberta+rope"])
 def test_a_decoder_is_exported_with_position_ids_and_the_cache_that_it_makes(scheme):
     model, batch = decoder(scheme), inputs(padding=None)

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import tiny
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -18,6 +17,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling import caching
 from hf_posenc.modeling.distance_products import Table, declare_constant
 from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
+
+
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
 
 
 SCHEMES = {
@@ -103,10 +105,8 @@ def test_a_change_of_parameters_is_seen(model, how):
     assert (after - before).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize(
-    "change",
-    [
+@tiny.cross(
+    change=[
         lambda weight: weight[300, 77].add_(1e-3),
         lambda weight: weight.copy_(weight.flip(0)),
         lambda weight: weight.copy_(weight.flip(1)),
@@ -115,7 +115,8 @@ def test_a_change_of_parameters_is_seen(model, how):
         lambda weight: weight.mul_(1 + 2e-2),
         lambda weight: weight[0].copy_(weight[0].roll(1)),
     ],
-    ids=["one entry", "rows", "columns", "sign", "a column", "scale", "a row rolled"],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    strength=1,
 )
 def test_a_change_of_a_large_matrix_is_seen(change, dtype):
     """Those of tiny models are compared entry by entry; these are told by a product."""
@@ -295,9 +296,8 @@ def test_a_matrix_of_numbers_that_are_none_is_computed_again():
 
 
 @pytest.mark.parametrize("scheme", ["deberta", "transformer_xl"])
-def test_layouts_serve_every_length(scheme, monkeypatch):
+def test_layouts_serve_every_length(scheme):
     """What is laid out for a sequence serves shorter ones; each length in any order gives what it gives alone."""
-    monkeypatch.setattr("hf_posenc.modeling.attention.FEWEST_SCORES", 0)
     model = tiny.build(scheme)
     batches = {length: tiny.inputs(length=length) for length in (9, 16, 24, 33, 40)}
 
@@ -384,6 +384,8 @@ def test_another_dtype_is_seen(model):
 
 
 def test_lora_merged_and_unmerged_is_seen():
+    from peft import LoraConfig, get_peft_model
+
     model = tiny.build("deberta")
     peft = get_peft_model(model, LoraConfig(target_modules=["query", "key"], init_lora_weights=False))
     base = peft.base_model.model

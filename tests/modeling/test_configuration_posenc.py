@@ -25,8 +25,7 @@ def test_every_flag_is_a_field_that_is_not_given_at_first(family):
     assert config.position_scheme == config.family.native_scheme
 
 
-@families
-@pytest.mark.parametrize("scheme", SCHEMES)
+@tiny.cross(scheme=SCHEMES, family=tiny.FAMILIES, strength=1)
 def test_a_saved_config_has_the_flags_that_were_given_and_comes_back(scheme, family, tmp_path):
     flags = {flag.name: tiny.another_value(flag) for flag in SCHEMES[scheme].flags}
     # Values that do not go together, or with what a family's checkpoints have.
@@ -66,10 +65,10 @@ def test_another_scheme_leaves_behind_what_it_has_no_use_for(said):
     assert stored["position_per_layer"] is True  # the caller's stays as it is
 
 
-@pytest.mark.parametrize("flag", FLAGS)
-def test_a_flag_of_an_impossible_type_is_refused_by_name(flag):
-    with pytest.raises(TypeError, match=flag):
-        check_flag(flag, object())
+def test_a_flag_of_an_impossible_type_is_refused_by_name():
+    for flag in FLAGS:
+        with pytest.raises(TypeError, match=flag):
+            check_flag(flag, object())
 
 
 @pytest.mark.parametrize("name", ["postion_scheme", "position_shceme", "pos_scheme", "position_bucket", *RENAMED])

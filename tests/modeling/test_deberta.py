@@ -18,6 +18,9 @@ from hf_posenc.modeling.scheme import Positions
 from hf_posenc.modeling.schemes import build_schemes
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 TOLERANCE = 1e-5
 SMALL = {"position_buckets": 8, "position_max_distance": 32}
 TYPES = [["c2p"], ["p2c"], ["c2p", "p2c"]]
@@ -122,28 +125,27 @@ def assert_equal_to(reference: nn.Module, model: nn.Module, padding: str | None)
         assert tiny.difference_where_attended(ours, without_positions(model, inputs), mask) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("types", TYPES, ids="+".join)
-@pytest.mark.parametrize(
-    "flags",
-    [
+@tiny.cross(
+    flags=[
         {},
         {"position_norm": True},
         {"position_share_projections": False},
         {"position_share_projections": False, "position_norm": True},
         {"position_buckets": 0},
     ],
-    ids=str,
+    types=TYPES,
+    padding=["right", "left"],
+    path=tiny.PATHS,
+    indirect=("path",),
 )
-def test_form_paper_is_deberta_v2(flags, types, padding):
+def test_form_paper_is_deberta_v2(flags, types, padding, path):
     flags = {**SMALL, "position_form": "paper", "position_attention_types": types, **flags}
     model = build(**flags)
     assert_equal_to(as_deberta_v2(model, types), model, padding)
 
 
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("types", TYPES, ids="+".join)
-def test_form_paper_with_own_projections_and_without_buckets_is_deberta_v1(types, padding):
+@tiny.cross(types=TYPES, padding=["right", "left"], path=tiny.PATHS, indirect=("path",))
+def test_form_paper_with_own_projections_and_without_buckets_is_deberta_v1(types, padding, path):
     flags = {"position_buckets": 0, "position_max_distance": 32, "position_share_projections": False}
     model = build(position_form="paper", position_attention_types=types, **flags)
     assert_equal_to(as_deberta_v1(model, types), model, padding)
@@ -218,11 +220,8 @@ def weights_in_loops(
     return scores.softmax(-1)
 
 
-@pytest.mark.parametrize("position_ids", [None, [0, 1, 2, 0, 1, 9, 4, 30, 31]], ids=["contiguous", "given"])
-@pytest.mark.parametrize("types", TYPES + WITH_P2P, ids="+".join)
-@pytest.mark.parametrize(
-    "flags",
-    [
+@tiny.cross(
+    flags=[
         {},
         {"position_form": "paper"},
         {"position_norm": True},
@@ -231,7 +230,8 @@ def weights_in_loops(
         {"position_buckets": 0, "position_max_distance": 4},
         {"position_buckets": 6, "position_max_distance": 5},
     ],
-    ids=str,
+    types=TYPES + WITH_P2P,
+    position_ids=[None, [0, 1, 2, 0, 1, 9, 4, 30, 31]],
 )
 def test_every_term_is_the_formula_in_loops(flags, types, position_ids):
     flags = {**SMALL, **flags}
@@ -265,9 +265,8 @@ BACKEND_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize("given_ids", [False, True])
-@pytest.mark.parametrize("flags", BACKEND_FLAGS, ids=str)
-def test_backends_agree_in_outputs_and_gradients(flags, given_ids):
+@tiny.cross(flags=BACKEND_FLAGS, given_ids=[False, True], path=tiny.PATHS, indirect=("path",))
+def test_backends_agree_in_outputs_and_gradients(flags, given_ids, path):
     model = build(**flags)
     inputs = tiny.inputs(length=20)
     if given_ids:
@@ -415,9 +414,8 @@ def test_padding_on_the_left_and_shifted_positions_change_nothing(family):
     assert (plain - scattered).abs().max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("flags", BACKEND_FLAGS, ids=str)
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_one_token_at_a_time_gives_what_the_whole_sequence_gives(backend, flags):
+@tiny.cross(flags=BACKEND_FLAGS, backend=["eager", "sdpa"], path=tiny.PATHS, indirect=("path",))
+def test_one_token_at_a_time_gives_what_the_whole_sequence_gives(backend, flags, path):
     model = build(head="LMHeadModel", is_decoder=True, attn_implementation=backend, **flags)
     input_ids = tiny.inputs(batch=2, length=14, padding=None)["input_ids"]
     with torch.no_grad():

@@ -8,6 +8,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling import attention
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 BATCH, LENGTH = 3, 12
 KEYS = torch.arange(LENGTH)
 LENGTHS = torch.tensor([LENGTH, 9, 4])[:, None]
@@ -34,8 +37,7 @@ def run(model, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {"output": output.detach(), **gradients}
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("scheme", [*tiny.schemes_with_terms(), "tupe+t5", "absolute+deberta+t5"])
+@tiny.cross(mask=MASKS, scheme=[*tiny.schemes_with_terms(), "tupe+t5", "absolute+deberta+t5"], rest=pytest.mark.slow)
 def test_whole_matrices_give_what_blocks_give(scheme, mask, monkeypatch):
     model = tiny.build(scheme, attn_implementation="sdpa").double()
     calls = []

@@ -10,6 +10,9 @@ from transformers import AutoModel, BertModel
 from hf_posenc.modeling.kerple import SMALLEST, projected
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 KERNELS = ["log", "power"]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 TOLERANCE = 1e-5
@@ -64,10 +67,9 @@ def test_scores_equal_the_formula_in_loops(kernel, given):
     assert (without(**batch, output_attentions=True).attentions[0] - expected).abs().max() > 1e-3
 
 
-@every_kernel
-@pytest.mark.parametrize("length", [12, 150])
+@tiny.cross(kernel=KERNELS, length=[12, 150], path=tiny.PATHS, indirect=("path",))
 @torch.no_grad()
-def test_backends_agree(kernel, length):
+def test_backends_agree(kernel, length, path):
     batch = tiny.inputs(length=length)
     outputs = []
     for backend in ("eager", "sdpa", "flex_attention"):
@@ -78,7 +80,7 @@ def test_backends_agree(kernel, length):
 
 
 @every_kernel
-def test_gradients_are_those_of_finite_differences(kernel):
+def test_gradients_are_those_of_finite_differences(kernel, path):
     """At distance 0, too, where the derivative of a power would be 0 · log 0."""
     model, batch = filled(kernel, num_hidden_layers=1).double(), tiny.inputs(padding=None, length=60)
     attention = model.encoder.layer[0].attention.self

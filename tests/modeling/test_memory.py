@@ -9,6 +9,9 @@ from torch.utils._pytree import tree_leaves
 from hf_posenc.modeling import strategies
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 class Largest(TorchDispatchMode):
     """The number of entries of the largest floating-point tensor (stock's own mask is boolean)."""
 
@@ -27,8 +30,7 @@ class Largest(TorchDispatchMode):
 SCHEMES = tiny.schemes_with_terms()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@tiny.cross(scheme=SCHEMES, dropout=[0.0, 0.1], rest=pytest.mark.slow)
 def test_memory_grows_with_the_length_and_not_with_its_square(scheme, dropout, monkeypatch):
     monkeypatch.setattr(strategies, "BLOCK_SIZE", 1 << 15)
     monkeypatch.setattr(strategies, "ROWS", 32)

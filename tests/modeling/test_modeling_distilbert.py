@@ -6,6 +6,9 @@ from tiny import build, inputs, stock_config, variant_class, variant_config
 from transformers import AutoModel, DistilBertModel
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 SCHEMES = ["absolute", "t5", "deberta+transformer_xl+relative", "rope+alibi", "tupe+t5", "sinusoidal"]
 
 

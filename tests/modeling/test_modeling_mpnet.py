@@ -8,6 +8,9 @@ from transformers import AutoConfig, AutoModel, MPNetForMaskedLM, MPNetModel, Pr
 from hf_posenc import position_parameters
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 LENGTH = 290  # beyond the largest distance that has a bucket of its own
 KEY = "encoder.relative_attention_bias.weight"
 

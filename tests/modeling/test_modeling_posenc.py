@@ -4,9 +4,11 @@ import copy
 
 import pytest
 import torch
-from accelerate import cpu_offload
-from tiny import build, fill_positions, inputs
+from tiny import build, cross, fill_positions, inputs
 from torch import nn
+
+
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
 
 
 # Schemes whose encoder reads the embeddings.
@@ -18,8 +20,8 @@ READING = [
     ("sinusoidal+tupe", {"position_every_layer": True}),
     ("sinusoidal", {"position_every_layer": True, "position_combine": "concat"}),
 ]
-reading = pytest.mark.parametrize(("scheme", "flags"), READING, ids=lambda case: str(case))
-families = pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
+FAMILIES = ["bert", "roberta", "electra"]
+reading = cross(case=READING, family=FAMILIES, rest=pytest.mark.slow)
 
 
 @torch.no_grad()
@@ -32,9 +34,9 @@ def reloaded(model: nn.Module, folder) -> nn.Module:
     return type(model).from_pretrained(folder).eval()
 
 
-@families
 @reading
-def test_replaced_modules_are_read_before_saving_as_after(scheme, flags, family, tmp_path):
+def test_replaced_modules_are_read_before_saving_as_after(case, family, tmp_path):
+    scheme, flags = case
     model, batch = build(scheme, family, **flags), inputs(family=family)
     before = output(model, **batch)
     model.embeddings = fill_positions(copy.deepcopy(model.embeddings), seed=5)
@@ -66,10 +68,10 @@ def replica_of(model: nn.Module) -> nn.Module:
     return replicas[model]
 
 
-@families
 @reading
 @torch.no_grad()
-def test_replicas_of_data_parallel_read_their_own_tables(scheme, flags, family):
+def test_replicas_of_data_parallel_read_their_own_tables(case, family):
+    scheme, flags = case
     model, batch = build(scheme, family, **flags), inputs(family=family)
     expected = output(model, **batch)
     replica = replica_of(model)
@@ -78,8 +80,7 @@ def test_replicas_of_data_parallel_read_their_own_tables(scheme, flags, family):
     torch.testing.assert_close(output(replica, **batch), expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "bert"])
-@pytest.mark.parametrize("padding", ["left", "right", None])
+@cross(family=["roberta", "xlm-roberta", "camembert", "bert"], padding=["left", "right", None], strength=1)
 def test_repeated_sinusoids_are_those_of_the_embeddings_also_beside_tupe(family, padding):
     """With nothing in tupe's term, `sinusoidal+tupe` is `sinusoidal`."""
     flags = {"position_every_layer": True, "num_hidden_layers": 3}
@@ -99,8 +100,7 @@ def test_repeated_sinusoids_are_those_of_the_embeddings_also_beside_tupe(family,
     assert (output(without, **batch) - output(alone, **batch)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("scheme", ["tupe", "absolute+tupe", "tupe+t5", "absolute"])
-@families
+@cross(scheme=["tupe", "absolute+tupe", "tupe+t5", "absolute"], family=FAMILIES, strength=1)
 def test_a_longer_table_is_read_whole_before_saving_as_after(scheme, family, tmp_path):
     model, batch = build(scheme, family), inputs(length=100, family=family)
     table, first = model.embeddings.position_embeddings, model.config.first_position
@@ -113,8 +113,7 @@ def test_a_longer_table_is_read_whole_before_saving_as_after(scheme, family, tmp
     torch.testing.assert_close(output(reloaded(model, tmp_path), **batch), expected, atol=1e-5, rtol=0)
 
 
-@families
-@pytest.mark.parametrize("scheme", ["absolute", "sinusoidal+t5", "absolute+tupe"])
+@cross(scheme=["absolute", "sinusoidal+t5", "absolute+tupe"], family=FAMILIES, strength=1)
 def test_layers_may_be_dropped_where_positions_are_added_before_every_layer(scheme, family, tmp_path):
     model = build(scheme, family, position_every_layer=True, num_hidden_layers=3)
     batch = inputs(family=family)
@@ -155,11 +154,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("scheme", "flags", "changed", "message"), CHANGES, ids=lambda case: str(case))
-@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
-def test_weights_are_not_saved_beside_flags_that_they_were_not_built_with(
-    scheme, flags, changed, message, head, tmp_path
-):
+@cross(case=CHANGES, head=["Model", "ForMaskedLM"], strength=1)
+def test_weights_are_not_saved_beside_flags_that_they_were_not_built_with(case, head, tmp_path):
+    scheme, flags, changed, message = case
     model = build(scheme, head=head, **flags)
     before = {name: getattr(model.config, name) for name in changed}
     for name, value in changed.items():
@@ -192,9 +189,10 @@ def test_a_scaling_that_is_taken_away_is_refused_by_name(tmp_path):
         model.save_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["sinusoidal", "sinusoidal+tupe", "absolute"])
-@families
+@cross(scheme=["sinusoidal", "sinusoidal+tupe", "absolute"], family=FAMILIES, strength=1)
 def test_offloaded_models_add_positions_before_every_layer(scheme, family):
+    from accelerate import cpu_offload
+
     model, batch = build(scheme, family, position_every_layer=True), inputs(family=family)
     expected = output(model, **batch)
     offloaded = cpu_offload(model, execution_device="cpu")

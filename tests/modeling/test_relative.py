@@ -11,6 +11,9 @@ from transformers import BertModel
 from hf_posenc import position_parameters
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 TOLERANCE = 1e-5
 # Short tables, so that the longer sequences reach beyond them.
 VARIANTS = {
@@ -96,9 +99,8 @@ def test_the_attention_is_that_of_the_paper(flags, length):
     assert (result - run_without_positions(model, inputs)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("padding", ["left", "right"])
-@each_variant
-def test_backends_agree(flags, padding):
+@tiny.cross(flags=VARIANTS.values(), padding=["left", "right"], path=tiny.PATHS, indirect=("path",))
+def test_backends_agree(flags, padding, path):
     model = tiny.build(**flags)
     inputs = tiny.inputs(length=14, padding=padding)
     mask = inputs["attention_mask"]
@@ -110,9 +112,8 @@ def test_backends_agree(flags, padding):
         assert tiny.difference_where_attended(expected, run(model, inputs), mask) < TOLERANCE, implementation
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@each_variant
-def test_gradients_of_the_tables_are_right(flags, implementation):
+@tiny.cross(flags=VARIANTS.values(), implementation=["eager", "sdpa"], path=tiny.PATHS, indirect=("path",))
+def test_gradients_of_the_tables_are_right(flags, implementation, path):
     sizes = {"hidden_size": 6, "num_attention_heads": 2, "intermediate_size": 5, "num_hidden_layers": 1}
     short = {"position_max_distance": 2} if "position_max_distance" in flags else {"max_position_embeddings": 3}
     model = tiny.build(**{**flags, **short}, **sizes, attn_implementation=implementation).double()

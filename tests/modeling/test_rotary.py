@@ -318,6 +318,7 @@ def test_packed_documents_are_scaled_as_each_is_alone(scaling):
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: f"{scaling['rope_type']}-{len(scaling)}")
 def test_scaled_frequencies_compile_in_one_graph(scaling):
     model = tiny.build("rope", position_rope_scaling=dict(scaling))

@@ -11,6 +11,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling.scheme import Normal, PositionParameter, ones
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 # Every scheme with parameters, in every form that has some of its own.
 CASES = [
     ("sinusoidal", {"position_every_layer": True}),
@@ -45,9 +48,9 @@ def output(model: nn.Module) -> torch.Tensor:
         return model(**tiny.inputs()).last_hidden_state
 
 
-@pytest.mark.parametrize("family", ["bert", "electra"])
-@pytest.mark.parametrize("scheme, flags", CASES)
-def test_schemes_call_what_stands_in_the_place_of_their_modules(scheme, flags, family):
+@tiny.cross(case=CASES, family=["bert", "electra"], strength=1)
+def test_schemes_call_what_stands_in_the_place_of_their_modules(case, family):
+    scheme, flags = case
     model, expected = (tiny.build(scheme, family, seed=0, **flags) for _ in range(2))
     tiny.fill_positions(expected, seed=5)
     before, after = output(model), output(expected)

@@ -13,6 +13,9 @@ from hf_posenc.modeling.scheme import AttentionContext, Positions
 from hf_posenc.modeling.schemes import build_schemes
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 SMALL = {"position_buckets": 8, "position_max_distance": 20}
 HEADS = tiny.SIZES["num_attention_heads"]
 
@@ -96,9 +99,8 @@ def test_given_positions_are_looked_up_pair_by_pair():
         assert torch.equal(ours[row], table[buckets].permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["contiguous", "position_ids"])
-@pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_attention_is_softmax_of_content_plus_bias(backend, given):
+@tiny.cross(given=[False, True], backend=["eager", "sdpa"], path=tiny.PATHS, indirect=("path",))
+def test_attention_is_softmax_of_content_plus_bias(backend, given, path):
     model = tiny.build("t5", attn_implementation=backend, **SMALL)
     seen = {}
 

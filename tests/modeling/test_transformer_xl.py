@@ -13,6 +13,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling.schemes import build_schemes
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 TOLERANCE = 1e-5
 # Room for the lengths that XLNet is compared at, and scores that do not saturate the softmax.
 LONG = {"max_position_embeddings": 128, "initializer_range": 0.1}
@@ -70,9 +73,8 @@ def xlnet_output(attention: nn.Module, hidden_states: torch.Tensor, mask: torch.
     return output.flatten(-2).transpose(0, 1)
 
 
-@pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("length", [3, 17, 128])
-def test_attention_equals_xlnets(length, padding):
+@tiny.cross(padding=["right", "left"], length=[3, 17, 128], path=tiny.PATHS, indirect=("path",))
+def test_attention_equals_xlnets(length, padding, path):
     model = tiny.build("transformer_xl", **LONG)
     attention = model.encoder.layer[0].attention.self
     tiny.fill_positions(model, std=0.2)
@@ -118,13 +120,14 @@ def loops(attention: nn.Module, hidden_states: torch.Tensor, positions: torch.Te
     return output.flatten(-2)
 
 
-@pytest.mark.parametrize("base", [10000.0, 50.0])
-@pytest.mark.parametrize(
-    "position_ids",
-    [None, [[0, 1, 2, 0, 1], [3, 3, 900, 7, -4]], [[5, 6, 7, 8, 9], [100000, 3, 2, 1, 0]]],
-    ids=["slots", "packed and odd", "shifted and far"],
+@tiny.cross(
+    base=[10000.0, 50.0],
+    # In a row, packed and odd, shifted and far.
+    position_ids=[None, [[0, 1, 2, 0, 1], [3, 3, 900, 7, -4]], [[5, 6, 7, 8, 9], [100000, 3, 2, 1, 0]]],
+    path=tiny.PATHS,
+    indirect=("path",),
 )
-def test_scores_equal_the_formula_in_loops(position_ids, base):
+def test_scores_equal_the_formula_in_loops(position_ids, base, path):
     model = tiny.build("transformer_xl", position_base=base).double()
     inputs = tiny.inputs(batch=2, length=5, padding=None)
     positions = torch.arange(5).expand(2, 5)
@@ -136,7 +139,7 @@ def test_scores_equal_the_formula_in_loops(position_ids, base):
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["slots", "position_ids"])
-def test_backends_agree(given):
+def test_backends_agree(given, path):
     model = tiny.build("absolute+transformer_xl")
     inputs = tiny.inputs(length=9, padding="left")
     if given:

@@ -11,20 +11,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import BertModel
 
 import hf_posenc
-from hf_posenc.modeling import attention
 from hf_posenc.modeling.packing import loss_reads_padding
 from hf_posenc.modeling.scheme import may_carry_tangents
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import ModelInputs
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 every_stock_model = pytest.mark.parametrize("case", stock_models.KINDS)
-
-
-@pytest.fixture(autouse=True)
-def blocks_for_any_length(monkeypatch):
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
 
 
 def half_padding() -> dict[str, torch.Tensor]:
@@ -90,8 +87,7 @@ def check_tangents(model: nn.Module, inputs: dict, expected: torch.Tensor) -> No
     assert (tangent - expected)[attended].norm() < 1e-5 * expected.norm()
 
 
-@every_scheme
-@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@tiny.cross(scheme=SCHEMES, backend=["sdpa", "eager"], rest=pytest.mark.slow)
 def test_forward_mode_derivatives_are_those_of_the_output(scheme, backend):
     model, inputs = variant(scheme, backend), half_padding()
     for name, parameter in model.named_parameters():
@@ -187,11 +183,13 @@ def check_fake(build, inputs: dict) -> None:
         assert torch.equal(model(**inputs)[0], before)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_fake_tensors_go_through_variants(scheme):
     check_fake(lambda: tiny.build(scheme, head="ForTokenClassification"), half_padding())
 
 
+@pytest.mark.slow
 @every_stock_model
 def test_fake_tensors_go_through_stock_models_with_every_backend(case):
     def build() -> nn.Module:
@@ -202,6 +200,7 @@ def test_fake_tensors_go_through_stock_models_with_every_backend(case):
     check_fake(build, stock_models.batch(9, "right"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["v3", "v1"])  # stock MPNet cannot be recorded
 def test_make_fx_records_stock_models_with_every_backend(case):
     model, inputs = stock(case), stock_models.batch(9, "left")
@@ -211,6 +210,7 @@ def test_make_fx_records_stock_models_with_every_backend(case):
         torch.testing.assert_close(graph(*other.values()), model(**other)[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_scheme
 def test_models_without_values_are_called_as_stock_is(scheme):
     """Stock reads the values of a mask of tokens; of one of pairs it does not."""

@@ -13,6 +13,9 @@ from hf_posenc import position_parameters
 from hf_posenc.modeling.schemes import build_schemes
 
 
+pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+
+
 TOLERANCE = 1e-5
 # softmax does not see what is added to a whole row, and cls_to_others is.
 WITHOUT_EFFECT = "encoder.cls_to_others.weight"
@@ -97,9 +100,13 @@ def assert_equals_loops(model: nn.Module, inputs: dict, positions: torch.Tensor,
         )
 
 
-@pytest.mark.parametrize("scheme", ["tupe", "absolute+tupe", "tupe+t5", "absolute+tupe+t5"])
-@pytest.mark.parametrize("form", ["checkpoint", "paper"])
-def test_scores_equal_the_equations_in_loops(scheme, form):
+@tiny.cross(
+    scheme=["tupe", "absolute+tupe", "tupe+t5", "absolute+tupe+t5"],
+    form=["checkpoint", "paper"],
+    path=tiny.PATHS,
+    indirect=("path",),
+)
+def test_scores_equal_the_equations_in_loops(scheme, form, path):
     model = tiny.build(scheme, position_form=form).double()
     inputs = tiny.inputs(batch=2, length=6)
     positions = torch.arange(6).expand(2, 6)
@@ -148,9 +155,8 @@ def test_electra_projects_from_the_width_of_its_table():
     assert_equals_loops(model, tiny.inputs(batch=2, length=6), torch.arange(6).expand(2, 6))
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["slots", "position_ids"])
-@pytest.mark.parametrize("scheme", ["tupe", "tupe+t5"])
-def test_backends_agree(scheme, given):
+@tiny.cross(given=[False, True], scheme=["tupe", "tupe+t5"], path=tiny.PATHS, indirect=("path",))
+def test_backends_agree(scheme, given, path):
     model = tiny.build(scheme)
     inputs = tiny.inputs(length=9, padding="left")
     if given:
@@ -171,7 +177,11 @@ def test_backends_agree(scheme, given):
 SMALL = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 5, "max_position_embeddings": 6}
 
 
-@pytest.mark.parametrize("scheme, flags", [("tupe", {}), ("tupe+t5", {"position_form": "paper"})], ids=str)
+@pytest.mark.parametrize(
+    "scheme, flags",
+    [("tupe", {}), pytest.param("tupe+t5", {"position_form": "paper"}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_gradients_of_the_parameters_and_of_the_table_are_right(scheme, flags):
     buckets = {"position_buckets": 4, "position_max_distance": 8} if "t5" in scheme else {}
     model = tiny.build(scheme, **SMALL, **flags, **buckets, num_hidden_layers=1, attn_implementation="eager").double()
