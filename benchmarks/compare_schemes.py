@@ -55,7 +55,7 @@ from hf_posenc.training import tables_and_biases
 
 
 # What the example scripts are made of.
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import ScriptParser, fit_tokenizer  # noqa: E402
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer  # noqa: E402

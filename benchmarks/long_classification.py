@@ -43,7 +43,7 @@ from hf_posenc.tables import as_markdown
 
 
 # What the example scripts are made of.
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import ScriptParser  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from records import write_json  # noqa: E402
 

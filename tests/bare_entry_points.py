@@ -18,7 +18,7 @@ from tiny import (
 from transformers import AutoModel, BertConfig
 
 import hf_posenc
-from hf_posenc import plugin
+from hf_posenc import registry
 
 
 # The modules of the schemes that stock checkpoints have not.
@@ -58,7 +58,7 @@ def use_all(folder: str, family: str) -> None:
     torch.set_num_threads(1)
     config_class = FAMILIES[family]
     for stock in heads_that_compute(family):
-        variant = plugin.VARIANT_MODELS[stock]
+        variant = registry.VARIANT_MODELS[stock]
         name = variant.__name__
         place, saved = os.path.join(folder, stock.__name__), os.path.join(folder, name)
         torch.manual_seed(0)
@@ -87,7 +87,7 @@ def use_all(folder: str, family: str) -> None:
         assert (filled - expected).abs().max() > 1e-3, name
         for way, model in opened.items():
             assert type(model) is variant and type(model.config) is config_class, (name, way)
-            assert type(model.base_model) is variant.position_parts.model, (name, way)
+            assert type(model.base_model) is variant.position_classes.model, (name, way)
             assert {flag: getattr(model.config, flag) for flag in FLAGS} == FLAGS, (name, way)
             assert torch.equal(outputs(fill_positions(model), family), filled), (name, way)
 

@@ -254,7 +254,7 @@ def stock_attention():
     import torch
 
     import hf_posenc
-    from hf_posenc.stock_attention import attention
+    from hf_posenc.integrations.stock_attention import attention
 
     calls, attend = [], attention.attend
 
@@ -262,7 +262,7 @@ def stock_attention():
         calls.append(arguments[0])
         return attend(*arguments)
 
-    for family in hf_posenc.stock_attention.FAMILIES:
+    for family in hf_posenc.integrations.stock_attention.FAMILIES:
         family.attend = counted
     for case in (*stock_models.KINDS, "own projections, few buckets", "convolution"):
         model = stock_models.build(case)

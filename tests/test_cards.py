@@ -20,8 +20,8 @@ from tiny import FAMILIES, Sentences, aligned, build, heads, inputs, stock_confi
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import hf_posenc
-from hf_posenc import plugin
-from hf_posenc.cards import ModelCardCallback, Results, make_card, write_card, written
+from hf_posenc import registry
+from hf_posenc.hub.cards import ModelCardCallback, Results, make_card, write_card, written
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -137,7 +137,7 @@ class TestMetadata:
     def test_every_head_has_a_tag_that_the_hub_knows_or_none(self, family):
         tags = {}
         for stock in heads(family):
-            name = plugin.VARIANT_MODELS[stock].__name__
+            name = registry.VARIANT_MODELS[stock].__name__
             card = make_card(variant("rope", family, name), repo_id="me/x")
             tags[stock.__name__] = card.data.pipeline_tag
             assert f"`{card.text.split('to be loaded as `')[1].split('`')[0]}`" in card.text
@@ -313,7 +313,7 @@ class TestResultsFile:
 
     def test_the_example_of_the_module_makes_a_card(self):
         example = re.search(
-            r"^    (\{.+?^    \})", sys.modules["hf_posenc.cards"].__doc__, flags=re.MULTILINE | re.DOTALL
+            r"^    (\{.+?^    \})", sys.modules["hf_posenc.hub.cards"].__doc__, flags=re.MULTILINE | re.DOTALL
         )[1]
         card = make_card(variant(), Results.from_json(json.loads(example)))
         assert {r.metric_type for r in card.data.eval_results} == {"f1", "accuracy"}
@@ -766,6 +766,6 @@ def test_the_metadata_is_plain_yaml(card):
 
 
 def test_the_template_travels_with_the_package():
-    from hf_posenc.cards import TEMPLATE
+    from hf_posenc.hub.cards import TEMPLATE
 
     assert TEMPLATE.is_file() and TEMPLATE.parent == Path(hf_posenc.__file__).parent

@@ -38,7 +38,7 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import cli
-from hf_posenc.conversion import healing
+from hf_posenc.conversion import distillation
 from hf_posenc.training import PositionTrainer
 
 
@@ -137,7 +137,7 @@ def here(world, monkeypatch) -> Path:
     monkeypatch.chdir(world)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # The rest of a conversion's hundreds of steps shows nothing more of the code on a page.
-    monkeypatch.setattr(healing, "DEFAULT_STEPS", 20)
+    monkeypatch.setattr(distillation, "DEFAULT_STEPS", 20)
     return world
 
 

@@ -11,7 +11,8 @@ from fresh_process import ROOT
 from torch import nn
 
 import hf_posenc
-from hf_posenc import plugin, position_parameters
+from hf_posenc import position_parameters
+from hf_posenc.integrations import hooks as plugin
 from hf_posenc.modeling.family import Family
 from hf_posenc.modeling.scheme import PositionScheme
 from hf_posenc.modeling.schemes import FLAGS, SCHEMES

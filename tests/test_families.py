@@ -10,7 +10,7 @@ from packaging.version import Version
 from tiny import FAMILIES, SIZES, heads, inputs, stock_computes, stock_config, variant_class, variant_config
 from torch import nn
 
-from hf_posenc import plugin
+from hf_posenc import registry
 from hf_posenc.modeling.family import Family, Sizes
 from hf_posenc.modeling.schemes import scheme_names
 from hf_posenc.modeling.stock_interface import MULTIPLE_CHOICE_POOLS
@@ -23,7 +23,7 @@ def family(request) -> Family:
 
 def stock_model(family: Family) -> nn.Module:
     return next(
-        cls for cls in heads(family.model_type) if plugin.VARIANT_MODELS[cls] is variant_class(family.model_type)
+        cls for cls in heads(family.model_type) if registry.VARIANT_MODELS[cls] is variant_class(family.model_type)
     )(stock_config(family.model_type))
 
 
@@ -66,7 +66,7 @@ def test_query_key_and_value_are_told_apart(family):
 
 
 def test_the_parts_turn_into_subclasses_of_the_stock_modules(family):
-    parts, stock = variant_class(family.model_type).position_parts, stock_model(family)
+    parts, stock = variant_class(family.model_type).position_classes, stock_model(family)
     encoder = family.encoder_of(stock)
     layer = family.layers_of(encoder)[0]
     modules = {
@@ -147,7 +147,7 @@ def test_a_head_that_stock_built_without_what_it_reads_says_which_version_it_nee
     for stock in heads(family.model_type):
         if stock_computes(stock):
             continue
-        model = plugin.VARIANT_MODELS[stock](variant_config(family.model_type, position_scheme="t5")).eval()
+        model = registry.VARIANT_MODELS[stock](variant_config(family.model_type, position_scheme="t5")).eval()
         batch = {name: value[None] for name, value in inputs(family=family.model_type).items()}
         with pytest.raises(
             ImportError, match=f"{type(model).__name__} needs transformers {MULTIPLE_CHOICE_POOLS} or newer"

@@ -46,8 +46,8 @@ from transformers import (
 )
 
 import hf_posenc
-from hf_posenc import plugin, train_positions
-from hf_posenc.hub import HubError, push
+from hf_posenc import registry, train_positions
+from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, code_files
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
@@ -131,7 +131,7 @@ def test_every_scheme_family_and_head_is_pushed():
     assert {name for *_, scheme, _ in PUSHED for name in scheme.split("+")} == {*SCHEMES}
     assert {variant_class(family, head) for family, head, *_ in PUSHED} >= {
         *(variant_class(family) for family in FAMILIES),
-        *(plugin.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
+        *(registry.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
     }
     assert len(PUSHED) >= len(heads_that_compute("bert")) + 2 * (len(FAMILIES) - 1)
 

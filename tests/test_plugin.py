@@ -24,7 +24,7 @@ from transformers import (
 from transformers.models.bert import modeling_bert
 
 import hf_posenc
-from hf_posenc import plugin
+from hf_posenc.integrations import hooks as plugin
 
 
 PRELUDE = f"""
@@ -289,11 +289,11 @@ ours = standing()
 hf_posenc.install()
 importlib.reload(hf_posenc)
 assert all(now is then for now, then in zip(standing(), ours))
-again = importlib.reload(hf_posenc.plugin)
+again = importlib.reload(hf_posenc.integrations.hooks)
 importlib.reload(hf_posenc)
 assert not any(now is then for now, then in zip(standing(), ours))
 assert type(BertModel(BertConfig(**SIZES, position_scheme="t5"))) is hf_posenc.PosencBertModel
-assert [type(finder).__module__ for finder in sys.meta_path].count("hf_posenc.adapters") == 1
+assert [type(finder).__module__ for finder in sys.meta_path].count("hf_posenc.integrations.peft") == 1
 hf_posenc.uninstall()
 assert not differences(before, snapshot())
 assert type(BertConfig(position_scheme="t5")) is BertConfig
@@ -395,7 +395,7 @@ for family in {[*FAMILIES]}:
 class TestClassesThatSomebodyReplaced:
     """What somebody has put in a stock class's place is not overwritten in silence."""
 
-    PARTS = ["BertEmbeddings", "BertSelfAttention", "BertEncoder", "BertLayer"]
+    CLASSES = ["BertEmbeddings", "BertSelfAttention", "BertEncoder", "BertLayer"]
     WAYS = {
         "stock": lambda config: BertModel(config),
         "head": lambda config: BertForMaskedLM(config),
@@ -403,7 +403,7 @@ class TestClassesThatSomebodyReplaced:
         "variant": lambda config: hf_posenc.PosencBertForMaskedLM(config),
     }
 
-    @tiny.cross(part=PARTS, way=WAYS, strength=1)
+    @tiny.cross(part=CLASSES, way=WAYS, strength=1)
     def test_parts(self, part, way, monkeypatch):
         own = type(f"Own{part}", (getattr(modeling_bert, part),), {"__module__": "somebody"})
         monkeypatch.setattr(modeling_bert, part, own)
@@ -427,14 +427,14 @@ class TestClassesThatSomebodyReplaced:
         class Attention(modeling_bert.BertSelfAttention):
             pass
 
-        class PosencAttention(hf_posenc.PosencBertModel.position_parts.self_attention, Attention):
+        class PosencAttention(hf_posenc.PosencBertModel.position_classes.self_attention, Attention):
             pass
 
         import dataclasses
 
         class Model(hf_posenc.PosencBertModel):
-            position_parts = dataclasses.replace(
-                hf_posenc.PosencBertModel.position_parts, self_attention=PosencAttention
+            position_classes = dataclasses.replace(
+                hf_posenc.PosencBertModel.position_classes, self_attention=PosencAttention
             )
 
         monkeypatch.setattr(modeling_bert, "BertSelfAttention", Attention)

@@ -14,9 +14,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
 from hf_posenc.inspection import code_files, flag_rows, unpad_row
+from hf_posenc.integrations.hooks import CONFIGS
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
-from hf_posenc.plugin import CONFIGS
 
 
 PAGES = {

@@ -14,11 +14,11 @@ from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTok
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_posenc
-from hf_posenc import stock_attention
+from hf_posenc.integrations import stock_attention
+from hf_posenc.integrations.stock_attention import attention as own_attention
+from hf_posenc.integrations.stock_attention import deberta, mpnet
 from hf_posenc.modeling import attention as position_attention
 from hf_posenc.modeling import caching
-from hf_posenc.stock_attention import attention as own_attention
-from hf_posenc.stock_attention import deberta, mpnet
 
 
 @pytest.fixture

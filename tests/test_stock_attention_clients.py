@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import hf_posenc
-from hf_posenc.stock_attention import attention as own_attention
+from hf_posenc.integrations.stock_attention import attention as own_attention
 
 
 CLASSIFIERS = {
@@ -34,7 +34,7 @@ def attended(monkeypatch):
         calls.append(arguments[0])
         return attend(*arguments)
 
-    for family in hf_posenc.stock_attention.FAMILIES:
+    for family in hf_posenc.integrations.stock_attention.FAMILIES:
         monkeypatch.setattr(family, "attend", counted)
     return calls
 

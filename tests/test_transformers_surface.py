@@ -13,7 +13,9 @@ from tiny import FAMILIES, STOCK_CONFIGS, heads, inputs, stock_config
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
-from hf_posenc import plugin, registry, unpadding
+from hf_posenc import registry
+from hf_posenc.integrations import hooks as plugin
+from hf_posenc.integrations import unpadding
 from hf_posenc.modeling import stock_interface
 from hf_posenc.modeling.stock_interface import Receives, mask_name
 
@@ -211,7 +213,7 @@ def the_mask_and_the_cache_of_a_self_attention_are_told_by_its_signature():
 
 @item("DebertaV2Encoder.get_rel_pos")
 def encoders_of_deberta_make_masks_distances_and_tables_by_methods():
-    from hf_posenc.stock_attention import deberta
+    from hf_posenc.integrations.stock_attention import deberta
 
     for encoder, attention in zip(deberta.ENCODERS, deberta.SELF_ATTENTIONS):
         assert takes(encoder.get_attention_mask, "attention_mask")

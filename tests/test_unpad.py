@@ -39,7 +39,7 @@ from transformers import (
 )
 
 import hf_posenc
-from hf_posenc import unpadding
+from hf_posenc.integrations import unpadding
 from hf_posenc.modeling import attention, packing
 from hf_posenc.modeling.schemes import SCHEMES
 

@@ -63,7 +63,7 @@ def left_out(model: nn.Module) -> Iterator[list[int]]:
 @contextmanager
 def attended() -> Iterator[list[str]]:
     """The backends of stock DeBERTa and MPNet by which self-attentions are computed, call by call."""
-    found, families = [], hf_posenc.stock_attention.FAMILIES
+    found, families = [], hf_posenc.integrations.stock_attention.FAMILIES
     before = [family.attend for family in families]
 
     def counted(implementation, *arguments):

@@ -25,7 +25,7 @@ from transformers import (
 import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
-from hf_posenc.conversion.report import REPORT, Report
+from hf_posenc.conversion.report import REPORT, ConversionReport
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -46,7 +46,7 @@ def words_of(checkpoint):
     return [checkpoint.with_name(checkpoint.name + ".txt")]
 
 
-def cosines(report: Report, stage: str) -> dict[int, float]:
+def cosines(report: ConversionReport, stage: str) -> dict[int, float]:
     return {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == stage}
 
 
@@ -61,11 +61,11 @@ class TestEveryFamily:
         # MPNet has a bias of t5's kind already.
         scheme = "deberta" if family == "mpnet" else "t5"
         model, report = convert(checkpoint, scheme, text=words_of(checkpoint), max_steps=40, output=tmp_path / "out")
-        started, healed = cosines(report, "start")[32], cosines(report, "heal")[32]
-        assert healed > started + 0.01
+        started, distilled = cosines(report, "start")[32], cosines(report, "distill")[32]
+        assert distilled > started + 0.01
         # What random weights say of positions is no function of the distance: there is little to fit.
         assert cosines(report, "calibrate")[32] > started - 0.01
-        errors = [entry["cosine"] for entry in report.healing]
+        errors = [entry["cosine"] for entry in report.distillation]
         assert errors[-1] > started
         loaded = AutoModel.from_pretrained(tmp_path / "out").eval()
         assert loaded.config.position_scheme == scheme
@@ -276,7 +276,7 @@ class TestReport:
             max_steps=10,
             output=tmp_path / "out",
         )
-        stored = Report.from_json((tmp_path / "out" / REPORT).read_text())
+        stored = ConversionReport.from_json((tmp_path / "out" / REPORT).read_text())
         assert stored == report
         card = (tmp_path / "out" / "README.md").read_text()
         assert f"{report.final()[0]['token_cosine']:.4f}" in card and "Not measured" in card
@@ -297,7 +297,7 @@ class TestReport:
         killed = subprocess.Popen(
             command(tmp_path / "out"), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        state = tmp_path / ".out.conversion" / "healing.pt"
+        state = tmp_path / ".out.conversion" / "distillation.pt"
         while not state.is_file():
             assert killed.poll() is None, "it ended before it could be killed"
         killed.kill()
@@ -307,7 +307,7 @@ class TestReport:
         reports = [json.loads((tmp_path / name / REPORT).read_text()) for name in ("whole", "out")]
         for report in reports:
             report.pop("seconds")
-            for entry in report["healing"]:
+            for entry in report["distillation"]:
                 entry.pop("seconds")
         assert reports[0] == reports[1]
         models = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "out")]
@@ -323,15 +323,15 @@ def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environment["GLOO_SOCKET_IFNAME"] = worker.loopback()
         process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=240)
-        assert process.stdout.count("| heal ") == 1
-        return Report.from_json((out / REPORT).read_text())
+        assert process.stdout.count("| distill ") == 1
+        return ConversionReport.from_json((out / REPORT).read_text())
 
     alone = run(tmp_path / "alone")
     settings = str(ROOT / "examples" / "accelerate_ddp_cpu.yaml")
     both = run(tmp_path / "both", "accelerate.commands.launch", "--config_file", settings, "-m")
-    assert cosines(both, "heal")[32] > cosines(both, "calibrate")[32] + 0.01
+    assert cosines(both, "distill")[32] > cosines(both, "calibrate")[32] + 0.01
     assert cosines(both, "calibrate") == cosines(alone, "calibrate")
-    assert cosines(both, "heal") != cosines(alone, "heal")
+    assert cosines(both, "distill") != cosines(alone, "distill")
     assert not [*tmp_path.glob(".*")]
 
 
@@ -340,7 +340,7 @@ def interrupt(*_, **__):
 
 
 class TestResume:
-    """After healing, and before anything is written, it is interrupted."""
+    """After distillation, and before anything is written, it is interrupted."""
 
     @staticmethod
     def arguments(folder):
@@ -364,7 +364,7 @@ class TestResume:
         with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
             patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
             convert(**self.arguments(folder))
-        assert (folder / ".out.conversion" / "healing.pt").is_file() and not (folder / "out").exists()
+        assert (folder / ".out.conversion" / "distillation.pt").is_file() and not (folder / "out").exists()
         return folder, shutil.copytree(folder, tmp_path_factory.mktemp("copy") / "interrupted")
 
     @pytest.fixture
@@ -379,7 +379,7 @@ class TestResume:
         """The arguments of the conversion that was interrupted in `tmp_path`."""
         return self.arguments(tmp_path)
 
-    @pytest.mark.parametrize("name", ["healing.pt", "report.json"])
+    @pytest.mark.parametrize("name", ["distillation.pt", "report.json"])
     def test_says_what_to_do_where_its_files_are_damaged(self, interrupted, tmp_path, name):
         file = tmp_path / ".out.conversion" / name
         file.write_bytes(file.read_bytes()[:-200])
@@ -390,14 +390,14 @@ class TestResume:
         (tmp_path / "b").mkdir()
         (tmp_path / "a" / "bert").rename(tmp_path / "b" / "bert")
         _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
-        assert report.healing[-1]["step"] == 60
+        assert report.distillation[-1]["step"] == 60
 
     @pytest.mark.slow
     def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):
         before = json.loads((tmp_path / ".out.conversion" / "report.json").read_text())["seconds"]
         convert(**interrupted, resume=True)
         seconds = json.loads((tmp_path / "out" / REPORT).read_text())["seconds"]
-        assert seconds.keys() == {"start", "calibrate", "heal"}
+        assert seconds.keys() == {"start", "calibrate", "distill"}
         assert {name: seconds[name] for name in ("start", "calibrate")} == before
         assert not (tmp_path / ".out.conversion").exists()
 
@@ -427,18 +427,18 @@ class TestResume:
         with pytest.raises(ValueError, match="another settings.*same command"):
             convert(**{**interrupted, "max_steps": 70}, resume=True)
         assert not (tmp_path / "out").exists()
-        state = torch.load(tmp_path / ".out.conversion" / "healing.pt")
+        state = torch.load(tmp_path / ".out.conversion" / "distillation.pt")
         state["step"], state["history"] = 50, state["history"][:1]
-        torch.save(state, tmp_path / ".out.conversion" / "healing.pt")
+        torch.save(state, tmp_path / ".out.conversion" / "distillation.pt")
         _, report = convert(**interrupted, learning_rate=1e-5, resume=True)
-        assert [entry["learning_rate"] for entry in report.healing] == [1.5e-4, 1e-5]
+        assert [entry["learning_rate"] for entry in report.distillation] == [1.5e-4, 1e-5]
         assert report.settings["learning_rate"] == 1e-5
 
     def test_does_nothing_twice(self, interrupted, monkeypatch):
         """All steps were made: none is made again."""
-        monkeypatch.setattr("hf_posenc.conversion.healing._Run._step", None)
+        monkeypatch.setattr("hf_posenc.conversion.distillation._Run._step", None)
         _, report = convert(**interrupted, resume=True)
-        assert [entry["step"] for entry in report.healing] == [50, 60]
+        assert [entry["step"] for entry in report.distillation] == [50, 60]
 
 
 class TestTokenizer:

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from hf_posenc.conversion.measuring import Yardstick
-from hf_posenc.conversion.report import READS_LOCALLY, Report
+from hf_posenc.conversion.report import READS_LOCALLY, ConversionReport
 from hf_posenc.conversion.targets import windowed_states
 from hf_posenc.conversion.texts import Windows
 
@@ -107,10 +107,10 @@ def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
 
 
 def test_a_report_has_no_numbers_that_json_has_not():
-    report = Report("some", "t5", {}, trained_length=16, max_length=48)
-    report.rows = [{"stage": "heal", "length": 16, "token_cosine": 0.9, "spearman": math.nan}]
+    report = ConversionReport("some", "t5", {}, trained_length=16, max_length=48)
+    report.rows = [{"stage": "distill", "length": 16, "token_cosine": 0.9, "spearman": math.nan}]
     report.losses = [{"model": "converted", "length": n, "masked_lm_loss": x} for n, x in ((16, math.inf), (48, 2.0))]
-    report.healing = [{"step": 1, "error": -math.inf}]
+    report.distillation = [{"step": 1, "error": -math.inf}]
     report.conclude([])
 
     def refuse(constant):
@@ -120,18 +120,18 @@ def test_a_report_has_no_numbers_that_json_has_not():
     assert (
         entries["rows"][0]["spearman"]
         is entries["losses"][0]["masked_lm_loss"]
-        is entries["healing"][0]["error"]
+        is entries["distillation"][0]["error"]
         is None
     )
-    assert Report.metrics(report.rows[0]) == {"token_cosine": 0.9}
+    assert ConversionReport.metrics(report.rows[0]) == {"token_cosine": 0.9}
 
 
 @pytest.mark.parametrize(
     "losses, said", [([2.0, 1.9], "guessed better"), ([2.0, 2.1], READS_LOCALLY), ([], READS_LOCALLY)]
 )
 def test_only_a_loss_that_falls_with_more_context_says_that_it_is_used(losses, said):
-    report = Report("some", "t5", {}, trained_length=16, max_length=48)
-    report.rows = [{"stage": "heal", "length": length, "token_cosine": 0.9} for length in (16, 48)]
+    report = ConversionReport("some", "t5", {}, trained_length=16, max_length=48)
+    report.rows = [{"stage": "distill", "length": length, "token_cosine": 0.9} for length in (16, 48)]
     for model in ("original", "converted"):
         values = losses if model == "converted" else [3.0, 1.0][: len(losses)]
         report.losses += [{"model": model, "length": n, "masked_lm_loss": loss} for n, loss in zip((16, 48), values)]

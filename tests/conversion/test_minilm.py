@@ -27,10 +27,10 @@ def converted(checkpoint, scheme, **arguments):
     return convert(checkpoint, scheme, **text, **arguments)
 
 
-def test_t5_is_calibrated_and_healed(minilm):
+def test_t5_is_calibrated_and_distilled(minilm):
     _, report = converted(minilm, "t5", max_steps=60)
-    started, calibrated, healed = (row["token_cosine"] for row in report.rows)
-    assert started < 0.85 and calibrated > 0.94 and healed > 0.96
+    started, calibrated, distilled = (row["token_cosine"] for row in report.rows)
+    assert started < 0.85 and calibrated > 0.94 and distilled > 0.96
     assert report.final()[0]["sentence_cosine"] > 0.96 and report.final()[0]["spearman"] > 0.95
 
 
@@ -42,6 +42,6 @@ def test_beyond_leaves_128_tokens_exactly_and_reads_2048(minilm):
         difference = model(ids).last_hidden_state - original(ids).last_hidden_state
     assert difference.abs().max() < 1e-5
     tiled = {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == "start"}
-    healed = {row["length"]: row["token_cosine"] for row in report.final()}
-    assert healed[128] > 0.99999
-    assert healed[2048] > tiled[2048]
+    distilled = {row["length"]: row["token_cosine"] for row in report.final()}
+    assert distilled[128] > 0.99999
+    assert distilled[2048] > tiled[2048]

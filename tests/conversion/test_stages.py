@@ -1,4 +1,4 @@
-"""The stages by themselves: longer tables, targets, healing."""
+"""The stages by themselves: longer tables, targets, distillation."""
 
 import itertools
 import math
@@ -9,7 +9,7 @@ import tiny_checkpoints
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.conversion import Diverged, Healing, extend, heal, healing, start
+from hf_posenc.conversion import Distillation, Diverged, distill, distillation, extend, start
 from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.measuring import lengths_to_measure, spearman
 from hf_posenc.conversion.targets import normalised_error, original_states, windowed_states
@@ -92,7 +92,7 @@ class TestHeal:
     def test_words_and_pooler_stay_and_all_else_moves(self):
         original, student = self.student()
         before = {name: value.clone() for name, value in student.state_dict().items()}
-        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=3))
+        distill(student, original, windows(), windows(1), Distillation(32, 32, max_steps=3))
         after = student.state_dict()
         still = {name for name, value in before.items() if torch.equal(value, after[name])}
         assert still == {"embeddings.word_embeddings.weight", "pooler.dense.weight", "pooler.dense.bias"}
@@ -100,7 +100,7 @@ class TestHeal:
     def test_positions_alone(self):
         original, student = self.student()
         before = {name: value.clone() for name, value in student.state_dict().items()}
-        heal(student, original, windows(), windows(1), Healing(32, 32, train="positions", max_steps=3))
+        distill(student, original, windows(), windows(1), Distillation(32, 32, train="positions", max_steps=3))
         after = student.state_dict()
         assert {name for name in before if not torch.equal(before[name], after[name])} == {
             *position_parameters(student)
@@ -110,44 +110,46 @@ class TestHeal:
     def test_the_original_stays_as_it_is(self):
         original, student = self.student()
         before = {name: value.clone() for name, value in original.state_dict().items()}
-        heal(student, original, windows(), windows(1), Healing(32, 64, max_steps=3))
+        distill(student, original, windows(), windows(1), Distillation(32, 64, max_steps=3))
         assert all(torch.equal(value, before[name]) for name, value in original.state_dict().items())
 
     @pytest.mark.slow
     def test_text_of_a_step_is_long_every_second_time(self):
-        healing = Healing(32, 128, max_steps=3)
-        lengths = [healing.draw(windows(), step)["input_ids"].shape[1] for step in range(40)]
+        distillation = Distillation(32, 128, max_steps=3)
+        lengths = [distillation.draw(windows(), step)["input_ids"].shape[1] for step in range(40)]
         assert all(16 <= length <= 32 for length in lengths[::2])
         assert all(32 < length <= 128 for length in lengths[1::2])
-        assert torch.equal(healing.draw(windows(), 5)["input_ids"], healing.draw(windows(), 5)["input_ids"])
+        assert torch.equal(distillation.draw(windows(), 5)["input_ids"], distillation.draw(windows(), 5)["input_ids"])
         others = [
-            Healing(32, 128, max_steps=3, seed=1).draw(windows(), step)["input_ids"].shape[1] for step in range(40)
+            Distillation(32, 128, max_steps=3, seed=1).draw(windows(), step)["input_ids"].shape[1]
+            for step in range(40)
         ]
         assert others != lengths
         assert not torch.equal(
-            healing.draw(windows(), 4)["input_ids"][0, :16], healing.draw(windows(), 4, process=1)["input_ids"][0, :16]
+            distillation.draw(windows(), 4)["input_ids"][0, :16],
+            distillation.draw(windows(), 4, process=1)["input_ids"][0, :16],
         )
 
     @pytest.mark.slow
     def test_minutes_end_it_too(self):
         original, student = self.student()
-        history = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=0.01))
+        history = distill(student, original, windows(), windows(1), Distillation(32, 32, max_minutes=0.01))
         assert history[-1]["seconds"] >= 0.6
-        assert Healing(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
-        assert Healing(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
+        assert Distillation(32, 32, max_minutes=1, max_steps=100).spent(50, 6.0) == 0.5
+        assert Distillation(32, 32, max_minutes=1, max_steps=100).spent(5, 54.0) == pytest.approx(0.9)
 
     @pytest.mark.slow
     def test_rates_rise_over_twenty_steps_and_fall_to_nothing(self, monkeypatch):
         rates = []
-        one_step = healing._Run._step
+        one_step = distillation._Run._step
 
         def step(run, model, optimizer, *arguments):
             rates.append({group["highest"]: group["lr"] for group in optimizer.param_groups})
             return one_step(run, model, optimizer, *arguments)
 
-        monkeypatch.setattr(healing._Run, "_step", step)
+        monkeypatch.setattr(distillation._Run, "_step", step)
         original, student = self.student()
-        heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=40, learning_rate=0.002))
+        distill(student, original, windows(), windows(1), Distillation(32, 32, max_steps=40, learning_rate=0.002))
         assert len(rates) == 40 and {*rates[0]} == {0.002, 0.05}
         for highest in rates[0]:
             found = [entry[highest] / highest for entry in rates]
@@ -169,9 +171,11 @@ class TestHeal:
     def test_positions_have_rates_of_their_own(self, scheme, part, rate):
         student = make_student(tiny_checkpoints.stock(), scheme, {})
         names = {parameter: name for name, parameter in student.named_parameters()}
-        [group] = [g for g in healing.parameter_groups(student, 0.003) if any(part in names[p] for p in g["params"])]
+        [group] = [
+            g for g in distillation.parameter_groups(student, 0.003) if any(part in names[p] for p in g["params"])
+        ]
         assert group["lr"] == group["highest"] == rate
-        assert sum(len(g["params"]) for g in healing.parameter_groups(student, 0.003)) == len(names)
+        assert sum(len(g["params"]) for g in distillation.parameter_groups(student, 0.003)) == len(names)
 
     @pytest.mark.parametrize(
         "steps, looked_at", [(3, 0), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((49, 0), (60, 50)))]
@@ -179,7 +183,7 @@ class TestHeal:
     def test_a_model_that_diverges_is_put_back(self, steps, looked_at, tmp_path, monkeypatch):
         """To where it was last looked at, or to its start: after `steps` of them the error is no number."""
         seen, errors = {}, itertools.count()
-        look = healing._Run._cosine
+        look = distillation._Run._cosine
 
         def note(run, model, checked):
             seen.update({name: value.clone() for name, value in model.state_dict().items()})
@@ -190,20 +194,27 @@ class TestHeal:
 
         original, student = self.student()
         seen.update({name: value.clone() for name, value in student.state_dict().items()})
-        monkeypatch.setattr(healing._Run, "_cosine", note)
-        arguments = (student, original, windows(), windows(1), Healing(32, 32, max_steps=100), tmp_path / "healing.pt")
+        monkeypatch.setattr(distillation._Run, "_cosine", note)
+        arguments = (
+            student,
+            original,
+            windows(),
+            windows(1),
+            Distillation(32, 32, max_steps=100),
+            tmp_path / "distillation.pt",
+        )
         with pytest.raises(
             Diverged, match=f"at step {steps} the error .* to step {looked_at}; .*learning_rate .*0.00015"
         ):
-            heal(*arguments, error=error)
+            distill(*arguments, error=error)
         assert next(errors) == steps + 1
         assert all(torch.equal(value, seen[name]) for name, value in student.state_dict().items())
-        assert (tmp_path / "healing.pt").is_file() == (looked_at > 0)
+        assert (tmp_path / "distillation.pt").is_file() == (looked_at > 0)
 
     def test_a_last_step_that_leads_to_no_numbers_is_seen_too(self, monkeypatch):
         original, student = self.student()
         before = {name: value.clone() for name, value in student.state_dict().items()}
-        one_step = healing._Run._step
+        one_step = distillation._Run._step
 
         def step(run, model, *arguments):
             error = one_step(run, model, *arguments)
@@ -211,21 +222,21 @@ class TestHeal:
                 model.encoder.layer[0].output.dense.bias.data.fill_(math.nan)
             return error
 
-        monkeypatch.setattr(healing._Run, "_step", step)
+        monkeypatch.setattr(distillation._Run, "_step", step)
         with pytest.raises(Diverged, match="at step 5 the cosine is no finite number"):
-            heal(student, original, windows(), windows(1), Healing(32, 32, max_steps=5))
+            distill(student, original, windows(), windows(1), Distillation(32, 32, max_steps=5))
         assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
 
     def test_no_time_at_all_is_one_step(self):
         original, student = self.student()
-        [entry] = heal(student, original, windows(), windows(1), Healing(32, 32, max_minutes=1e-9))
+        [entry] = distill(student, original, windows(), windows(1), Distillation(32, 32, max_minutes=1e-9))
         assert entry["step"] == 1 and math.isfinite(entry["error"])
 
     def test_it_ends_when_nothing_is_gained(self):
-        gains = [{"cosine": 0.9}] * healing.PATIENCE
-        assert not healing._gains_no_more(gains)
-        assert healing._gains_no_more([*gains, {"cosine": 0.9001}])
-        assert not healing._gains_no_more([*gains, {"cosine": 0.91}])
+        gains = [{"cosine": 0.9}] * distillation.PATIENCE
+        assert not distillation._gains_no_more(gains)
+        assert distillation._gains_no_more([*gains, {"cosine": 0.9001}])
+        assert not distillation._gains_no_more([*gains, {"cosine": 0.91}])
 
 
 def test_lengths_that_are_measured():

@@ -101,7 +101,7 @@ class TestWindows:
         assert batch["attention_mask"].all()
 
     def test_spreads_windows_that_do_not_overlap(self, windows):
-        batch = windows.spread(6, 100)
+        batch = windows.evenly_spaced(6, 100)
         assert batch["input_ids"][:, 1:-1].flatten().unique().numel() == batch["input_ids"][:, 1:-1].numel() == 12
 
     def test_cuts_and_pads_lines(self, windows):

@@ -18,7 +18,7 @@ from transformers import AutoModel, PreTrainedModel
 from hf_posenc import convert
 from hf_posenc.cli import main
 from hf_posenc.conversion.checkpoints import load_checkpoint
-from hf_posenc.conversion.healing import heal
+from hf_posenc.conversion.distillation import distill
 from hf_posenc.conversion.measuring import Yardstick
 from hf_posenc.conversion.targets import normalised_error
 from hf_posenc.conversion.texts import Windows, read_documents
@@ -224,9 +224,9 @@ class TestNothingHalfWritten:
             with pytest.raises(OSError, match=r"No space left.*kept in .*\.out\.conversion, resume goes on"):
                 convert(checkpoint, "t5", **arguments)
         assert {path.name for path in tmp_path.glob("*out*")} == {".out.conversion"}
-        monkeypatch.setattr("hf_posenc.conversion.healing._Run._step", None)  # no step is made again
+        monkeypatch.setattr("hf_posenc.conversion.distillation._Run._step", None)  # no step is made again
         _, report = convert(checkpoint, "t5", resume=True, **arguments)
-        assert report.healing[-1]["step"] == 3
+        assert report.distillation[-1]["step"] == 3
         assert {path.name for path in tmp_path.glob("*out*")} == {"out"}
 
     def test_numbers_that_are_not_finite(self, checkpoint, words, tmp_path):
@@ -248,8 +248,8 @@ class TestNothingHalfWritten:
         def error(states, aim):
             return normalised_error(states, aim) * (math.inf if next(errors) == steps else 1)
 
-        defaults = [*heal.__defaults__[:-1], error]
-        monkeypatch.setattr(heal, "__defaults__", tuple(defaults))
+        defaults = [*distill.__defaults__[:-1], error]
+        monkeypatch.setattr(distill, "__defaults__", tuple(defaults))
         line = ["convert", str(checkpoint), str(tmp_path / "out"), "--position_scheme", "t5", "--text", str(words[0])]
         with pytest.raises(SystemExit) as exit:
             main([*line, "--max_steps", "100"])

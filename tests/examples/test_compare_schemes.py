@@ -156,7 +156,7 @@ def test_what_keeps_no_positions_of_the_checkpoint_is_converted_first(punctuatio
         return hf_posenc.convert(*arguments, trained_length=16, **settings)
 
     monkeypatch.setattr(compare_schemes, "convert", convert)
-    monkeypatch.setattr(hf_posenc.conversion.healing, "STEP_TOKENS", 64)
+    monkeypatch.setattr(hf_posenc.conversion.distillation, "STEP_TOKENS", 64)
     run_main(compare_schemes, *options)
     assert [scheme for scheme, _ in asked] == ["t5"]
     train = compare_schemes.punctuation_task(

@@ -41,7 +41,7 @@ def checkpoint(tmp_path_factory, texts):
 @pytest.fixture
 def options(texts, checkpoint, tmp_path):
     files = ["--train_file", texts / "train.txt", "--test_file", texts / "test.txt"]
-    sizes = "--lengths 64 128 --longest 160 --healed_length 128 --candidates 8 --queries 6 --article_queries 2 --max_steps 2"
+    sizes = "--lengths 64 128 --longest 160 --distilled_length 128 --candidates 8 --queries 6 --article_queries 2 --max_steps 2"
     model = ["--model_name_or_path", checkpoint, "--trained_length", "32"]
     return [*files, *sizes.split(), *model, "--output_dir", tmp_path / "out"]
 

@@ -284,7 +284,7 @@ def test_a_kill_at_any_moment_of_writing_is_noticed(copied):
             check_checkpoint(checkpoint)
 
 
-PARTS = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
+CLASSES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"]
 
 
 DAMAGES = {
@@ -296,13 +296,13 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", CLASSES)
 def test_a_damaged_part_is_named(part, copied):
     file = copied / "checkpoint-9" / part
     content = file.read_bytes()
     for damage, damaged in DAMAGES.items():
         # Safetensors that are as long as they should be have nothing else to be checked by.
-        if (part, damage) == (PARTS[0], "zeros at the end"):
+        if (part, damage) == (CLASSES[0], "zeros at the end"):
             continue
         file.unlink()
         if damaged is not None:

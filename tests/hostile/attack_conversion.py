@@ -193,7 +193,7 @@ def attack_killed(rng: random.Random, folder: Path) -> None:
     command = [sys.executable, "-c", CHILD, source, output, text, "60"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     child = subprocess.Popen([*command, "0"], **quiet)
-    state = folder / ".out.conversion" / "healing.pt"
+    state = folder / ".out.conversion" / "distillation.pt"
     until = time.monotonic() + 30
     if rng.random() < 0.7:
         while not state.exists() and child.poll() is None and time.monotonic() < until:
@@ -272,7 +272,7 @@ def attack_resume(rng: random.Random, folder: Path) -> None:
         pass
     finally:
         converting.write_converted = write
-    if not (folder / ".out.conversion" / "healing.pt").is_file():
+    if not (folder / ".out.conversion" / "distillation.pt").is_file():
         raise Wrong("no state is left")
     kind = rng.choice(
         ["weights", "config", "text", "flags", "steps", "seed", "cut", "gone", "report", "tokenizer", "held"]
@@ -295,7 +295,7 @@ def attack_resume(rng: random.Random, folder: Path) -> None:
         case "seed":
             keywords["seed"] = 4
         case "cut":
-            state = folder / ".out.conversion" / "healing.pt"
+            state = folder / ".out.conversion" / "distillation.pt"
             state.write_bytes(state.read_bytes()[: rng.randrange(state.stat().st_size)])
         case "gone":
             (folder / ".out.conversion" / "report.json").unlink()

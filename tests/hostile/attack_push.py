@@ -37,7 +37,7 @@ import tiny_checkpoints  # noqa: E402
 from hub_server import Fault, File, LoopbackHub  # noqa: E402
 from loop import note  # noqa: E402
 
-import hf_posenc.hub  # noqa: E402
+import hf_posenc.hub.pushing  # noqa: E402
 from hf_posenc import cli  # noqa: E402
 
 

@@ -21,12 +21,12 @@ from hf_posenc.modeling.block_terms import (
     ValueTable,
     block_terms,
 )
-from hf_posenc.modeling.blocks import Block, Sizes, clipping_of
+from hf_posenc.modeling.blocks import AttentionShape, Block, clipping_of
 from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
 
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM, ROWS = 2, 3, 7, 11, 4, 5
-SIZES = Sizes(BATCH, HEADS, QUERIES, KEYS)
+SIZES = AttentionShape(BATCH, HEADS, QUERIES, KEYS)
 BLOCK = Block(1, slice(1, 3), slice(2, 6), slice(3, 10))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from hf_posenc.modeling.blocks import (
     LINE,
+    AttentionShape,
     Block,
-    Sizes,
     aligned,
     block_seed,
     clipping_of,
@@ -66,7 +66,7 @@ def test_whole_lines_hold_the_keys_and_end_with_the_length():
 
 @pytest.mark.parametrize("query_length, key_length", LENGTHS)
 def test_the_first_distance_is_the_smallest_of_all_pairs(query_length, key_length):
-    assert Sizes(1, 1, query_length, key_length).distances == query_length + key_length - 1
+    assert AttentionShape(1, 1, query_length, key_length).distances == query_length + key_length - 1
     for queries, keys in itertools.product(parts(query_length), parts(key_length)):
         found = [distance(i, j, query_length) for i in indices(queries) for j in indices(keys)]
         assert first_distance(queries, keys, query_length) == min(found)
@@ -78,7 +78,7 @@ def test_the_first_distance_is_the_smallest_of_all_pairs(query_length, key_lengt
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("query_length, key_length", LENGTHS)
 def test_the_split_puts_every_key_where_its_distances_are(query_length, key_length, step):
-    sizes = Sizes(1, 1, query_length, key_length)
+    sizes = AttentionShape(1, 1, query_length, key_length)
     count = sizes.distances
     for first, last in itertools.product(range(count), repeat=2):
         if first + last > count:
@@ -109,7 +109,7 @@ def test_the_split_puts_every_key_where_its_distances_are(query_length, key_leng
 
 
 def test_clipping_is_true_where_something_is_clipped():
-    sizes = Sizes(1, 1, 4, 4)
+    sizes = AttentionShape(1, 1, 4, 4)
     assert not clipping_of(0, 0, sizes, 2, 2)
     assert clipping_of(0, 0, sizes, 2, 2).laid_out == slice(0, 7)
     assert clipping_of(1, 0, sizes, 2, 2) and clipping_of(0, 1, sizes, 2, 2)

@@ -16,7 +16,7 @@ import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.modeling import caching
 from hf_posenc.modeling.distance_products import Table, declare_constant
-from hf_posenc.modeling.scheme import PositionEmbedding, PositionLinear
+from hf_posenc.modeling.scheme import PositionLinear, PositionTable
 
 
 pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
@@ -495,9 +495,7 @@ def test_global_hooks_are_called_every_time(model):
 def test_a_global_hook_may_change_what_a_projection_gives(model):
     plain = output(model)
     handle = nn.modules.module.register_module_forward_hook(
-        lambda module, arguments, result: (
-            result * 3 if isinstance(module, PositionEmbedding | PositionLinear) else None
-        )
+        lambda module, arguments, result: result * 3 if isinstance(module, PositionTable | PositionLinear) else None
     )
     try:
         hooked = output(model)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import hf_posenc
-from hf_posenc import plugin
 from hf_posenc.inspection import code_files
+from hf_posenc.integrations import hooks as plugin
 
 
 PACKAGE = Path(hf_posenc.__file__).parent

@@ -3,14 +3,14 @@
 import pytest
 
 from hf_posenc.modeling.block_terms import DistanceBias, KeyTable, PairBias, PositionProduct, QueryTable, ValueTable
-from hf_posenc.modeling.blocks import Sizes
+from hf_posenc.modeling.blocks import AttentionShape
 from hf_posenc.modeling.strategies import Kernel, Strategy, choose_strategy, may_clip
 
 
 def choose(kinds: set, length: int, *, batch: int = 8, clipped: tuple[int, int] = (0, 0), **differently) -> Strategy:
     """Without dropout, with a range of keys for each sequence, unless something else is given."""
     facts = {"dropout": False, "has_ranges": True, "is_shared": True, "is_dense": True, "has_backward": False}
-    return choose_strategy(Sizes(batch, 12, length, length), frozenset(kinds), clipped, **facts | differently)
+    return choose_strategy(AttentionShape(batch, 12, length, length), frozenset(kinds), clipped, **facts | differently)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_clipping_is_made_use_of_where_it_saves_enough():
     assert choose({QueryTable}, 512, clipped=(448, 448)).clipping
     assert not choose({QueryTable}, 512, clipped=(380, 380)).clipping
     assert not choose({QueryTable, PairBias}, 512, clipped=(448, 448)).clipping
-    assert not may_clip(Sizes(1, 12, 128, 128), frozenset({QueryTable}))
+    assert not may_clip(AttentionShape(1, 12, 128, 128), frozenset({QueryTable}))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_weights_of_short_sequences_are_kept_for_the_backward_pass(kinds, length
 
 def test_weights_of_clipped_keys_are_not_kept_for_few_queries_with_a_long_cache():
     facts = {"dropout": False, "has_ranges": True, "is_shared": True, "is_dense": True, "has_backward": True}
-    sizes = Sizes(1, 12, 4, 4096)
+    sizes = AttentionShape(1, 12, 4, 4096)
     found = choose_strategy(sizes, frozenset({QueryTable, KeyTable}), (3600, 100), **facts)
     assert found.clipped_keys_by_kernel and not found.keeps_weights
     assert choose_strategy(sizes, frozenset({QueryTable, KeyTable}), (0, 0), **facts).keeps_weights

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MINUTES = 10
 # Beside the package, whatever a test may read; used where git does not tell.
-PARTS = ("hf_posenc", "examples", "tests", "docs", "benchmarks", "model_cards", ".ci")
+CLASSES = ("hf_posenc", "examples", "tests", "docs", "benchmarks", "model_cards", ".ci")
 
 
 def read_mutations(path: Path = HERE / "mutations.toml") -> list[dict]:
@@ -46,7 +46,7 @@ def files_of(checkout: Path) -> list[Path]:
     if listed.returncode == 0:
         names = [Path(name) for name in listed.stdout.decode().split("\0") if name]
     else:
-        found = [path for part in PARTS for path in (checkout / part).rglob("*") if "__pycache__" not in path.parts]
+        found = [path for part in CLASSES for path in (checkout / part).rglob("*") if "__pycache__" not in path.parts]
         names = [path.relative_to(checkout) for path in (*checkout.iterdir(), *found)]
     return [name for name in names if (checkout / name).is_file()]
 

@@ -16,7 +16,8 @@ from types import ModuleType
 
 from filelock import FileLock
 
-from hf_posenc import plugin
+from hf_posenc import registry
+from hf_posenc.integrations import hooks as plugin
 
 
 FILES = ("test_modeling_common.py", "test_configuration_common.py")
@@ -130,7 +131,7 @@ def _name_variants(modeling: ModuleType) -> None:
 
     Into the test module's own tables: transformers has to cope with the variants as they are.
     """
-    variants = {stock.__name__: variant.__name__ for stock, variant in plugin.VARIANT_MODELS.items()}
+    variants = {stock.__name__: variant.__name__ for stock, variant in registry.VARIANT_MODELS.items()}
     for table_name, table in list(vars(modeling).items()):
         if table_name.endswith("_MAPPING_NAMES"):
             named = {

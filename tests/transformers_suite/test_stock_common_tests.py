@@ -10,9 +10,9 @@ from transformers.testing_utils import torch_device
 from transformers_suite.runner import Outcomes
 from transformers_suite.test_common_tests import common_tests  # noqa: F401  the fixture
 
+from hf_posenc.integrations.stock_attention import attention as stock_attention
+from hf_posenc.integrations.stock_attention import mpnet
 from hf_posenc.modeling import attention
-from hf_posenc.stock_attention import attention as stock_attention
-from hf_posenc.stock_attention import mpnet
 
 
 pytestmark = pytest.mark.slow
