@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .inspection import flags_of
 from .integrations.unpadding import remove_hooks
-from .modeling.configuration_posenc import PositionConfigMixin
+from .modeling.configuration_posenc import PositionConfigMixin, stored_flags
 from .modeling.flags import UNPAD
 from .modeling.schemes import FLAGS, SCHEMES, scheme_names
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families, family_of
@@ -117,9 +116,10 @@ def _check_native(config: PositionConfigMixin) -> None:
         for each in (config, native)
     )
     if own != stock:
+        others = {flag: value for flag, value in stored_flags(vars(config)).items() if flag != "position_scheme"}
         raise ValueError(
             f"only position_scheme={family.native_scheme!r} without other flags computes what a stock {family.model_type} model "
-            f"does; this one has {config.position_scheme!r} with {flags_of(config) or 'no other flag'}"
+            f"does; this one has {config.position_scheme!r} with {others or 'no other flag'}"
         )
 
 

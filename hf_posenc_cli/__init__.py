@@ -194,9 +194,9 @@ Text = Annotated[
 @_with_position_flags
 def convert(
     model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
-    folder: Annotated[Path | None, typer.Argument(hidden=True, metavar="")] = None,
+    folder: Annotated[Path | None, typer.Argument(help="The folder to write, as --out names it now.")] = None,
     *,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; whole or not at all.  [required]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; whole or not at all. Required.")] = None,
     position_scheme: Annotated[
         str, typer.Option("--position-scheme", help="The scheme that it is to have: `hf-posenc schemes` lists them.")
     ],

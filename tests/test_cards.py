@@ -548,13 +548,13 @@ class TestCardThatIsThere:
     def test_is_written_whole_or_not_at_all(self, force, folder, monkeypatch):
         (folder / "README.md").write_text(THEIRS)
         names = {path.name for path in folder.iterdir()}
-        write = Path.write_text
+        write = Path.write_bytes
 
-        def full(self, text, *arguments, **keywords):
-            write(self, text[: len(text) // 2], *arguments, **keywords)
+        def full(self, content):
+            write(self, content[: len(content) // 2])
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(OSError, match="No space left"):
             write_card(folder, force=force)
         assert (folder / "README.md").read_text() == THEIRS and {path.name for path in folder.iterdir()} == names
@@ -768,4 +768,4 @@ def test_the_metadata_is_plain_yaml(card):
 def test_the_template_travels_with_the_package():
     from hf_posenc.hub.cards import TEMPLATE
 
-    assert TEMPLATE.is_file() and TEMPLATE.parent == Path(hf_posenc.__file__).parent
+    assert TEMPLATE.is_file() and TEMPLATE.parent == Path(hf_posenc.__file__).parent / "hub"

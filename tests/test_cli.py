@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,16 +83,42 @@ class TestHelp:
     def test_explains_every_argument_and_option(self, command, run):
         code, out, _ = run(f"{command} --help")
         assert code == 0
-        parameters = [p for p in commands()[command].params if p.name != "help"]
+        parameters = [p for p in commands()[command].params if p.name != "help" and not p.hidden]
         least = {"schemes": 0, "inspect": 2, "push": 6, "card": 8, "convert": 20, "compare": 4, "plot": 3, "report": 4}
         assert len(parameters) >= least[command]
         for parameter in parameters:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())
 
+    def test_nothing_heavy_is_imported_before_a_command_is_understood(self):
+        code = (
+            "import sys\nfrom hf_posenc_cli import main\n"
+            "for arguments in (['--help'], ['--version'], ['convert', '--help'], ['plot'], ['convert', 'a', '--no-such-option']):\n"
+            "    try: main(arguments)\n"
+            "    except SystemExit: pass\n"
+            "print({'torch', 'transformers', 'hf_posenc', 'numpy'} & {*sys.modules})"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("\nset()\n") and f"transformers {transformers.__version__}" in done.stdout
+
+    def test_its_flags_are_those_of_the_schemes(self):
+        done = subprocess.run(
+            [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+    @pytest.mark.parametrize(
+        "line", ["card {folder} --output {out}", "convert {folder} {out} --position_scheme t5 --max_length 1"]
+    )
+    def test_names_of_before_work_and_say_so(self, line, run, variant, tmp_path):
+        _, _, err = run(line.format(folder=variant, out=tmp_path / "out"))
+        assert "is called --out now" in err
+        code, _, err = run(line.format(folder=variant, out=tmp_path / "out") + f" --out {tmp_path}")
+        assert code == 2 and "by its name of before" in err
+
     def test_the_command_is_installed_with_the_package(self):
         project = (ROOT / "pyproject.toml").read_text()
-        assert 'hf-posenc = "hf_posenc.cli:main"' in project
+        assert 'hf-posenc = "hf_posenc_cli:main"' in project
 
 
 class TestErrors:

@@ -411,8 +411,8 @@ def test_rows_are_those_of_transformers(length, span, buckets, max_distance):
     pairs = modeling_deberta_v2.build_relative_position(queries, queries, buckets, max_distance)
     expected = (pairs + span).clamp(0, 2 * span - 1)[0]
     relative, rows, start, stop = deberta._reached(length, span, buckets, max_distance)
-    assert torch.equal(position_attention.spread(relative, length, length), pairs[0])
-    assert torch.equal(position_attention.spread(rows, length, length), expected)
+    assert torch.equal(position_attention.expand_to_pairs(relative, length, length), pairs[0])
+    assert torch.equal(position_attention.expand_to_pairs(rows, length, length), expected)
     assert (start, stop) == (int(expected.min()), int(expected.max()) + 1)
 
 

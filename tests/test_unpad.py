@@ -783,8 +783,10 @@ class TestGroups:
         used = packing.Packing.of(attended, 4)
         states = torch.randn(7, 20, 8)
         assert len(used.groups) > 1
-        torch.testing.assert_close(used.unpack(used.pack(states)), states * attended[..., None], atol=0, rtol=0)
-        in_heads = used.pack(states).view(1, -1, 4, 2).transpose(1, 2)
+        torch.testing.assert_close(
+            used.pad_input(used.unpad_input(states)), states * attended[..., None], atol=0, rtol=0
+        )
+        in_heads = used.unpad_input(states).view(1, -1, 4, 2).transpose(1, 2)
         for group, part in zip(used.groups, used.by_group(in_heads)):
             own = attended[group.sequences, : group.shape[1]]
             expected = states[group.sequences, : group.shape[1]].view(*own.shape, 4, 2)

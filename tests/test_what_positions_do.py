@@ -41,7 +41,7 @@ def test_the_commands_are_those_that_were_run(script):
     commands = script["commands"]("path/to/all-MiniLM-L6-v2")
     for command in commands:
         assert " ".join(part for part in command if part != "--resume") in PAGE
-    assert FOUND["max_steps"] == script["STEPS"] and f"--max_steps {script['STEPS']}" in PAGE
+    assert FOUND["max_steps"] == script["STEPS"] and f"--max-steps {script['STEPS']}" in PAGE
 
 
 def test_its_pictures_are_there_and_no_others(script):

@@ -241,7 +241,7 @@ def packing_of(config, encoder: nn.Module, heads: int | None, inputs: ModelInput
 
 # Modules of Python whose hooks packed states do no harm. Those of transformers that record outputs stay on a model once they
 # were used, and do nothing where nothing is recorded. Those of `hf_posenc.unpad` are there to pack.
-HARMLESS_HOOKS = {"transformers.utils.output_capturing", "hf_posenc.unpadding"}
+HARMLESS_HOOKS = {"transformers.utils.output_capturing", "hf_posenc.integrations.unpadding"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 

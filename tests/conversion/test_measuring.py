@@ -60,7 +60,7 @@ def test_beyond_it_the_target_are_the_original_s_windows(models, text):
     yardstick = Yardstick(original, text, 16, 48)
     row = yardstick.measure(other, "some")[-1]
     assert row["length"] == 48
-    batch = text.spread(48, 170)
+    batch = text.evenly_spaced(48, 170)
     aim = windowed_states(original, batch, 16)[-1].flatten(0, 1)
     shifted = windowed_states(original, batch, 16, shifted=True)[-1].flatten(0, 1)
     with torch.no_grad():
@@ -88,12 +88,19 @@ def test_lengths_that_the_text_does_not_have_are_left_out(models):
         Yardstick(models[0], Windows(["w5 w6"], tiny_checkpoints.tokenizer()), 16, 16)
 
 
+def test_a_report_of_before_is_read():
+    report = ConversionReport("a", "t5", {}, 128, 128, rows=[{"stage": "distill", "length": 128}])
+    report.distillation, report.seconds = [{"step": 1}], {"distill": 2.0}
+    old = report.to_json().replace('"distillation"', '"healing"').replace('"distill"', '"heal"')
+    assert '"healing"' in old and ConversionReport.from_json(old) == report
+
+
 def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
     model = tiny_checkpoints.stock(head="ForMaskedLM")
     yardstick = Yardstick(model, text, 16, 48)
     rows = yardstick.losses(4, model)
     assert [row["length"] for row in rows] == [16, 48] * 2
-    whole = text.spread(48, 170)["input_ids"]
+    whole = text.evenly_spaced(48, 170)["input_ids"]
     generator = torch.Generator().manual_seed(0)
     asked = (torch.rand(whole.shape, generator=generator) < 0.15) & (torch.arange(48) >= 40)
     asked[:, -1] = False

@@ -71,13 +71,13 @@ class TestTargets:
 
     def test_another_tiling_is_another_one(self):
         model = tiny_checkpoints.stock()
-        batch = windows().spread(40, 2)
+        batch = windows().evenly_spaced(40, 2)
         first, second = (windowed_states(model, batch, 12, shifted)[-1] for shifted in (False, True))
         assert (first - second).abs().max() > 1e-2
 
     def test_within_the_window_it_is_the_original(self):
         model = tiny_checkpoints.stock()
-        batch = windows().spread(12, 2)
+        batch = windows().evenly_spaced(12, 2)
         with torch.no_grad():
             assert torch.equal(original_states(model, batch, 12)[-1], model(**batch).last_hidden_state)
 

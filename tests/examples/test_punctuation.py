@@ -4,8 +4,8 @@ import pytest
 from punctuation import (
     IGNORED,
     LABELS,
+    chapters,
     hold_out,
-    language_reference,
     prose,
     read_documents,
     take_punctuation,
@@ -58,7 +58,7 @@ no full stop here although there are many words in this line
 def test_documents_of_the_language_reference_share_no_paragraph():
     from pydoc_data.topics import topics
 
-    documents = language_reference()
+    documents = chapters()
     paragraphs = [paragraph for topic in topics.values() for paragraph in dict.fromkeys(prose(topic))]
     # Topics do quote each other, so that without care text would be both trained on and held out.
     assert len(set(paragraphs)) < 0.9 * len(paragraphs)
@@ -71,7 +71,7 @@ def test_documents_of_the_language_reference_share_no_paragraph():
 
 
 def test_windows_hold_every_word_once_and_no_punctuation(tokenizer):
-    documents = language_reference()[-3:]
+    documents = chapters()[-3:]
     features = windows(documents, tokenizer, length=40)
     expected = [take_punctuation(document) for document in documents]
     words = [word for words, _ in expected for word in words]
