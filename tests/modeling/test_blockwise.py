@@ -120,13 +120,15 @@ def make_mask(kind: str, query_length: int, key_length: int) -> torch.Tensor | N
             return torch.ones(query_length, key_length, dtype=torch.bool).tril(key_length - query_length)[None, None]
         case "per head":
             return torch.rand(BATCH, HEADS, query_length, key_length) < 0.6
+        case "per head and key":
+            return (torch.rand(BATCH, HEADS, 1, key_length) < 0.6) | (keys == 0)
         case "additive":
             mask = torch.randn(BATCH, 1, query_length, key_length, dtype=torch.float64)
             return mask.masked_fill(~right[:, None, None], torch.finfo(torch.float64).min)
 
 
 MASKS = ["none", "right padding", "left padding, per key", "holes", "one sequence all masked", "causal", "per head"]
-MASKS += ["additive"]
+MASKS += ["per head and key", "additive"]
 
 
 def written_out(content_query, query, key, value, terms, mask, scaling) -> torch.Tensor:

@@ -88,11 +88,11 @@ def test_position_ids_are_obeyed_through_a_cache(scheme, family, lengths, kind):
     torch.testing.assert_close(found, at_once(model, batch, position_ids), atol=TOLERANCE, rtol=0)
 
 
-@cross(scheme=EVERY_SCHEME, kind=["dynamic", "static"], strength=1)
-def test_pieces_with_and_without_position_ids_may_follow_each_other(scheme, kind):
-    model, batch = decoder(scheme), inputs(padding=None)
+@cross(scheme=EVERY_SCHEME, kind=["dynamic", "static"], family=FAMILIES, strength=1)
+def test_pieces_with_and_without_position_ids_may_follow_each_other(scheme, kind, family):
+    model, batch = decoder(scheme, family), inputs(padding=None, family=family)
     cache = DynamicCache() if kind == "dynamic" else StaticCache(model.config, max_cache_len=20)
-    position_ids = torch.arange(LENGTH).repeat(3, 1)
+    position_ids = torch.arange(LENGTH).repeat(3, 1) + first_position(family)
     position_ids[:, 4:8] = position_ids[:, 4:8] * 3 + 1
     expected = at_once(model, batch, position_ids)
     with torch.no_grad():
