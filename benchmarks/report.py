@@ -16,7 +16,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-from records import write_json  # noqa: E402
+from records import differences, write_json  # noqa: E402
 
 from hf_posenc.files import write_whole  # noqa: E402
 
@@ -60,8 +60,8 @@ def stopped_at(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """
     file = RESULTS / f"{name}.json"
     there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if there and there["settings"] != settings:
-        sys.exit(f"error: {file} was measured with other settings than {settings}: run without --resume")
+    if there and (differ := differences(there["settings"], settings)):
+        sys.exit(f"error: {file} was measured with other settings ({'; '.join(differ)}): run without --resume")
     return there
 
 

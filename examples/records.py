@@ -25,6 +25,15 @@ def write_json(file: Path, content: Any) -> None:
     write_whole({file: json.dumps(content, indent=2) + "\n"})
 
 
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """What recorded settings and those of today have different, a phrase each; a setting that one lacks is None there."""
+    return [
+        f"{name} is {there.get(name)!r} there and {here.get(name)!r} here"
+        for name in here | there
+        if there.get(name) != here.get(name)
+    ]
+
+
 def same_settings(file: Path, settings: dict[str, Any]) -> bool:
     """Whether settings are recorded in a file; they are those then.
 
@@ -35,12 +44,7 @@ def same_settings(file: Path, settings: dict[str, Any]) -> bool:
         return False
     recorded = json.loads(file.read_text(encoding="utf-8"))
     current = json.loads(json.dumps(settings, default=str))
-    differ = [
-        f"{name} is {recorded.get(name)!r} there and {current.get(name)!r} here"
-        for name in current | recorded
-        if recorded.get(name) != current.get(name)
-    ]
-    if differ:
+    if differ := differences(recorded, current):
         raise ValueError(
             f"{file.parent} holds results of other settings ({'; '.join(differ)}): name another --output_dir"
         )

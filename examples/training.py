@@ -16,7 +16,7 @@ import torch
 from arguments import DataArguments, cut_nothing_by_itself
 from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
 from datasets import Dataset
-from records import check_writable, write_json
+from records import check_writable, differences, write_json
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
@@ -192,13 +192,12 @@ class Run:
                 )
             return False
         recorded = read_json(self.record)
-        there = recorded["settings"]
-        differ = [
-            f"{name} is {there[name]!r} there and {value!r} here"
-            for name, value in self.settings.items()
-            if name in there and there[name] != value
-        ]
-        if differ:
+        known = recorded["settings"].keys() & self.settings.keys()
+        there, here = (
+            {name: each[name] for name in self.settings if name in known}
+            for each in (recorded["settings"], self.settings)
+        )
+        if differ := differences(there, here):
             raise ValueError(
                 f"{self.folder} holds a run with other settings ({'; '.join(differ)}): name another --output_dir, or "
                 "delete that one"
