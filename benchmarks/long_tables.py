@@ -1,19 +1,11 @@
 """The tables and the plot of docs/long-documents.md, from the files in results/.
 
-    python benchmarks/long_tables.py
-
-Puts all tables that there are between the page's two marks, and the plot into docs/pictures/.
+`docs/generate.py` puts all tables that there are between the page's two marks; the plot is results/long_documents/results.png.
 """
-
-import argparse
-import shutil
-from pathlib import Path
 
 from report import RESULTS, replace_marked
 
 
-PAGE = Path(__file__).parents[1] / "docs" / "long-documents.md"
-PICTURE = PAGE.parent / "pictures" / "long-documents.png"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
 
@@ -29,14 +21,6 @@ def block() -> str:
     return "".join(f"\n{part}\n" for part in parts) + "\n"
 
 
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(replace_marked(text, BEGIN, END, f"{BEGIN}{block()}{END}"), encoding="utf-8")
-    plot = RESULTS / "long_documents" / "results.png"
-    if plot.is_file():
-        shutil.copyfile(plot, PICTURE)
-
-
-if __name__ == "__main__":
-    main()
+def with_tables(page: str) -> str:
+    """The page with the tables of today between its marks."""
+    return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

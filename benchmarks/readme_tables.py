@@ -1,12 +1,9 @@
 """What README and docs say was measured, from the files in results/.
 
-    python benchmarks/readme_tables.py
-
-Prints all tables and puts them into the pages in place of those that are there. Of figures in sentences, it says which of them the
+`docs/generate.py` puts the tables into the pages in place of those that are there. Of figures in sentences, it says which of them the
 pages do not have as they are in the results; these are mended by hand.
 """
 
-import argparse
 import json
 import math
 import re
@@ -391,25 +388,3 @@ def replace_table(text: str, table: str) -> str:
 def one_line(text: str) -> str:
     """A text without its line breaks."""
     return " ".join(text.split())
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    for page, own in tables().items():
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for table in own:
-            print(f"{table}\n")
-            text = replace_table(text, table)
-        (ROOT / page).write_text(text, encoding="utf-8")
-    text = (ROOT / CONVERSION).read_text(encoding="utf-8")
-    (ROOT / CONVERSION).write_text(replace_conversions(text), encoding="utf-8")
-    print(conversions())
-    for page, own in figures().items():
-        text = one_line((ROOT / page).read_text(encoding="utf-8"))
-        for figure in own:
-            if figure not in text:
-                print(f"{page} should say: {figure}")
-
-
-if __name__ == "__main__":
-    main()

@@ -101,7 +101,8 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.endswith("\nset()\n") and f"transformers {transformers.__version__}" in done.stdout
 
-    def test_its_flags_are_those_of_the_schemes(self):
+    @pytest.mark.slow
+    def test_what_is_generated_is_as_it_would_be_written(self):
         done = subprocess.run(
             [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True
         )

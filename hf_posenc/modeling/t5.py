@@ -21,7 +21,7 @@ class T5(AttentionScheme):
     """score(i, j) = q_i·k_j/√d + b[h, bucket(j - i)].
 
     b is `encoder.relative_attention_bias.weight` (buckets, heads), one table for all layers, or with
-    `position_per_layer` one in each `encoder.layer.N.attention.self`. The bias is not scaled. Buckets are bidirectional in
+    `position_per_layer` one in each `encoder.layer.N.attention.self`. The bias is not divided by √d. Buckets are bidirectional in
     an encoder and unidirectional in a decoder. Beside `tupe` (TUPE-R) the bias is 0 in [CLS]'s row and column.
 
     MPNet's checkpoints have such a table, of 32 buckets and distance 128, in the same place: `absolute+t5` computes what they do.

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from tiny import build, fill_positions, inputs, stock_config, variant_class, variant_config
+from tiny import FAMILIES, build, fill_positions, inputs, stock_config, variant_class, variant_config
 from transformers import AutoConfig, AutoModel, MPNetForMaskedLM, MPNetModel, PreTrainedModel
 
 from hf_posenc import position_parameters
+from hf_posenc.modeling.schemes import SCHEMES, scheme_names
 
 
 pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
@@ -146,6 +147,15 @@ def test_from_scratch_the_bias_starts_as_stocks():
     for each in (stock, model):
         assert each.encoder.relative_attention_bias.weight.std().item() == pytest.approx(0.2, rel=0.2)
     assert KEY in position_parameters(model)
+
+
+def test_every_flag_of_its_own_schemes_is_its_checkpoints_or_changes_nothing_of_theirs():
+    family, without = (
+        FAMILIES["mpnet"].family,
+        {"position_init", "position_combine", "position_every_layer", "position_stride"},
+    )
+    own = {flag.name for name in scheme_names(family.native_scheme) for flag in SCHEMES[name].flags}
+    assert own == {*family.native_flags} | without
 
 
 @pytest.mark.parametrize("flags, named", [
