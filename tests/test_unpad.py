@@ -802,3 +802,25 @@ def test_fill_positions_matter_here(packed):
         found = model(**batch)[0]
         other = fill_positions(copy.deepcopy(model), seed=9)(**batch)[0]
     assert packed and (found - other)[batch["attention_mask"].bool()].abs().max() > 1e-3
+
+
+def test_a_call_says_why_its_padding_is_computed(caplog):
+    model, batch = build("t5"), inputs(batch=8, length=40)
+    caplog.set_level("DEBUG", logger="hf_posenc")
+    for change, reason in (
+        ({}, None),
+        ({"attention_mask": None}, "no attention_mask"),
+        ({"attention_mask": torch.ones(8, 40)}, "0 of 320 places are padding, and leaving it out pays from 32 on"),
+        ({"output_hidden_states": True}, "hidden states or attention weights"),
+    ):
+        caplog.clear()
+        model(**batch | change)
+        assert [record.getMessage() for record in caplog.records if record.name.startswith("hf_posenc")] == (
+            [] if reason is None else [message for message in caplog.messages if reason in message][:1]
+        )
+        assert reason is None or caplog.messages
+    stock_model = BertModel(stock_config()).eval()
+    hf_posenc.unpad(stock_model)
+    stock_model.encoder.layer[0].register_forward_hook(lambda *_: None)
+    stock_model(**batch)
+    assert "has hooks of others" in caplog.messages[-1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput, output_capturing
+from transformers.utils import ModelOutput, logging, output_capturing
 
 from ..modeling.blockwise import allowed
 from ..modeling.family import Family
@@ -25,6 +25,9 @@ from ..modeling.modeling_posenc import PosencPreTrainedModel
 from ..modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
 from ..modeling.scheme import is_traced
 from ..modeling.stock_interface import ModelInputs, Receives
+
+
+logger = logging.get_logger(__name__)
 
 
 # DeBERTa's names of what is the same in all families; version 1 has one projection for all three.
@@ -230,7 +233,13 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     if is_traced():
         return
     inputs, family, packing = _inputs(model, args, kwargs), _family_of(model), None
-    if _may_pack(model, family, inputs.attention_mask) and not _head_reads_padding(model):
+    if not _may_pack(model, family, inputs.attention_mask):
+        logger.debug(
+            "padding is computed: no mask on a CPU, other layers than the family's, gradient checkpointing, or an option of DeBERTa"
+        )
+    elif _head_reads_padding(model):
+        logger.debug("padding is computed: the loss reads what stands at padding")
+    else:
         packing = packing_of(model.config, family.encoder_of(model), None, inputs)
     _current.set(Call(packing, _current.get()))
 

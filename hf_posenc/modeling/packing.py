@@ -14,10 +14,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 from torch.nn.modules import module as every_module
+from transformers.utils import logging
 
 from .blockwise import Term
 from .scheme import PairTerm, RelativeTerm, is_traced
 from .stock_interface import ModelInputs, Receives
+
+
+logger = logging.get_logger(__name__)
 
 
 # Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
@@ -214,29 +218,47 @@ def packing_of(config, encoder: nn.Module, heads: int | None, inputs: ModelInput
         heads: see [`Packing.of`].
         inputs: what it is called with.
     """
-    mask = inputs.attention_mask
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or is_traced():
+    if is_traced():
         return None
+    reason = reason_against(config, encoder, inputs)
+    if reason is not None:
+        logger.debug("padding is computed: %s", reason)
+        return None
+    return Packing.of(inputs.attention_mask.bool(), heads)
+
+
+def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | None:
+    """Why the padding of a batch is computed, for people; None where it is left out. docs/padding.md lists the reasons.
+
+    Args:
+        config, encoder, inputs: as for [`packing_of`].
+    """
+    mask = inputs.attention_mask
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return "there is no attention_mask of (batch, length)"
     # Of a mask of other sequences, stock makes what it makes, or an error.
     if tuple(mask.shape) != inputs.shape:
-        return None
+        return f"attention_mask has the shape {tuple(mask.shape)} and the input {inputs.shape}"
     if mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
-        return None
-    attended = mask.bool()
-    lengths = attended.sum(1)
-    padding = attended.numel() - int(lengths.sum())
-    if padding < max(FEWEST_PLACES, SMALLEST_SHARE * attended.numel()):
-        return None
+        return f"it is left out on CPUs with {' and '.join(BACKENDS)}, not on {mask.device} with {config._attn_implementation}"
+    lengths = mask.bool().sum(1)
+    padding, least = mask.numel() - int(lengths.sum()), max(FEWEST_PLACES, SMALLEST_SHARE * mask.numel())
+    if padding < least:
+        return f"{padding} of {mask.numel()} places are padding, and leaving it out pays from {least:.0f} on"
     # A sequence that is padding from end to end attends to its padding, and what is recorded has padding in it.
-    if not lengths.all() or padding_is_read.get() or inputs.records(config):
-        return None
-    if inputs.cache is not None or inputs.reads_another_sequence:
-        return None
-    if getattr(config, "is_decoder", False) or getattr(config, "chunk_size_feed_forward", 0):
-        return None
+    if not lengths.all():
+        return "a sequence is nothing but padding"
+    if padding_is_read.get():
+        return "the loss reads what stands at padding"
+    if inputs.records(config):
+        return "hidden states or attention weights are asked for"
+    if inputs.cache is not None or inputs.reads_another_sequence or getattr(config, "is_decoder", False):
+        return "the model is a decoder, or reads a cache or another sequence"
+    if getattr(config, "chunk_size_feed_forward", 0):
+        return "chunk_size_feed_forward is set"
     if is_hooked(encoder) or is_compiled(encoder):
-        return None
-    return Packing.of(attended, heads)
+        return "the encoder or a part of it has hooks of others, or is compiled by itself"
+    return None
 
 
 # Modules of Python whose hooks packed states do no harm. Those of transformers that record outputs stay on a model once they
