@@ -109,3 +109,11 @@ def test_a_family_is_public():
         for name in family.auto_classes.values():
             assert name in hf_posenc.__all__ and hasattr(hf_posenc, name)
         assert (ROOT / "hf_posenc" / "modeling" / family.modeling_file).is_file()
+
+
+def test_every_modeling_file_is_a_family_of_configs_and_named_where_people_look():
+    files = {file.name for file in (ROOT / "hf_posenc" / "modeling").glob("modeling_*.py")} - {"modeling_posenc.py"}
+    assert files == {family.modeling_file for family in FAMILIES.values()}
+    for page in ("README.md", "docs/padding.md"):
+        text = (ROOT / page).read_text(encoding="utf-8").lower().replace("-", "")
+        assert [name for name in FAMILIES if name.replace("-", "") not in text] == [], page
