@@ -101,7 +101,6 @@ def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags
         _check_native(config)
         stock = STOCK_CONFIGS[type(config)]
         changed = stock.from_dict({name: value for name, value in entries.items() if name not in NOT_STOCK})
-    changed._attn_implementation = config._attn_implementation
     changed.dtype, changed.name_or_path = config.dtype, config.name_or_path
     return changed
 
@@ -125,9 +124,11 @@ def _check_native(config: PositionConfigMixin) -> None:
 
 def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel:
     """A model as its class makes it, without memory for its parameters."""
-    said = config.dtype
+    said, implementation = config.dtype, model.config._attn_implementation
+    if implementation == "eager" and cls._supports_sdpa and not model._supports_sdpa:
+        implementation = None  # eager was no choice: stock MPNet has nothing else
     with torch.device("meta"):
-        made = cls._from_config(config, attn_implementation=model.config._attn_implementation, dtype=model.dtype)
+        made = cls._from_config(config, attn_implementation=implementation, dtype=model.dtype)
     made.config.dtype = said
     return made.train(model.training)
 

@@ -1,30 +1,34 @@
 """Which variant stands for which stock class of transformers, by the families' descriptions.
 
-A variant's class is named as the stock class with "Posenc" before it. Reading these tables installs nothing.
+A variant's class is named as the stock class with "Posenc" before it, and stands in the file of its family, which has taken the stock class from
+transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
 """
 
 from importlib import import_module
+from types import ModuleType
 
-import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from .modeling import configuration_posenc
 from .modeling.configuration_posenc import CONFIGS, PositionConfigMixin
 from .modeling.family import Family
 from .modeling.modeling_posenc import PosencPreTrainedModel
 
 
+def _modeling(family: Family) -> ModuleType:
+    return import_module(f".modeling.{family.modeling_file.removesuffix('.py')}", __package__)
+
+
 # Stock config class -> the variant's.
 VARIANT_CONFIGS: dict[type[PreTrainedConfig], type[PositionConfigMixin]] = {
-    getattr(transformers, f"{config.family.prefix}Config"): config for config in CONFIGS
+    getattr(configuration_posenc, f"{config.family.prefix}Config"): config for config in CONFIGS
 }
 # Stock model class -> the variant's, base models and heads.
 VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
-    getattr(transformers, f"{config.family.prefix}{head}"): getattr(
-        import_module(f".modeling.{config.family.modeling_file.removesuffix('.py')}", __package__),
-        f"Posenc{config.family.prefix}{head}",
-    )
-    for config in CONFIGS
-    for head in dict.fromkeys(config.family.heads.values())
+    getattr(module, name): getattr(module, f"Posenc{name}")
+    for family in (config.family for config in CONFIGS)
+    for module in (_modeling(family),)
+    for name in (f"{family.prefix}{head}" for head in dict.fromkeys(family.heads.values()))
 }
 # The other way round.
 STOCK_CONFIGS: dict[type[PositionConfigMixin], type[PreTrainedConfig]] = {v: s for s, v in VARIANT_CONFIGS.items()}

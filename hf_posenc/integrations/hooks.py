@@ -26,6 +26,7 @@ from ..modeling.configuration_posenc import (
     CONFIGS,
     FLAGS,
     LEGACY_KEY,
+    READ_FROM,
     PositionConfigMixin,
     carries_flags,
     check_names,
@@ -157,11 +158,11 @@ def _report_restored(scheme: str | None) -> None:
 def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
     """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
 
-    A variant's config is told where it was read, as Auto classes tell it.
+    A variant's config is told where it was read.
     """
     config_dict, kwargs = original(pretrained_model_name_or_path, **kwargs)
     if cls in VARIANT_CONFIGS and (carries_flags(kwargs) or carries_flags(config_dict)):
-        kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
+        kwargs[READ_FROM] = str(pretrained_model_name_or_path)
     if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
         config_dict = {**config_dict, "model_type": cls.model_type}
     return config_dict, kwargs

@@ -65,6 +65,9 @@ logger = logging.get_logger(__name__)
 LEGACY_KEY = "position_embedding_type"
 LEGACY_SCHEMES = ("relative_key", "relative_key_query")
 
+# Keyword by which `get_config_dict` tells `from_dict` where it has read.
+READ_FROM = "_read_from"
+
 # Flags and values that had other names before the first release.
 RENAMED = {
     "position_clip": "position_max_distance",
@@ -295,10 +298,10 @@ class PositionConfigMixin(PositionFlags):
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
         """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of.
 
-        `from_dict` learns where it was read, as Auto classes tell it.
+        `from_dict` is told where it was read.
         """
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        kwargs.setdefault("name_or_path", str(pretrained_model_name_or_path))
+        kwargs[READ_FROM] = str(pretrained_model_name_or_path)
         if config_dict.get("model_type") == cls.stock_model_type:
             config_dict = {**config_dict, "model_type": cls.model_type}
         return config_dict, kwargs
@@ -310,6 +313,7 @@ class PositionConfigMixin(PositionFlags):
         Where `position_scheme` is overridden, stored flags that the new schemes do not use are dropped, with one log line.
         """
         stored = stored_flags(config_dict)
+        place = kwargs.pop(READ_FROM, None) or kwargs.get("name_or_path")  # which Auto classes give
         given = {flag: value for flag in FLAGS if (value := kwargs.pop(flag, None)) is not None}
         check_names(kwargs)
         if legacy_scheme(kwargs) is not None:
@@ -321,7 +325,7 @@ class PositionConfigMixin(PositionFlags):
             config._check_native_flags()
         # They tell a loaded model which schemes the weights beside this config were trained with.
         config._stored_flags = stored
-        config._read_from = str(kwargs["name_or_path"]) if kwargs.get("name_or_path") else None
+        config._read_from = str(place) if place else None
         return result
 
     @classmethod

@@ -67,12 +67,12 @@ class TestEveryFamily:
         assert cosines(report, "calibrate")[32] > started - 0.01
         errors = [entry["cosine"] for entry in report.distillation]
         assert errors[-1] > started
-        loaded = AutoModel.from_pretrained(tmp_path / "out").eval()
+        loaded = tiny.aligned(AutoModel.from_pretrained(tmp_path / "out").eval())
         assert loaded.config.position_scheme == scheme
         inputs = tiny.inputs(family=family)
         inputs["attention_mask"][:] = 1
         with torch.no_grad():
-            assert torch.equal(loaded(**inputs).last_hidden_state, model(**inputs).last_hidden_state)
+            assert torch.equal(loaded(**inputs).last_hidden_state, tiny.aligned(model)(**inputs).last_hidden_state)
 
     @every_family
     def test_what_joins_its_own_positions_starts_exactly(self, family, tmp_path):

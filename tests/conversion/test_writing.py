@@ -250,7 +250,16 @@ class TestNothingHalfWritten:
 
         defaults = [*distill.__defaults__[:-1], error]
         monkeypatch.setattr(distill, "__defaults__", tuple(defaults))
-        line = ["convert", str(checkpoint), str(tmp_path / "out"), "--position_scheme", "t5", "--text", str(words[0])]
+        line = [
+            "convert",
+            str(checkpoint),
+            "--out",
+            str(tmp_path / "out"),
+            "--position-scheme",
+            "t5",
+            "--text",
+            str(words[0]),
+        ]
         with pytest.raises(SystemExit) as exit:
             main([*line, "--max_steps", "100"])
         said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hf-posenc: ")]
@@ -294,7 +303,16 @@ class TestNothingHalfWritten:
 
 
 def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, capsys):
-    line = ["convert", str(checkpoint), str(tmp_path / "out"), "--position_scheme", "deberta", "--train", "none"]
+    line = [
+        "convert",
+        str(checkpoint),
+        "--out",
+        str(tmp_path / "out"),
+        "--position-scheme",
+        "deberta",
+        "--train",
+        "none",
+    ]
     line += [
         "--text",
         str(words[0]),
