@@ -125,8 +125,8 @@ def _check_native(config: PositionConfigMixin) -> None:
 def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel:
     """A model as its class makes it, without memory for its parameters."""
     said, implementation = config.dtype, model.config._attn_implementation
-    if implementation == "eager" and cls._supports_sdpa and not model._supports_sdpa:
-        implementation = None  # eager was no choice: stock MPNet has nothing else
+    if cls._supports_sdpa != model._supports_sdpa and implementation == ("eager" if cls._supports_sdpa else "sdpa"):
+        implementation = None  # it was no choice: stock MPNet has nothing but eager
     with torch.device("meta"):
         made = cls._from_config(config, attn_implementation=implementation, dtype=model.dtype)
     made.config.dtype = said
