@@ -465,6 +465,7 @@ def test_positions_survive_loading_and_saving_again(tmp_path):
 
 
 @pytest.mark.parametrize("unwrap", [True, False])
+@pytest.mark.slow
 def test_positions_are_found_in_a_compiled_model(unwrap):
     model = get_peft_model(build("absolute+t5+transformer_xl"), LoraConfig())
     compiled = torch.compile(model)

@@ -455,6 +455,7 @@ class TestCardThatIsThere:
         ]
         + [THEIRS, THEIRS.replace("---\n", "---  \n"), "---\ntags: [t5, mine, bert]\nmodel-index: []\n---\n\n## A\n"],
     )
+    @pytest.mark.slow
     def test_the_same_again_gives_the_same(self, there, folder):
         if there is not None:
             (folder / "README.md").write_text(there)

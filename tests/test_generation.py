@@ -80,6 +80,7 @@ def assert_positions_are_felt(scheme: str, family: str = "bert") -> None:
 
 
 @cross(scheme=EVERY_SCHEME, use_cache=[True, False], rest=pytest.mark.slow)
+@pytest.mark.slow
 def test_greedy_search_of_a_left_padded_batch_is_what_one_would_choose_by_hand(scheme, use_cache):
     assert_positions_are_felt(scheme)
     model, batch = decoder(scheme), inputs(padding="left")

@@ -614,6 +614,7 @@ def write_dense(folder: Path, name: str = "2_Dense", seed: int = 0) -> None:
     save_file(weights, folder / name / "model.safetensors")
 
 
+@pytest.mark.slow
 class TestFoldersOfSentenceTransformers:
     @pytest.fixture
     def folder(self, tmp_path, minilm) -> Path:
@@ -791,6 +792,7 @@ class TestFoldersOfSentenceTransformers:
         assert "\n" not in str(raised.value) and repo not in hub.repositories
 
 
+@pytest.mark.slow
 class TestWhatGoesWrongWhilePushing:
     @pytest.fixture
     def model(self, hub):

@@ -254,6 +254,7 @@ def test_every_way_of_combining_starts_as_the_sum_of_word_and_position(family, c
     {"position_combine": "attention"},
     {"position_every_layer": True},
 ], ids=lambda flags: "-".join(map(str, flags.values())))  # fmt: skip
+@pytest.mark.slow
 def test_a_pretrained_model_computes_what_it_did(flags, minilm):
     batch = {"input_ids": torch.arange(1000, 1064).view(2, 32)}
     batch["attention_mask"] = torch.ones_like(batch["input_ids"])
@@ -266,6 +267,7 @@ def test_a_pretrained_model_computes_what_it_did(flags, minilm):
         assert (model(**batch).last_hidden_state - expected).abs().max() > 1e-2
 
 
+@pytest.mark.slow
 def test_new_models_start_as_those_from_a_checkpoint(checkpoints):
     """`from_config` and `BertModel(config)` initialise as `from_pretrained` does."""
     for case, flags in SILENT_FLAGS.items():

@@ -114,6 +114,7 @@ def assert_same(ours, stock, path: str = "") -> None:
 @pytest.mark.parametrize(
     "families", [["bert"], pytest.param([name for name in FAMILIES if name != "bert"], marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_stock_classes_compute_and_save_what_they_do_without_the_plugin(families, minilm, tmp_path):
     source = f"import inspect\nimport torch\n{inspect.getsource(aligned)}\n{inspect.getsource(observe_stock)}"
     arguments = f"{families!r}, {SIZES!r}, {minilm!r}, {str(tmp_path / 'without')!r}"

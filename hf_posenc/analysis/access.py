@@ -468,5 +468,6 @@ def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
             "this model is a decoder, whose tokens see the earlier ones alone; encoders can be studied here"
         )
     model = copy.deepcopy(model).to("cpu", torch.float32)
+    model = change_scheme(model, scheme_of(model.config), reports=False).eval()
     model.set_attn_implementation("eager")
-    return change_scheme(model, scheme_of(model.config), reports=False).eval()
+    return model

@@ -53,6 +53,7 @@ DRAWN = ("sinusoidal", "deberta", "rope", "tupe+t5")
 
 
 @tiny.cross(name=analysis.FIGURES, scheme=DRAWN, rest=pytest.mark.slow)
+@pytest.mark.slow
 def test_every_figure_is_drawn(name, scheme):
     assert check(analysis.FIGURES[name], tiny.build(scheme)) == where_they_apply(scheme)[name]
 
@@ -65,6 +66,7 @@ def test_every_figure_is_drawn(name, scheme):
         if name not in DRAWN
     ],
 )
+@pytest.mark.slow
 def test_every_figure_of_every_scheme(scheme):
     """Those that read documents read them in any scheme alike, and have tests of their own."""
     model = tiny.build(scheme)
@@ -98,6 +100,7 @@ def where_they_apply(scheme: str) -> dict[str, bool]:
 @pytest.mark.parametrize(
     "family", ["bert", *(pytest.param(name, marks=pytest.mark.slow) for name in tiny.FAMILIES if name != "bert")]
 )
+@pytest.mark.slow
 def test_every_figure_of_every_family(family):
     [head] = [cls for cls in tiny.heads(family) if cls.__name__.endswith("ForTokenClassification")]
     model = head(tiny.stock_config(family))

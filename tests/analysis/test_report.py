@@ -166,6 +166,7 @@ class TestFiles:
         assert "alibi" in sentence and b"</svg>" in (tmp_path / "alibi.SVG").read_bytes()
 
 
+@pytest.mark.slow
 class TestCommands:
     @pytest.mark.slow
     def test_a_report_is_written(self, run, folder, tmp_path):

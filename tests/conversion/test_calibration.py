@@ -53,6 +53,7 @@ def test_a_bias_per_distance_is_found_again(family, tmp_path):
     "scheme",
     [pytest.param(name, marks=() if name in ("t5", "deberta", "tupe") else pytest.mark.slow) for name in PARAMETERS],
 )
+@pytest.mark.slow
 def test_every_scheme_with_parameters_comes_near_the_original(scheme, tmp_path):
     flags = {"position_on_values": False} if scheme == "relative" else {}
     teacher = tiny.build(scheme, **flags)

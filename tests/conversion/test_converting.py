@@ -175,6 +175,7 @@ def few_words(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 class TestSavedVariants:
     """What was converted, or trained with a scheme, is converted again: its positions are filled with random values."""
 
@@ -339,6 +340,7 @@ def interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 class TestResume:
     """After distillation, and before anything is written, it is interrupted."""
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 from hf_posenc.modeling import strategies
 
 
-pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+pytestmark = [pytest.mark.usefixtures("blocks_for_all_lengths"), pytest.mark.slow]
 
 
 class Largest(TorchDispatchMode):

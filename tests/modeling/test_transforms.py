@@ -17,7 +17,7 @@ from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import ModelInputs
 
 
-pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
+pytestmark = [pytest.mark.usefixtures("blocks_for_all_lengths"), pytest.mark.slow]
 
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
