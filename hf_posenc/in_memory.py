@@ -144,8 +144,16 @@ def _matched(
 
 
 def _check_modules(model: nn.Module, before: nn.Module, after: nn.Module) -> None:
-    """Raise ValueError where a module that must change is not as its model's class made it."""
-    for module, made, wanted, path in _matched(model, before, after):
+    """Raise ValueError where a module that must change is not as its model's class made it, or not where."""
+    matched = [*_matched(model, before, after)]
+    changing = {type(made) for _, made, wanted, _ in matched if type(made) is not type(wanted)}
+    known = {module for module, *_ in matched}
+    for path, module in model.named_modules():
+        if type(module) in changing and module not in known:
+            raise ValueError(
+                f"{path} is none of the modules that the model's config tells of: set its num_hidden_layers"
+            )
+    for module, made, wanted, path in matched:
         if type(made) is type(wanted):
             continue
         where = path or type(module).__name__

@@ -136,6 +136,9 @@ def refused_models():
     yield "PEFT", peft.get_peft_model(stock(), peft.LoraConfig(**lora)).base_model.model
     yield "replaced", replaced(stock(), "forward", lambda *args, **kwargs: None)
     yield "in place of the BertSelfAttention", replaced(stock(), "attention", nn.Identity())
+    longer = stock()
+    longer.encoder.layer.append(copy.deepcopy(longer.encoder.layer[0]))
+    yield "encoder.layer.2.attention.self is none of the modules", longer
     from transformers import BertModel, GPT2Config, GPT2Model
 
     yield "GPT2Model cannot", GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=9))
