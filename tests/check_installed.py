@@ -55,7 +55,7 @@ def check_files() -> None:
     assert installed.version == hf_posenc.__version__
     assert "hf_posenc/py.typed" in files
     assert any(file.endswith("/LICENSE") for file in files)
-    folders = ("hf_posenc/", f"hf_posenc-{installed.version}.dist-info/")
+    folders = ("hf_posenc/", "hf_posenc_cli/", f"hf_posenc-{installed.version}.dist-info/")
     elsewhere = {Path(file).name for file in files if not file.startswith(folders)}
     assert elsewhere == {"hf-posenc"}, f"beside its folders the wheel installs {sorted(elsewhere)}"
 
