@@ -5,15 +5,11 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -405,17 +401,6 @@ AREAS = {
 }
 
 
-def in_a_folder(attack: Callable[[random.Random, Path], None], rng: random.Random) -> None:
-    """An attack with a folder of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="hostile"))
-    try:
-        attack(rng, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
     os.environ["HF_HUB_OFFLINE"] = "1"
-    loop.main(
-        __doc__, {area: (partial(in_a_folder, attack), share) for area, (attack, share) in AREAS.items()}, cases=60
-    )
+    loop.main(__doc__, loop.with_folders(AREAS), cases=60)

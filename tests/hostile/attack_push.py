@@ -17,7 +17,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -824,15 +823,5 @@ AREAS = {
 }
 
 
-def in_a_folder(attack, rng: random.Random) -> None:
-    folder = Path(tempfile.mkdtemp(prefix="hostile"))
-    try:
-        attack(rng, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    loop.main(
-        __doc__, {area: (partial(in_a_folder, attack), share) for area, (attack, share) in AREAS.items()}, cases=300
-    )
+    loop.main(__doc__, loop.with_folders(AREAS), cases=300)

@@ -2,11 +2,15 @@
 
 import argparse
 import random
+import shutil
 import sys
+import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import torch
 from transformers import logging as transformers_logging
@@ -32,6 +36,19 @@ def run_case(areas: Areas, area: str, seed: int, case: int) -> Exception | None:
     except Exception as error:  # noqa: BLE001
         return error
     return None
+
+
+def with_folders(areas: dict[str, tuple[Callable[[random.Random, Path], None], float]]) -> Areas:
+    """Attacks that get a folder of their own beside the random numbers, as those that get these alone."""
+    return {area: (partial(_in_a_folder, attack), share) for area, (attack, share) in areas.items()}
+
+
+def _in_a_folder(attack: Callable[[random.Random, Path], None], rng: random.Random) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="hostile"))
+    try:
+        attack(rng, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(description: str, areas: Areas, cases: int) -> None:
