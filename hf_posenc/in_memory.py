@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from .integrations.unpadding import remove_hooks
 from .modeling.configuration_posenc import PositionConfigMixin, stored_flags
 from .modeling.flags import UNPAD
-from .modeling.schemes import FLAGS, SCHEMES, scheme_names
-from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families, family_of
+from .modeling.schemes import FLAGS
+from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 
 # Entries that a stock config does not have.
@@ -89,18 +89,15 @@ def _check(model: PreTrainedModel) -> None:
 
 def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags: dict[str, Any]) -> PreTrainedConfig:
     """A new config with another scheme, validated; a stock one where that is None."""
-    entries = config.to_dict()
     if position_scheme is not None:
-        variant = VARIANT_CONFIGS.get(type(config), type(config))
-        changed = variant.from_dict(entries, position_scheme=position_scheme, **flags)
+        changed = variant_config(config, position_scheme, **flags)
     elif flags:
         raise ValueError(f"a stock model has no {', '.join(flags)}")
     elif not isinstance(config, PositionConfigMixin):
         changed = copying.deepcopy(config)
     else:
         _check_native(config)
-        stock = STOCK_CONFIGS[type(config)]
-        changed = stock.from_dict({name: value for name, value in entries.items() if name not in NOT_STOCK})
+        changed = STOCK_CONFIGS[type(config)].from_dict(_stock_entries(config))
     changed.dtype, changed.name_or_path = config.dtype, config.name_or_path
     return changed
 
@@ -108,11 +105,9 @@ def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags
 def _check_native(config: PositionConfigMixin) -> None:
     """Raise ValueError for a variant's config that computes with other positions than stock models of its family."""
     family = family_of(config)
-    entries = {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK}
-    native = type(config).from_dict(entries, position_scheme=family.native_scheme)
+    native = type(config).from_dict(_stock_entries(config), position_scheme=family.native_scheme)
     own, stock = (
-        {name: {**vars(SCHEMES[name](each)), "init": None} for name in scheme_names(each.position_scheme)}
-        for each in (config, native)
+        {name: scheme(each).settings() for name, scheme in each.schemes.items()} for each in (config, native)
     )
     if own != stock:
         others = {flag: value for flag, value in stored_flags(vars(config)).items() if flag != "position_scheme"}
@@ -120,6 +115,11 @@ def _check_native(config: PositionConfigMixin) -> None:
             f"only position_scheme={family.native_scheme!r} without other flags computes what a stock {family.model_type} model "
             f"does; this one has {config.position_scheme!r} with {others or 'no other flag'}"
         )
+
+
+def _stock_entries(config: PositionConfigMixin) -> dict[str, Any]:
+    """The entries of a variant's config that a stock one has too."""
+    return {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK}
 
 
 def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel:

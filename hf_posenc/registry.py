@@ -6,6 +6,7 @@ transformers: whatever stands in that one's place since, or stood there before. 
 
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -56,6 +57,16 @@ def family_of(config: PreTrainedConfig) -> Family:
             f"model type {config.model_type!r} has no position schemes; the families that have some are {families()}"
         )
     return variant.family
+
+
+def variant_config(config: PreTrainedConfig, position_scheme: str, **flags: Any) -> PositionConfigMixin:
+    """The config of a variant with the sizes of a config, stock or variant, validated. Flags that a variant has stay, as far as they apply.
+
+    Raises:
+        TypeError, ValueError: a flag is wrong.
+    """
+    cls = VARIANT_CONFIGS.get(type(config), type(config))
+    return cls.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
 
 
 def scheme_of(config: PreTrainedConfig) -> str:

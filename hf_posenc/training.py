@@ -113,7 +113,7 @@ def warn_of_tables_that_stay(model: torch.nn.Module, learning_rate: float, steps
     started = [name for name, parameter in tables_and_biases(model).items() if not parameter.detach().any()]
     farthest = learning_rate * steps / 2
     if started and farthest < VISIBLE:
-        is_added = any(getattr(scheme, "uses_table", False) for scheme in model.config.schemes.values())
+        is_added = any(scheme.uses_table for scheme in model.config.schemes.values())
         suited = (
             "beside absolute, from 0.001 (deberta) to 0.01 (t5)" if is_added else "from 0.01 (deberta) to 0.1 (t5)"
         )

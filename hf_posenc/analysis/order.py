@@ -108,7 +108,7 @@ def reorder(words: Sequence[int | None], order: Sequence[int]) -> torch.Tensor:
 
 
 class _Texts:
-    """CutTexts of text with the last vectors of a model for them as they stand, which others are compared with.
+    """Pieces of text with the last vectors of a model for them as they stand, which others are compared with.
 
     Attributes:
         states: (windows, length, width).
@@ -162,7 +162,7 @@ def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _read(model: Subject | str, texts: Iterable[str] | None, length: int, count: int, seed: int) -> _Texts:
-    """CutTexts of texts, of at most half the tokens that the model reads."""
+    """Pieces of texts, of at most half the tokens that the model reads."""
     subject = study(model)
     generator = torch.Generator().manual_seed(seed)
     length = min(length, (subject.longest or 2 * length) // 2)

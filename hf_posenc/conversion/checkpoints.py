@@ -21,7 +21,7 @@ from ..integrations.sentence_transformers import MODULES, module_paths
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
-from ..registry import CONFIG_CLASSES, VARIANT_CONFIGS, VARIANT_MODELS, family_of, saved_class, scheme_of
+from ..registry import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
@@ -240,8 +240,7 @@ def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig
         return False
     if not isinstance(original, PositionConfigMixin):
         return True  # no other flags fit the parameters of a stock checkpoint
-    own, there = (vars(SCHEMES[name](each)) for each in (config, original))
-    return {**own, "init": None} == {**there, "init": None}
+    return SCHEMES[name](config).settings() == SCHEMES[name](original).settings()
 
 
 def keeps_positions(student: PreTrainedModel, original: PreTrainedModel) -> bool:
@@ -257,16 +256,6 @@ def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str
         return False
     native = family_of(config).native_scheme
     return {*scheme_names(position_scheme)} == {*scheme_names(native)} and not flags
-
-
-def student_config(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedConfig:
-    """The config of the converted model, validated.
-
-    Raises:
-        TypeError, ValueError: a flag is wrong.
-    """
-    config_class = VARIANT_CONFIGS.get(type(config), type(config))
-    return config_class.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
 
 
 def is_new(name: str, position_scheme: str, config: PreTrainedConfig) -> bool:

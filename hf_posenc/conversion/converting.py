@@ -17,7 +17,7 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
-from ..registry import family_of
+from ..registry import family_of, variant_config
 from . import digests
 from .calibration import calibrate
 from .checkpoints import (
@@ -30,7 +30,6 @@ from .checkpoints import (
     keeps_positions,
     load_checkpoint,
     make_student,
-    student_config,
 )
 from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
 from .extension import METHODS, extend, stride_of
@@ -167,7 +166,7 @@ class Conversion:
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
         source, trained = self.original, self.distillation.trained_length
-        table = inspection.longest_sequence(student_config(source.config, self.position_scheme, self.flags))
+        table = inspection.longest_sequence(variant_config(source.config, self.position_scheme, **self.flags))
         # An original without a table may read further than its config has positions.
         if self.distillation.reaches_further or (table is not None and table < self.distillation.max_length):
             source = extend(source, self.distillation.max_length, trained, self.arguments.extend)
@@ -231,7 +230,7 @@ class Conversion:
         lengths = self.distillation.trained_length, self.distillation.max_length
         with self._tidied():
             yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
-            progress = _Progress(student, windows, held_out, yardstick, report)
+            progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
             for stage in stages:
                 stage(progress)
             report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
@@ -262,16 +261,14 @@ class Conversion:
             at.measure(self.original, "original")
         if isinstance(at.student.config, PositionConfigMixin):
             with self.timed("start"):
-                start(
-                    at.student, self.original, self._calibration_batches(at.windows), self.distillation.trained_length
-                )
+                start(at.student, self.original, at.batches, self.distillation.trained_length)
         at.measure(at.student, "start")
 
     def _calibrate(self, at: "_Progress") -> None:
         """A fit of the new score terms to the original's scores."""
         if needs_calibration(at.student, self.original):
             with self.timed("calibrate"):
-                calibrate(at.student, self.original, self._calibration_batches(at.windows))
+                calibrate(at.student, self.original, at.batches)
             at.measure(at.student, "calibrate")
 
     def _keep_state(self, at: "_Progress") -> None:
@@ -340,11 +337,12 @@ class Conversion:
 
 @dataclass
 class _Progress:
-    """What the stages of a conversion work on."""
+    """What the stages of a conversion work on; `batches` are those that scores are calibrated on."""
 
     student: PreTrainedModel
     windows: Windows
     held_out: Windows
+    batches: list[Batch]
     yardstick: Yardstick
     report: ConversionReport
 
@@ -492,7 +490,7 @@ def chosen_flags(
         return {}
     flags = default_flags(config, position_scheme, flags)
     flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
-    new = student_config(config, position_scheme, flags)
+    new = variant_config(config, position_scheme, **flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}
         if same and inspection.flags_of(new) == inspection.flags_of(config) and max_length <= trained:

@@ -5,12 +5,11 @@ from itertools import combinations
 import torch
 from torch import nn
 
-from hf_posenc.modeling.configuration_posenc import PositionConfigMixin
-from hf_posenc.modeling.embeddings import Concat
-from hf_posenc.modeling.family import Family
-from hf_posenc.modeling.schemes import scheme_names
-from hf_posenc.modeling.sinusoidal import sinusoids
-
+from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.embeddings import Concat
+from ..modeling.family import Family
+from ..modeling.schemes import scheme_names
+from ..modeling.sinusoidal import sinusoids
 from ..registry import scheme_of
 from .checkpoints import keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed

@@ -30,7 +30,7 @@ from ..modeling.flags import UNPAD
 from ..modeling.scheme import PositionScheme
 from ..modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from ..parameters import position_parameters
-from ..registry import CONFIG_CLASSES, VARIANT_CONFIGS, families, family_of, saved_class
+from ..registry import CONFIG_CLASSES, families, family_of, saved_class, variant_config
 
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -187,9 +187,7 @@ def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
 def longest_sequence(config: PreTrainedConfig) -> int | None:
     """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
     if not isinstance(config, PositionConfigMixin):
-        config = VARIANT_CONFIGS[type(config)].from_dict(
-            config.to_dict(), position_scheme=family_of(config).native_scheme
-        )
+        config = variant_config(config, family_of(config).native_scheme)
     if any(scheme.ends_with_table for scheme in schemes_of(config)):
         return config.max_position_embeddings - config.first_position
     return None

@@ -46,7 +46,7 @@ class Absolute(EmbeddingScheme):
             raise ValueError(
                 "position_stride cannot be used with position_every_layer: only the words get strided positions"
             )
-        readers = [name for name, scheme in config.schemes.items() if getattr(scheme, "reads_table", False)]
+        readers = [name for name, scheme in config.schemes.items() if scheme.reads_table]
         if readers:
             raise ValueError(
                 f"position_stride cannot be used beside {readers[0]!r}, which reads the table at every position"

@@ -30,7 +30,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
-from .schemes import FLAGS, SCHEMES, build_schemes, has_table, scheme_names
+from .schemes import FLAGS, SCHEMES, build_schemes, scheme_names
 from .stock_interface import (
     ModelInputs,
     Receives,
@@ -370,7 +370,7 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
     if uses_table:
         # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
         # cannot: a LayerNorm has no use for zeros.)
-        if not reads_table and not any(has_table(SCHEMES[name]) for name in trained):
+        if not reads_table and not any(SCHEMES[name].uses_table or SCHEMES[name].reads_table for name in trained):
             embeddings.table.position_initial = {"weight": zeros}
     become(encoder, parts.encoder)
     every_layer = embedding_scheme is not None and embedding_scheme.every_layer

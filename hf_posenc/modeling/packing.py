@@ -241,7 +241,7 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | Non
         return f"attention_mask has the shape {tuple(mask.shape)} and the input {inputs.shape}"
     if mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
         return f"it is left out on CPUs with {' and '.join(BACKENDS)}, not on {mask.device} with {config._attn_implementation}"
-    lengths = mask.bool().sum(1)
+    lengths = mask.count_nonzero(1)
     padding, least = mask.numel() - int(lengths.sum()), max(FEWEST_PLACES, SMALLEST_SHARE * mask.numel())
     if padding < least:
         return f"{padding} of {mask.numel()} places are padding, and leaving it out pays from {least:.0f} on"

@@ -306,6 +306,8 @@ class PositionScheme:
         extrapolates: for people, what happens to sequences longer than those of training.
         ends_with_table: sequences longer than the table of absolute positions are refused.
         silent: whether the scheme, added to what a checkpoint has, can start by changing nothing.
+        uses_table: the vectors that join the words are the rows of the stock table of absolute positions.
+        reads_table: the scheme reads that table inside the attention.
         unties_cls: [CLS] stands outside the order of the words, for the schemes beside this one too (TUPE).
     """
 
@@ -316,6 +318,8 @@ class PositionScheme:
     extrapolates: ClassVar[str]
     ends_with_table: ClassVar[bool] = False
     silent: ClassVar[bool] = True
+    uses_table: ClassVar[bool] = False
+    reads_table: ClassVar[bool] = False
     unties_cls: ClassVar[bool] = False
 
     def __init__(self, config):
@@ -332,6 +336,10 @@ class PositionScheme:
     def check(self, config) -> None:
         """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
 
+    def settings(self) -> dict[str, Any]:
+        """What the scheme computes with, beside its parameters and how they start: two with equal settings compute the same."""
+        return {name: value for name, value in vars(self).items() if name != "init"}
+
     def starts_silent(self) -> bool:
         """Whether the scheme, with its flags as they are, keeps the function of a checkpoint that it is added to."""
         return self.silent and getattr(self, "init", "silent") == "silent"
@@ -346,11 +354,9 @@ class EmbeddingScheme(PositionScheme):
 
     Attributes:
         adds_vectors: there are such vectors.
-        uses_table: they are the rows of the stock table of absolute positions.
     """
 
     adds_vectors: ClassVar[bool] = True
-    uses_table: ClassVar[bool] = False
     flags = (
         Flag(
             "position_combine",
@@ -380,14 +386,12 @@ class AttentionScheme(PositionScheme):
     Attributes:
         backends: attention implementations that can carry the scheme.
         adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
-        reads_table: the scheme reads the stock table of absolute positions.
         reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "flex_attention", "eager")
     adds_scores: ClassVar[bool] = True
-    reads_table: ClassVar[bool] = False
     reads_key_positions: ClassVar[bool] = True
     pure_relative: ClassVar[bool] = True
 

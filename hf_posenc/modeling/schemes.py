@@ -91,11 +91,6 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
     return names
 
 
-def has_table(scheme: type[PositionScheme] | PositionScheme) -> bool:
-    """Whether a model with a scheme has the table of absolute positions: joined to the words, or read in the attention."""
-    return getattr(scheme, "uses_table", False) or getattr(scheme, "reads_table", False)
-
-
 def build_schemes(config) -> tuple[EmbeddingScheme | None, tuple[AttentionScheme, ...]]:
     """The scheme objects of a config: the embedding-level one (None if positions do not enter there) and the others.
 
