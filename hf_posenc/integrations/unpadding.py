@@ -20,9 +20,8 @@ from transformers.utils import ModelOutput, logging, output_capturing
 
 from ..modeling.blockwise import allowed
 from ..modeling.family import Family
-from ..modeling.losses import label_names
 from ..modeling.modeling_posenc import PosencPreTrainedModel
-from ..modeling.packing import Packing, loss_reads_padding, packing_of, padding_is_read
+from ..modeling.packing import Packing, loss_reads_padding, packing_of
 from ..modeling.scheme import is_traced
 from ..modeling.stock_interface import ModelInputs, Receives
 
@@ -116,11 +115,7 @@ def unpad(model: nn.Module, on: bool = True) -> int:
         for part, family in found.items():
             _hook_model(part, family)
         for part in around.values():
-            if isinstance(part, PreTrainedModel) and getattr(part, "base_model", None) in found:
-                if label_names(type(part).forward):
-                    part.register_forward_pre_hook(_begin_head, with_kwargs=True)
-                    part.register_forward_hook(_end_head, always_call=True)
-            elif isinstance(part, nn.RNNBase):
+            if isinstance(part, nn.RNNBase):
                 part.register_forward_pre_hook(_refuse_padded)
     return len(found)
 
@@ -245,9 +240,10 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
 
 
 def _head_reads_padding(model: PreTrainedModel) -> bool:
-    """Whether the loss of a head whose `forward` was called directly, past its hooks, reads padding.
+    """Whether the loss of the head that calls a base model reads padding.
 
-    Nobody but the head knows its labels then: they are looked up where it calls its base model from.
+    Its `forward` may have been called past its hooks, and nobody but the head knows its labels then: they are looked up where it
+    calls its base model from.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -313,16 +309,6 @@ def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None)
 def _end(model: PreTrainedModel, args: tuple, output) -> None:
     if (call := _call()) is not None and not call.is_direct:
         _current.set(call.around)
-
-
-def _begin_head(head: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    if not is_traced():
-        padding_is_read.set(loss_reads_padding(_inputs(head, args, kwargs)))
-
-
-def _end_head(head: PreTrainedModel, args: tuple, output) -> None:
-    if not is_traced():
-        padding_is_read.set(False)
 
 
 def _states(module: nn.Module, args: tuple, kwargs: dict) -> torch.Tensor:
