@@ -128,6 +128,13 @@ def test_a_model_that_leaves_padding_out():
     torch.testing.assert_close(output(model)[mask], output(expected)[mask], rtol=0, atol=2e-5)
 
 
+def test_a_module_of_ones_own_stays():
+    """A plain torch.nn module is no sign of a layer that the config does not tell of, even where MPNet's bias is another one."""
+    model = stock("mpnet")
+    model.own = nn.Embedding(3, 4)
+    assert with_position_scheme(model, "t5").own is model.own
+
+
 def refused_models():
     import peft
 
