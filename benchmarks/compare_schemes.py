@@ -2,6 +2,7 @@
 
     python benchmarks/compare_schemes.py
     python benchmarks/compare_schemes.py --schemes absolute absolute+t5 "deberta:position_buckets=64" none --seeds 1 2 3
+    python benchmarks/compare_schemes.py --scheme_file mine.py --schemes absolute absolute+mine
     python benchmarks/compare_schemes.py --task masked_lm --train_file valid.txt --eval_file test.txt --eval_lengths 64 128 256
 
 `punctuation` fine-tunes a checkpoint (the packaged MiniLM unless another is named) to restore the punctuation of a text;
@@ -57,13 +58,13 @@ from hf_posenc.training import tables_and_biases
 # What the example scripts are made of.
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-from arguments import ScriptParser, fit_tokenizer  # noqa: E402
+from arguments import SCHEME_FILE, ScriptParser, fit_tokenizer  # noqa: E402
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from punctuation import chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
 from records import same_settings, write_json  # noqa: E402
-from training import PositionTrainingArguments, ScriptTrainer  # noqa: E402
+from training import PositionTrainingArguments, ScriptTrainer, describe_file  # noqa: E402
 
 
 @dataclass
@@ -75,6 +76,7 @@ class CompareArguments:
         default_factory=lambda: list(SCHEMES),
         metadata={"help": "Schemes, each with flags of its own if wanted: 'name:flag=value,flag=value'."},
     )
+    scheme_file: list[str] | None = field(default=None, metadata=SCHEME_FILE)
     seeds: list[int] = field(default_factory=lambda: [42, 43, 44], metadata={"help": "A run for each."})
     model_name_or_path: str | None = field(
         default=None,
@@ -611,6 +613,8 @@ def settings_of(arguments: CompareArguments, training: PositionTrainingArguments
     }
     for name in ("train_file", "eval_file"):
         kept[name] = kept[name] and Path(kept[name]).name
+    if scheme_files := kept.pop("scheme_file"):
+        kept["scheme_file"] = [*map(describe_file, scheme_files)]
     return {**kept, **{name: getattr(training, name) for name in RECORDED}}
 
 

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hf_posenc import inspection
-from hf_posenc.modeling.flags import Boolean, Dictionary, Integer, Number, Subset
-from hf_posenc.modeling.schemes import kind_of
 from hf_posenc.tables import as_markdown
 
 
@@ -25,18 +23,9 @@ import readme_tables  # noqa: E402
 import what_positions_do  # noqa: E402
 
 
-KINDS = {Boolean: "boolean", Integer: "integer", Number: "number", Subset: "list", Dictionary: "object"}
-
-
 def flags_of_the_command_line(_: str) -> str:
     """The flags that `hf-posenc convert` takes, so that its help need not import the schemes."""
-    table = {}
-    for flag, values, meaning in inspection.flag_rows():
-        kind = kind_of(flag)
-        table[flag] = {"kind": KINDS.get(type(kind), "word"), "help": f"{values}. {meaning}"}
-        if isinstance(kind, Dictionary):
-            table[flag]["example"] = kind.example
-    return json.dumps(table, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(inspection.flags_by_name(), indent=2, ensure_ascii=False) + "\n"
 
 
 def flags(page: str) -> str:

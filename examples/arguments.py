@@ -4,9 +4,9 @@ import difflib
 import json
 import os
 import sys
-from argparse import Action, ArgumentDefaultsHelpFormatter
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -26,7 +26,8 @@ from transformers.utils import logging
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
 from hf_posenc.inspection import flag_rows, longest_sequence, unpad_row
 from hf_posenc.modeling.flags import UNPAD, Dictionary, Number, Subset
-from hf_posenc.modeling.schemes import SCHEMES, kind_of, scheme_names
+from hf_posenc.modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
+from hf_posenc.registration import register_files
 
 
 class HelpFormatter(ArgumentDefaultsHelpFormatter):
@@ -47,20 +48,36 @@ class ScriptParser(HfArgumentParser):
     """The command line of a script: position flags first in its help, and mistakes in one line.
 
     Abbreviated options are refused: with some 150 of them, what is short today is ambiguous or something else tomorrow.
+    The files that `--scheme_file` names are read first: their schemes may have flags.
 
     Args:
-        kinds: dataclasses, whose arguments it takes; their help stands in a group each, under `_argument_group_name`.
+        kinds: dataclasses, whose arguments it takes; their help stands in a group each, under `_argument_group_name`. With
+            `PositionArguments` among them, there are those of registered schemes too.
         defaults: by name of an argument.
     """
 
     def __init__(self, kinds: Iterable[type], **defaults: Any):
-        self.kinds = [*kinds]
-        in_help = sorted(self.kinds, key=lambda kind: kind is not PositionArguments)
+        self._register_schemes()
+        self.kinds = [with_registered_flags() if kind is PositionArguments else kind for kind in kinds]
+        in_help = sorted(self.kinds, key=lambda kind: not issubclass(kind, PositionArguments))
         super().__init__(
             in_help, formatter_class=HelpFormatter, allow_abbrev=False, usage="%(prog)s [--argument value ...]"
         )
         self._given_defaults = defaults
         self.set_defaults(**defaults)
+
+    def _register_schemes(self) -> None:
+        first = ArgumentParser(add_help=False, allow_abbrev=False)
+        first.add_argument("--scheme_file", "--scheme-file", nargs="+", action="extend", default=[])
+        first.error = self.error
+        files = first.parse_known_args()[0].scheme_file
+        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+            with suppress(OSError, ValueError, AttributeError):  # whatever is wrong with it, `parse_file` says
+                files = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")).get("scheme_file") or []
+        try:
+            register_files(files)
+        except (OSError, ValueError, TypeError) as error:
+            self.error(f"--scheme_file: {error}")
 
     def parse(self) -> tuple[Any, ...]:
         """One object of each dataclass, in the order that they were given in."""
@@ -108,6 +125,13 @@ def _position_fields() -> list[tuple[str, Any, Any]]:
     return fields
 
 
+# `--scheme_file`, for a dataclass that has it; `ScriptParser` reads the files.
+SCHEME_FILE = {
+    "help": "Python files with position schemes of your own, as docs/own-scheme.md builds some: position_scheme then takes their "
+    "names, and their flags are arguments."
+}
+
+
 @dataclass
 class SchemeArgument:
     _argument_group_name: ClassVar[str] = "positions"
@@ -118,6 +142,7 @@ class SchemeArgument:
             "help": "A scheme's name, or several joined by '+'; the README lists them. Unless given, a saved variant's own, and absolute+t5 for a stock checkpoint."
         },
     )
+    scheme_file: list[str] | None = field(default=None, metadata=SCHEME_FILE)
 
 
 @dataclass
@@ -128,17 +153,23 @@ class PositionArguments(make_dataclass("Flags", _position_fields(), bases=(Schem
         """The flags that were given, as `from_pretrained` takes them.
 
         Raises:
-            ValueError: `--position_rope_scaling` is not JSON.
+            ValueError: a dictionary is not written as JSON.
         """
-        given = {flag: value for flag, value in asdict(self).items() if value is not None}
-        if self.position_rope_scaling is not None:
-            try:
-                given["position_rope_scaling"] = json.loads(self.position_rope_scaling)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"position_rope_scaling must be a JSON object, got {self.position_rope_scaling!r}: {error}"
-                ) from error
+        names = {*FLAGS, UNPAD.name}
+        given = {flag: value for flag, value in asdict(self).items() if value is not None and flag in names}
+        for flag, value in given.items():
+            if flag in FLAGS and flag != "position_scheme" and isinstance(kind_of(flag), Dictionary):
+                try:
+                    given[flag] = json.loads(value)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{flag} must be a JSON object, got {value!r}: {error}") from error
         return given
+
+
+def with_registered_flags() -> type[PositionArguments]:
+    """`PositionArguments` with a field for each flag of the schemes that were registered since."""
+    new = [own for own in _position_fields() if own[0] not in PositionArguments.__dataclass_fields__]
+    return make_dataclass("PositionArguments", new, bases=(PositionArguments,)) if new else PositionArguments
 
 
 @dataclass

@@ -264,6 +264,8 @@ def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> d
         settings |= asdict(arguments)
         if isinstance(arguments, DataArguments):
             settings |= {f"{split}_file": describe_file(file) for split, file in arguments.files.items()}
+    if scheme_files := settings.pop("scheme_file", None):
+        settings["scheme_file"] = [*map(describe_file, scheme_files)]
     settings |= {**others, **{flag: getattr(config, flag) for flag in FLAGS}}
     kept = {
         name: value

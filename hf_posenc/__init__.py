@@ -87,6 +87,7 @@ from .modeling.modeling_xlm_roberta import (
     PosencXLMRobertaModel,
 )
 from .parameters import freeze_all_but_positions, position_parameters
+from .registration import register_entry_points, register_scheme
 
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ __all__ = [
     "inspect",
     "install",
     "position_parameters",
+    "register_scheme",
     "schemes",
     "set_attn_implementation",
     "train_positions",
@@ -181,3 +183,4 @@ def __getattr__(name: str) -> Any:
 
 
 install()
+register_entry_points()

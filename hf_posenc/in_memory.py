@@ -9,14 +9,14 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .integrations.unpadding import remove_hooks
-from .modeling.configuration_posenc import PositionConfigMixin, stored_flags
+from .modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
 from .modeling.flags import UNPAD
 from .modeling.schemes import FLAGS
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 
-# Entries that a stock config does not have.
-NOT_STOCK = {*FLAGS, UNPAD.name, "model_type", "auto_map"}
+# Entries beside the flags that a stock config does not have.
+NOT_STOCK = {UNPAD.name, "model_type", "auto_map", SCHEME_FILES}
 
 
 def with_position_scheme(
@@ -119,7 +119,7 @@ def _check_native(config: PositionConfigMixin) -> None:
 
 def _stock_entries(config: PositionConfigMixin) -> dict[str, Any]:
     """The entries of a variant's config that a stock one has too."""
-    return {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK}
+    return {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK and name not in FLAGS}
 
 
 def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel:

@@ -9,7 +9,8 @@ hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
-What the flags of `convert` are is read from flags.json, which `python docs/generate.py` writes from the files of the schemes.
+What the flags of `convert` are is read from flags.json, which `python docs/generate.py` writes from the files of the schemes; where
+there are others (`--scheme-file`, or of installed packages), they are asked.
 """
 
 import inspect as introspection
@@ -17,6 +18,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,6 +56,13 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and exit.")
     ] = False,
+    scheme_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--scheme-file",
+            help="A Python file with position schemes of your own; may be given several times, and after a command too.",
+        ),
+    ] = None,
 ) -> None:
     """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers."""
 
@@ -155,10 +164,10 @@ def _option(flag: str) -> introspection.Parameter:
 
 
 def _with_position_flags(command: Callable) -> Callable:
-    """A command that takes `**flags` with an option for each flag beside `position_scheme`."""
-    signature = introspection.signature(command)
-    own = [p for p in signature.parameters.values() if p.kind is not introspection.Parameter.VAR_KEYWORD]
-    options = [_option(flag) for flag in FLAGS]
+    """A command that takes `**flags` with an option for each flag beside `position_scheme`, as they are known now."""
+    own = [p for p in introspection.signature(command).parameters.values() if p.name not in FLAGS]
+    own = [p for p in own if p.kind is not introspection.Parameter.VAR_KEYWORD]
+    signature, options = introspection.Signature(), [_option(flag) for flag in FLAGS]
     command.__signature__ = signature.replace(parameters=[*own, *options])
     command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
     return command
@@ -340,6 +349,33 @@ def report(
     typer.echo("\n".join(map(str, made.save(out))))
 
 
+def _scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """A command line without `--scheme-file`, wherever it stands, and the files."""
+    kept, files, left = [], [], iter(arguments)
+    for argument in left:
+        if argument == "--scheme-file":
+            files.append(next(left, None))
+        elif argument.startswith("--scheme-file="):
+            files.append(argument.partition("=")[2])
+        else:
+            kept.append(argument)
+    if None in files or "" in files:
+        raise typer.BadParameter("Option '--scheme-file' requires an argument.")
+    return kept, files
+
+
+def _register_schemes(files: list[str]) -> None:
+    """Register the schemes of files, and give `convert` the flags of all schemes that are not in flags.json."""
+    if not files and not entry_points(group="hf_posenc.schemes"):
+        return
+    from hf_posenc.inspection import flags_by_name
+    from hf_posenc.registration import register_files
+
+    register_files(files)
+    FLAGS.update(flags_by_name())
+    _with_position_flags(convert)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run a command, by default that of the command line.
 
@@ -349,6 +385,8 @@ def main(arguments: list[str] | None = None) -> None:
     # Options with underscores, as configs and scripts have them, are the same options.
     arguments = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments]
     try:
+        arguments, files = _scheme_files(arguments)
+        _register_schemes(files)
         code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)
     except (UsageError, OSError, ValueError, TypeError, ImportError) as error:
         message = error.format_message() if isinstance(error, UsageError) else str(error)

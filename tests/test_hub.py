@@ -48,7 +48,7 @@ from transformers import (
 import hf_posenc
 from hf_posenc import registry, train_positions
 from hf_posenc.hub.pushing import HubError, push
-from hf_posenc.inspection import auto_class, code_files
+from hf_posenc.inspection import auto_class
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 
@@ -160,7 +160,7 @@ def test_push_to_hub_leaves_the_import_closure_of_the_family_and_nothing_more(hu
     for (repo, *_), (family, *_) in zip(pushed, PUSHED, strict=True):
         files = hub.repositories[repo].files()
         config = FAMILIES[family]()
-        code = {path.name: path.read_bytes() for path in code_files(config)}
+        code = {name: text.encode() for name, text in config.code_files().items()}
         assert {name: content for name, content in files.items() if name.endswith(".py")} == code
         others = files.keys() - code.keys() - {"generation_config.json"}
         assert others == {"config.json", "model.safetensors", "README.md"}
@@ -363,7 +363,7 @@ class TestPush:
             (folder / name).write_text("{}")
         config = AutoModel.from_pretrained(folder).config
         push(folder, "me/clean")
-        code = {path.name for path in code_files(config)}
+        code = {*config.code_files()}
         assert hub.repositories["me/clean"].files().keys() == {
             *code,
             *("config.json", "model.safetensors", "README.md", "tokenizer.json", "vocab.txt", "results.json"),
@@ -378,7 +378,7 @@ class TestPush:
         (folder / "config.json").write_text(json.dumps(config))
         push(folder, "me/completed")
         files = hub.repositories["me/completed"].files()
-        assert {name for name in files if name.endswith(".py")} == {p.name for p in code_files(classifier().config)}
+        assert {name for name in files if name.endswith(".py")} == {*classifier().config.code_files()}
         assert "AutoModel" in json.loads(files["config.json"])["auto_map"]
         card = ModelCard(files["README.md"].decode())
         assert card.data.eval_results is None and "Nothing was measured" in card.text
@@ -644,7 +644,7 @@ class TestFoldersOfSentenceTransformers:
         got = {path.relative_to(pulled).as_posix() for path in pulled.rglob("*") if path.is_file()}
         modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
         settings = {"config.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
-        code = {path.name for path in code_files(AutoModel.from_pretrained(folder).config)}
+        code = {*AutoModel.from_pretrained(folder).config.code_files()}
         others = {"model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
         assert got == modules | settings | code | others
         for name in got - {"README.md"}:

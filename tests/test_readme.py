@@ -13,7 +13,7 @@ from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
-from hf_posenc.inspection import code_files, flag_rows, unpad_row
+from hf_posenc.inspection import flag_rows, unpad_row
 from hf_posenc.integrations.hooks import CONFIGS
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import ALIASES, SCHEMES
@@ -143,7 +143,7 @@ def test_recommended_schemes_are_better_than_none(measured):
 
 def test_the_files_that_trust_runs_are_all_named():
     named = {*re.findall(r"`(\w+\.py)`", PAGES["docs/security.md"])}
-    carried = {file.name for config in CONFIGS for file in code_files(config())}
+    carried = {name for config in CONFIGS for name in config().code_files()}
     assert named == {name for name in carried if name == "modeling_posenc.py" or not name.startswith("modeling_")}
 
 

@@ -336,7 +336,7 @@ def make_card(
         longest_measured=max(lengths, default=None),
         auto_class=inspection.auto_class(config),
         sentence_class=sentence_class,
-        code=[path.name for path in inspection.code_files(config)],
+        code=[*config.code_files()],
         regenerate=command,
     )
 

@@ -3,7 +3,6 @@
 No weight is read, and no code that lies beside a checkpoint is run.
 """
 
-import inspect
 import json
 import math
 import re
@@ -22,17 +21,18 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig
-from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import CONFIG_NAME, cached_file, has_file
 
 from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.flags import UNPAD
+from ..modeling.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
 from ..modeling.scheme import PositionScheme
 from ..modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, families, family_of, saved_class, variant_config
 
 
+# Kind of a flag -> the type of its values in JSON.
+JSON_TYPES = {Boolean: "boolean", Integer: "integer", Number: "number", Subset: "list", Dictionary: "object"}
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # A tokenizer that knows no longest text says so by a number beyond this.
 NO_LENGTH = 10**20
@@ -136,9 +136,9 @@ def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
     return {flag: value for flag, value in flags.items() if value is not None}
 
 
-def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str]]:
-    """The flags of schemes for people: flag, values, and what it is for by scheme, with its default there."""
-    names, rows = [*names], []
+def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
+    """The flags of schemes, by default of all, for people: flag, values, and what it is for by scheme, with its default there."""
+    names, rows = [*(SCHEMES if names is None else names)], []
     for flag, users in FLAGS.items():
         said: dict[tuple[str, str], list[str]] = {}
         for name in names:
@@ -148,6 +148,17 @@ def flag_rows(names: Iterable[str] = tuple(SCHEMES)) -> list[tuple[str, str, str
             meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
             rows.append((flag, kind_of(flag).values, "; ".join(meanings)))
     return rows
+
+
+def flags_by_name() -> dict[str, dict[str, str]]:
+    """For each flag beside `position_scheme`, its JSON type ("word" for one of several), what it is for, and an example of a dictionary."""
+    flags = {}
+    for flag, values, meaning in flag_rows():
+        kind = kind_of(flag)
+        flags[flag] = {"kind": JSON_TYPES.get(type(kind), "word"), "help": f"{values}. {meaning}"}
+        if isinstance(kind, Dictionary):
+            flags[flag]["example"] = kind.example
+    return flags
 
 
 def unpad_row() -> tuple[str, str, str]:
@@ -213,9 +224,3 @@ def tokenizer_length(model: str, revision: str | None = None) -> float | None:
         return math.inf if length is None or length > NO_LENGTH else int(length)
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
-
-
-def code_files(config: PositionConfigMixin) -> list[Path]:
-    """The files of this package that travel with a variant: its family's and what that imports."""
-    modeling = Path(inspect.getfile(type(config))).with_name(config.modeling_file)
-    return sorted({modeling, *map(Path, get_relative_import_files(modeling))})

@@ -14,7 +14,6 @@ from ..modeling.schemes import ALIASES, SCHEMES
 from ..registry import CONFIG_CLASSES, saved_class
 from . import (
     check_exists,
-    code_files,
     flag_rows,
     flags_of,
     load_config,
@@ -180,7 +179,7 @@ def _without(model: str, revision: str | None, entries: dict, config: PositionCo
             "what it leaves out, as UNEXPECTED keys"
         ]
     lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
-    missing = [file.name for file in code_files(config) if not has_file(model, file.name, revision=revision)]
+    missing = [name for name in config.code_files() if not has_file(model, name, revision=revision)]
     if "auto_map" not in entries or missing:
         return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
     return [

@@ -1,11 +1,12 @@
 """The plugin: hooks by which transformers' own classes and registries understand the `position_*` flags.
 
-Beside `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Four small hooks
-on its two base classes, each of which does nothing unless a flag is given:
+Beside `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Small hooks
+on its base classes, each of which does nothing unless a flag is given:
 
 - `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
 - `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
-- `BertConfig.get_config_dict` reads a saved variant without complaint.
+- `BertConfig.get_config_dict` reads a saved variant without complaint, and sees to the schemes that it brings; `AutoConfig` tells it
+  whether their code is trusted.
 - A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
 
 Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
@@ -18,7 +19,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.auto_factory import _BaseAutoModelClass
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConfig
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
@@ -33,6 +34,7 @@ from ..modeling.configuration_posenc import (
     legacy_scheme,
 )
 from ..modeling.stock_interface import tells_versions
+from ..registration import provide_schemes, trusting_code
 from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
 from . import stock_attention
@@ -158,14 +160,23 @@ def _report_restored(scheme: str | None) -> None:
 def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
     """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
 
-    A variant's config is told where it was read.
+    A variant's config is told where it was read. Schemes that a checkpoint brings are registered, or it is refused.
     """
+    given = kwargs
     config_dict, kwargs = original(pretrained_model_name_or_path, **kwargs)
+    if isinstance(config_dict, dict):
+        provide_schemes(config_dict, str(pretrained_model_name_or_path), given)
     if cls in VARIANT_CONFIGS and (carries_flags(kwargs) or carries_flags(config_dict)):
         kwargs[READ_FROM] = str(pretrained_model_name_or_path)
     if cls in VARIANT_CONFIGS and config_dict.get("model_type") == VARIANT_CONFIGS[cls].model_type:
         config_dict = {**config_dict, "model_type": cls.model_type}
     return config_dict, kwargs
+
+
+def _auto_config(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
+    """`AutoConfig.from_pretrained`: code that lies beside a config is run where it is trusted, and nowhere else."""
+    with trusting_code(kwargs.get("trust_remote_code") is True):
+        return original(pretrained_model_name_or_path, **kwargs)
 
 
 def _hook_new(changes: Changes, owner: type, choose: Callable[..., type]) -> None:
@@ -234,6 +245,7 @@ def install() -> None:
         _hook_new(changes, PreTrainedConfig, _config_to_make)
         hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
         hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
+        hook_class_method(changes, AutoConfig, "from_pretrained", _auto_config)
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)

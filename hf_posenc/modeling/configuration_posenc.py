@@ -5,7 +5,6 @@ import difflib
 import functools
 import inspect
 import os
-import shutil
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -26,7 +25,7 @@ from transformers.utils import logging
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
 from .scheme import PositionScheme
-from .schemes import FLAGS, SCHEMES, build_schemes, kind_of, scheme_names
+from .schemes import FLAGS, SCHEMES, SOURCES, build_schemes, kind_of, scheme_names, sources_of
 
 
 if TYPE_CHECKING:
@@ -68,6 +67,11 @@ LEGACY_SCHEMES = ("relative_key", "relative_key_query")
 # Keyword by which `get_config_dict` tells `from_dict` where it has read.
 READ_FROM = "_read_from"
 
+# Entry of a config.json: registered scheme -> "module.Class" of the file beside it.
+SCHEME_FILES = "scheme_files"
+# What begins the end of the copy of this file that lies beside a checkpoint with registered schemes.
+REGISTERED = "# Schemes that are not hf_posenc's own."
+
 # Flags and values that had other names before the first release.
 RENAMED = {
     "position_clip": "position_max_distance",
@@ -94,15 +98,15 @@ def _edit_distance(first: str, second: str) -> int:
 
 
 @functools.cache
-def _nearest_flag(name: str) -> str | None:
+def _nearest_flag(name: str, flags: tuple[str, ...]) -> str | None:
     """The flag that `name` once was, or probably is a misspelling of: within two edits, or with `position` shortened."""
     if name in RENAMED:
         return RENAMED[name]
-    for flag in FLAGS:
+    for flag in flags:
         if abs(len(flag) - len(name)) <= 2 and _edit_distance(name, flag) <= 2:
             return flag
     tail = name.removeprefix("pos_")
-    return f"position_{tail}" if tail != name and f"position_{tail}" in FLAGS else None
+    return f"position_{tail}" if tail != name and f"position_{tail}" in flags else None
 
 
 def check_names(names, strictly: bool = True) -> None:
@@ -115,7 +119,7 @@ def check_names(names, strictly: bool = True) -> None:
     for name in names:
         if name in FLAGS or name == LEGACY_KEY:
             continue
-        nearest = _nearest_flag(name)
+        nearest = _nearest_flag(name, tuple(FLAGS))
         if nearest is None and strictly and name.startswith("position_"):
             nearest = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0)[0]
         if nearest is not None:
@@ -226,8 +230,15 @@ class PositionConfigMixin(PositionFlags):
         if self.position_scheme is None:
             self.position_scheme = legacy_scheme(kwargs) or self.family.native_scheme
         kwargs.pop(LEGACY_KEY, None)
+        kwargs.pop(SCHEME_FILES, None)
         super().__post_init__(**kwargs)
         self.check_positions()
+
+    def __getattr__(self, name: str) -> None:
+        """A flag of a registered scheme that was not given is None, as all others are."""
+        if name in FLAGS:
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def check_positions(self) -> None:
         """Validate every flag by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
@@ -376,23 +387,51 @@ class PositionConfigMixin(PositionFlags):
                 output.pop(flag, None)
         if output.get(UNPAD.name) == UNPAD.default:
             output.pop(UNPAD.name)
+        if files := sources_of(self.position_scheme):
+            output[SCHEME_FILES] = {
+                name: f"{source.module}.{SCHEMES[name].__qualname__}" for name, source in files.items()
+            }
         module = Path(self.modeling_file).stem
         output["auto_map"] = {"AutoConfig": f"{Path(__file__).stem}.{type(self).__name__}"}
         if self._modeling_path().is_file():
             output["auto_map"].update({auto: f"{module}.{name}" for auto, name in self.auto_classes.items()})
         return output
 
+    def code_files(self) -> dict[str, str]:
+        """The code that travels with a variant, name -> text: its family's file, what that imports, and registered schemes."""
+        modeling = self._modeling_path()
+        if not modeling.is_file():
+            return {}
+        registered = sources_of(self.position_scheme)
+        # Where this file lies beside a checkpoint, it imports schemes that this model may have left.
+        others = {source.module for source in SOURCES.values()}
+        files = {modeling, *map(Path, get_relative_import_files(modeling))}
+        texts = {file.stem: file.read_text(encoding="utf-8") for file in files if file.stem not in others}
+        texts |= {source.module: source.text for source in registered.values()}
+        here = Path(__file__).stem
+        texts[here], *_ = texts[here].partition(f"\n\n{REGISTERED}")
+        if registered:
+            # Classes stand at the first level of their files. transformers finds the files by these lines.
+            imports = [
+                f"from .{source.module} import {SCHEMES[name].__qualname__}  # noqa: E402, I001"
+                for name, source in registered.items()
+            ]
+            calls = [f"register({SCHEMES[name].__qualname__})" for name in registered]
+            texts[here] += "\n".join(
+                ["", "", REGISTERED, *imports, "from .schemes import register  # noqa: E402", "", *calls, ""]
+            )
+        return {f"{name}.py": texts[name] for name in sorted(texts)}
+
     def _modeling_path(self) -> Path:
         return Path(inspect.getfile(type(self))).with_name(self.modeling_file)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
-        """As in transformers; the code that `auto_map` names is copied beside the config."""
+        """As in transformers; the code that `auto_map` names is written beside the config."""
         self.check_positions()
-        modeling = self._modeling_path()
-        if not os.path.isfile(save_directory) and modeling.is_file():
+        if not os.path.isfile(save_directory):
             os.makedirs(save_directory, exist_ok=True)
-            for file in {str(modeling), *get_relative_import_files(modeling)}:
-                shutil.copyfile(file, Path(save_directory) / Path(file).name)
+            for name, text in self.code_files().items():
+                (Path(save_directory) / name).write_text(text, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
@@ -401,7 +440,6 @@ class PosencBertConfig(PositionConfigMixin, BertConfig):
 
     model_type = "posenc_bert"
     family = BERT
-    _auto_class = "AutoConfig"
 
 
 class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
@@ -409,7 +447,6 @@ class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
 
     model_type = "posenc_roberta"
     family = ROBERTA
-    _auto_class = "AutoConfig"
 
 
 class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
@@ -417,7 +454,6 @@ class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
 
     model_type = "posenc_xlm_roberta"
     family = XLM_ROBERTA
-    _auto_class = "AutoConfig"
 
 
 class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
@@ -425,7 +461,6 @@ class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
 
     model_type = "posenc_camembert"
     family = CAMEMBERT
-    _auto_class = "AutoConfig"
 
 
 class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
@@ -433,7 +468,6 @@ class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
 
     model_type = "posenc_electra"
     family = ELECTRA
-    _auto_class = "AutoConfig"
 
 
 class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
@@ -441,7 +475,6 @@ class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
 
     model_type = "posenc_distilbert"
     family = DISTILBERT
-    _auto_class = "AutoConfig"
 
 
 class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
@@ -449,7 +482,6 @@ class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
 
     model_type = "posenc_mpnet"
     family = MPNET
-    _auto_class = "AutoConfig"
 
 
 # The config class of every family.

@@ -1,7 +1,10 @@
-"""The table of schemes, and how a name such as "absolute+t5" becomes scheme objects."""
+"""The table of schemes, how others are added to it, and how a name such as "absolute+t5" becomes scheme objects."""
 
 import difflib
 import functools
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
 
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
@@ -37,14 +40,89 @@ SCHEMES: dict[str, type[PositionScheme]] = {
 }
 # Flag -> what each scheme that has it says of it, by the scheme's name.
 FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
-for _name, _scheme in SCHEMES.items():
-    for _flag in _scheme.flags:
-        FLAGS.setdefault(_flag.name, {})[_name] = _flag
 ALIASES: dict[str, str] = {"disentangled": "deberta", "rotary": "rope", "shaw": "relative"}
 # Pairs that exclude each other, and why.
 EXCLUSIVE: dict[tuple[str, str], str] = {
     ("relative_key", "relative_key_query"): "their tables have the same checkpoint key, `distance_embedding`",
 }
+
+
+def _add_flags(scheme: type[PositionScheme]) -> None:
+    for flag in scheme.flags:
+        FLAGS.setdefault(flag.name, {})[scheme.name] = flag
+
+
+for _scheme in SCHEMES.values():
+    _add_flags(_scheme)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The file of a registered scheme, which checkpoints carry.
+
+    Attributes:
+        path: where it was read.
+        text: what it holds beside a checkpoint, where it imports the files of this package as its siblings.
+    """
+
+    path: Path
+    text: str
+
+    @property
+    def module(self) -> str:
+        """The name of its module."""
+        return self.path.stem
+
+
+# Scheme's name -> its file, of all that were registered.
+SOURCES: dict[str, Source] = {}
+
+
+def register(scheme: type[PositionScheme], source: Source | None = None) -> type[PositionScheme]:
+    """Add a scheme to the table; one that is there already, from a file with the same text, is left as it is.
+
+    A scheme takes the place of one of the same name and file, for a file that was changed and read again.
+
+    Args:
+        scheme: its class.
+        source: its file; by default as it is where the class was defined, for files that lie beside a checkpoint.
+
+    Returns:
+        The class, so that this can decorate it.
+
+    Raises:
+        ValueError: another scheme has the name, or another registered file.
+    """
+    path = Path(inspect.getfile(scheme)).absolute()  # the Hub's cache has links
+    source = source or Source(path, path.read_text(encoding="utf-8"))
+    old = SOURCES.get(scheme.name)
+    if old is not None and old.text == source.text and SCHEMES[scheme.name].__qualname__ == scheme.__qualname__:
+        return scheme
+    if scheme.name in SCHEMES and (old is None or old.path != source.path):
+        first = SCHEMES[scheme.name]
+        where = "hf_posenc" if old is None else old.path
+        raise ValueError(
+            f"position_scheme {scheme.name!r} is registered already: {first.__qualname__} of {where}; {scheme.__qualname__} of "
+            f"{source.path} needs another name"
+        )
+    for name, other in SOURCES.items():
+        if other.module == source.module and other.path != source.path and other.text != source.text:
+            raise ValueError(
+                f"{source.path} of {scheme.name!r} has the name of {other.path}, the file of {name!r}: beside a checkpoint "
+                "only one of them can lie; rename it"
+            )
+    for flag, users in [*FLAGS.items()]:
+        if users.pop(scheme.name, None) is not None and not users:
+            del FLAGS[flag]
+    SCHEMES[scheme.name], SOURCES[scheme.name] = scheme, source
+    _add_flags(scheme)
+    _parsed.cache_clear()
+    return scheme
+
+
+def sources_of(position_scheme: str) -> dict[str, Source]:
+    """The files of the registered schemes among those that are joined in `position_scheme`, by scheme."""
+    return {name: SOURCES[name] for name in scheme_names(position_scheme) if name in SOURCES}
 
 
 def kind_of(flag: str) -> Kind:

@@ -309,7 +309,12 @@ def test_position_parameters_learn_at_a_rate_of_their_own(checkpoint, text_file,
 
 
 def test_every_flag_is_an_argument():
-    assert [argument.name for argument in fields(PositionArguments)] == [*FLAGS, "unpad"]
+    assert [argument.name for argument in fields(PositionArguments)] == [
+        "position_scheme",
+        "scheme_file",
+        *[*FLAGS][1:],
+        "unpad",
+    ]
 
 
 def test_weights_that_were_changed_are_refused(tmp_path):

@@ -1,0 +1,327 @@
+"""Schemes from outside the package: how their files are read and checked, and how checkpoints bring them.
+
+A registered scheme is one of the table in modeling/schemes.py, as the package's own are. Beside it, the table keeps the text of the
+scheme's file as checkpoints carry it: imports of hf_posenc are those of its siblings there.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers.utils import cached_file, logging
+
+from .modeling import flags, relative_positions, schemes
+from .modeling import scheme as base
+from .modeling.configuration_posenc import SCHEME_FILES
+from .modeling.flags import Flag
+from .modeling.scheme import AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.schemes import ALIASES, FLAGS, SCHEMES, SOURCES, Source
+
+
+logger = logging.get_logger(__name__)
+
+ENTRY_POINTS = "hf_posenc.schemes"
+# Where the names of `hf_posenc.scheme` are beside a checkpoint.
+SIBLINGS = (base, flags, relative_positions)
+# What every environment has in which a checkpoint with the file can be loaded; transformers requires numpy.
+TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
+# Keywords of `from_pretrained` that say where files are.
+PLACE = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
+
+# Whether the Auto class that reads a config was told to run the code beside it.
+_trusts_code: ContextVar[bool] = ContextVar("trusts_code", default=False)
+
+
+def register_scheme(scheme: type[PositionScheme]) -> type[PositionScheme]:
+    """Add a position scheme to those of the package, for this process: `position_scheme="absolute+mine"` works from then on.
+
+    The class's file is carried by every checkpoint with the scheme. `check_scheme` of `hf_posenc.testing` checks what it computes.
+
+    Args:
+        scheme: a subclass of `AttentionScheme` or `EmbeddingScheme` at the first level of a file, with `name`, `formula`, `paper`
+            and `extrapolates`. The same class again is nothing; of a file that was changed and imported again, it is replaced.
+
+    Returns:
+        The class, so that this can decorate it.
+
+    Raises:
+        TypeError: no such subclass.
+        ValueError: something is missing or wrong (the message names it), the class has no file, its file imports what a
+            checkpoint cannot bring, or another scheme has the name.
+    """
+    _check(scheme)
+    return schemes.register(scheme, _source(scheme))
+
+
+def register_files(paths: Iterable[str | Path]) -> list[type[PositionScheme]]:
+    """Run the files of schemes and register each scheme that they define.
+
+    Args:
+        paths: Python files, each with one scheme or several.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it has no scheme, cannot be run, or as for [`register_scheme`].
+        TypeError: as for [`register_scheme`].
+    """
+    return [scheme for path in paths for scheme in _register_file(Path(path).absolute())]
+
+
+def _register_file(path: Path) -> list[type[PositionScheme]]:
+    text = path.read_text(encoding="utf-8")
+    # Two files of one name are two modules; the text tells a file that was changed.
+    module = _run(path, f"hf_posenc_scheme_{_digest(str(path) + text)}_{path.stem}")
+    found = _schemes_in(module)
+    if not found:
+        raise ValueError(f"{path} defines no position scheme: no subclass of AttentionScheme or EmbeddingScheme")
+    for scheme in found:
+        register_scheme(scheme)
+    return found
+
+
+def _schemes_in(module: ModuleType) -> list[type[PositionScheme]]:
+    """The schemes that a module defines, but for base classes of its own, which have no name."""
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and issubclass(value, PositionScheme)
+    ]
+    return [cls for cls in classes if cls.__module__ == module.__name__ and "name" in vars(cls)]
+
+
+def _run(path: Path, name: str) -> ModuleType:
+    """A file as a module of a name; what was run under it is not run again."""
+    if name in sys.modules:
+        return sys.modules[name]
+    specification = importlib.util.spec_from_file_location(name, path)
+    if specification is None:
+        raise ValueError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, (ValueError, TypeError)):
+            raise
+        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def register_entry_points() -> None:
+    """Register the schemes that installed packages name in the entry point group `hf_posenc.schemes`; a broken one is logged."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        module = sys.modules.get(entry.module)
+        if module is not None and not hasattr(module, entry.attr):
+            continue  # it is being imported, and is why hf_posenc is: its decorator registers the scheme
+        try:
+            register_scheme(entry.load())
+        except Exception as error:  # whatever a package does wrong, hf_posenc is imported
+            logger.warning(f"the position scheme {entry.value} of an installed package is left out: {error}")
+
+
+def _check(scheme: type[PositionScheme]) -> None:
+    """Raise what [`register_scheme`] raises for a class."""
+    if not (isinstance(scheme, type) and issubclass(scheme, (AttentionScheme, EmbeddingScheme))):
+        raise TypeError(f"a scheme is a subclass of AttentionScheme or EmbeddingScheme, got {scheme!r}")
+    who = scheme.__qualname__
+    if not scheme.__qualname__.isidentifier():
+        raise ValueError(f"{who} must stand at the first level of its file, where others can import it")
+    for attribute in ("name", "formula", "paper", "extrapolates"):
+        value = getattr(scheme, attribute, None)
+        if not (isinstance(value, str) and value.strip()) or "\n" in value:
+            raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/own-scheme.md")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme.name):
+        raise ValueError(f"{who}.name must be made of small letters, digits and underscores, got {scheme.name!r}")
+    if scheme.name in ALIASES:
+        raise ValueError(f"{who}.name: {scheme.name!r} is another name of {ALIASES[scheme.name]!r}")
+    if issubclass(scheme, AttentionScheme):
+        unknown = {*scheme.backends} - {*AttentionScheme.backends}
+        if unknown or not scheme.backends:
+            possible = ", ".join(AttentionScheme.backends)
+            raise ValueError(f"{who}.backends must name some of {possible}, got {scheme.backends!r}")
+    for flag in scheme.flags:
+        _check_flag(scheme, flag)
+
+
+def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
+    who = f"{scheme.__qualname__}.flags"
+    if not isinstance(flag, Flag):
+        raise TypeError(f"{who} must be a tuple of Flag, got {flag!r}")
+    if not re.fullmatch(r"position_[a-z0-9_]+", flag.name) or flag.name == "position_scheme":
+        raise ValueError(f"{who}: the name of a flag must begin with 'position_', got {flag.name!r}")
+    if hasattr(scheme, flag.attribute):
+        raise ValueError(
+            f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which it has already"
+        )
+    for name, other in FLAGS.get(flag.name, {}).items():
+        if name != scheme.name and other.kind != flag.kind:
+            raise ValueError(
+                f"{who}: {flag.name!r} must be what it is for {name} ({other.kind}), or have another name; got {flag.kind}"
+            )
+    if flag.default is not None:
+        flag.kind.check(flag.name, flag.default)
+
+
+def _source(scheme: type[PositionScheme]) -> Source:
+    """The file of a scheme as it travels.
+
+    Raises:
+        ValueError: there is none, or it imports what a checkpoint cannot bring.
+    """
+    path = None
+    if scheme.__module__ != "__main__":
+        try:
+            path = Path(inspect.getfile(scheme)).absolute()
+        except (OSError, TypeError):  # typed into an interpreter
+            pass
+    if path is None or path.suffix != ".py" or not path.is_file():
+        raise ValueError(
+            f"{scheme.__qualname__} must be defined in a file of its own, imported from there: checkpoints carry the file, and a "
+            "script, a notebook or an interpreter's input is none that others could import"
+        )
+    if not path.stem.isidentifier():
+        raise ValueError(f"the name of {path} must be one that Python can import")
+    siblings = {file.stem for file in Path(base.__file__).parent.glob("*.py")}
+    if path.stem in siblings:
+        raise ValueError(f"{path} has the name of a file of hf_posenc that lies beside every checkpoint; rename it")
+    return Source(path, travelling(path.read_text(encoding="utf-8"), path))
+
+
+def travelling(text: str, path: Path) -> str:
+    """The text of a scheme's file with its imports of hf_posenc as imports of the files that lie beside a checkpoint.
+
+    Raises:
+        ValueError: it imports what neither lies there nor is in every environment that has transformers.
+    """
+    lines = text.encode().splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    replaced: list[tuple[int, int, str]] = []
+    for node in ast.walk(ast.parse(text, str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                _check_travels(alias.name, path, node.lineno)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.partition(".")[0] == "hf_posenc":
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = starts[node.end_lineno - 1] + node.end_col_offset
+            indent = " " * (len(lines[node.lineno - 1]) - len(lines[node.lineno - 1].lstrip()))
+            replaced.append((begin, end, f"\n{indent}".join(_as_siblings(node, path))))
+        elif isinstance(node, ast.ImportFrom):
+            _check_travels("." * node.level + (node.module or ""), path, node.lineno)
+    whole = text.encode()
+    for begin, end, new in sorted(replaced, reverse=True):
+        whole = whole[:begin] + new.encode() + whole[end:]
+    return whole.decode()
+
+
+def _check_travels(module: str, path: Path, line: int) -> None:
+    if module.partition(".")[0] not in TRAVELS:
+        raise ValueError(
+            f"{path}:{line} imports {module}, which would not travel with a checkpoint: the file of a scheme may import "
+            "names from hf_posenc.scheme, torch, numpy, transformers and the standard library"
+        )
+
+
+def _as_siblings(node: ast.ImportFrom, path: Path) -> Iterator[str]:
+    """An import from hf_posenc as imports beside a checkpoint."""
+    where, names = f"{path}:{node.lineno}", [(alias.name, alias.asname) for alias in node.names]
+    if node.module.startswith("hf_posenc.modeling."):
+        yield f"from .{node.module.removeprefix('hf_posenc.modeling.')} import {_joined(names)}"
+        return
+    if node.module not in ("hf_posenc", "hf_posenc.scheme"):
+        _check_travels(node.module, path, node.lineno)
+    homes: dict[str, list[tuple[str, str | None]]] = {}
+    for name, renamed in names:
+        if name == "register_scheme":
+            homes.setdefault("schemes", []).append((schemes.register.__name__, renamed or name))
+            continue
+        home = next((module for module in SIBLINGS if hasattr(module, name)), None)
+        if home is None or node.module == "hf_posenc":
+            raise ValueError(f"{where} imports {name} from {node.module}, which would not travel with a checkpoint")
+        homes.setdefault(home.__name__.rpartition(".")[2], []).append((name, renamed))
+    for module, found in homes.items():
+        yield f"from .{module} import {_joined(found)}"
+
+
+def _joined(names: list[tuple[str, str | None]]) -> str:
+    return ", ".join(name if renamed in (None, name) else f"{name} as {renamed}" for name, renamed in names)
+
+
+@contextmanager
+def trusting_code(trusts: bool) -> Iterator[None]:
+    """While a config is read: whether code that lies beside it may be run."""
+    token = _trusts_code.set(trusts)
+    try:
+        yield
+    finally:
+        _trusts_code.reset(token)
+
+
+def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any]) -> None:
+    """See to it that the schemes of a checkpoint which are not the package's own are registered.
+
+    Args:
+        entries: of its config.json.
+        place: where that was read, a folder or a name on the Hub.
+        keywords: of `from_pretrained`.
+
+    Raises:
+        ValueError: they are not, and its code is not trusted; or another scheme has the name of one.
+    """
+    files = entries.get(SCHEME_FILES)
+    for name, reference in files.items() if isinstance(files, dict) else ():
+        module, _, cls = str(reference).rpartition(".")
+        if not (module.isidentifier() and cls.isidentifier()):
+            raise ValueError(f"{place}: {SCHEME_FILES} of its config must be 'module.Class', got {reference!r}")
+        if name in SCHEMES and name not in SOURCES:
+            raise ValueError(
+                f"{place} has a position_scheme {name!r} of its own, in {module}.py, and hf_posenc another of that name: load it "
+                "in a process without hf_posenc, by trust_remote_code=True"
+            )
+        if name not in SCHEMES and not _trusts_code.get():
+            raise ValueError(
+                f"{place} has position_scheme {name!r}, which is not hf_posenc's own: it brings it in {module}.py. Import its "
+                f"author's file and register it first, hf_posenc.register_scheme({cls}), or --scheme_file on the command line; or "
+                "read that file, and load the checkpoint by an Auto class with trust_remote_code=True"
+            )
+        where = {keyword: keywords[keyword] for keyword in PLACE if keywords.get(keyword) is not None}
+        file = cached_file(
+            place,
+            f"{module}.py",
+            **where,
+            _raise_exceptions_for_gated_repo=name not in SCHEMES,
+            _raise_exceptions_for_missing_entries=name not in SCHEMES,
+            _raise_exceptions_for_connection_errors=name not in SCHEMES,
+        )
+        if name not in SCHEMES:
+            _register_beside(Path(file), name, cls)
+        elif file is not None and Path(file).read_text(encoding="utf-8") != SOURCES[name].text:
+            logger.warning_once(
+                f"{place} brings another text of the position_scheme {name!r} in {module}.py than {SOURCES[name].path}, which is "
+                "registered and used: where they compute something else, its outputs are others."
+            )
+
+
+def _register_beside(file: Path, name: str, cls: str) -> None:
+    """Register a scheme from the file that lies beside a checkpoint, which imports its siblings: here, those of this package."""
+    text = file.read_text(encoding="utf-8")
+    module = _run(file, f"{base.__package__}.from_checkpoint_{_digest(text)}")
+    scheme = getattr(module, cls, None)
+    _check(scheme)
+    if scheme.name != name:
+        raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
+    schemes.register(scheme)
