@@ -50,7 +50,7 @@ from transformers import (
 
 from hf_posenc import convert, position_parameters
 from hf_posenc.files import write_whole
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes import SCHEMES, sources_of
 from hf_posenc.tables import as_markdown
 from hf_posenc.training import tables_and_biases
 
@@ -64,7 +64,7 @@ from minilm import packaged_minilm  # noqa: E402
 from punctuation import chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
 from records import same_settings, write_json  # noqa: E402
-from training import PositionTrainingArguments, ScriptTrainer, describe_file  # noqa: E402
+from training import PositionTrainingArguments, ScriptTrainer, describe_scheme  # noqa: E402
 
 
 @dataclass
@@ -609,12 +609,12 @@ def as_png(figure) -> bytes:
 def settings_of(arguments: CompareArguments, training: PositionTrainingArguments) -> dict[str, Any]:
     """What a result depends on, apart from scheme and seed."""
     kept = {
-        name: value for name, value in asdict(arguments).items() if name not in ("schemes", "seeds", "cost_rounds")
+        name: value
+        for name, value in asdict(arguments).items()
+        if name not in ("schemes", "scheme_file", "seeds", "cost_rounds")
     }
     for name in ("train_file", "eval_file"):
         kept[name] = kept[name] and Path(kept[name]).name
-    if scheme_files := kept.pop("scheme_file"):
-        kept["scheme_file"] = [*map(describe_file, scheme_files)]
     return {**kept, **{name: getattr(training, name) for name in RECORDED}}
 
 
@@ -673,6 +673,11 @@ def main() -> None:
         settings = settings_of(arguments, training)
         same_settings(folder / "settings.json", settings)
         write_json(folder / "settings.json", settings)
+        for candidate in candidates:
+            for name, source in sources_of(candidate.flags["position_scheme"]).items():
+                file, described = folder / "schemes" / f"{name}.json", {"file": describe_scheme(source)}
+                same_settings(file, described)  # a file that was changed is another scheme
+                write_json(file, described)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 

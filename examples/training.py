@@ -7,7 +7,7 @@ checkpoint that is whole, to the same model. Another command in the same folder 
 import json
 import sys
 from dataclasses import asdict, dataclass, field, fields
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from records import check_writable, differences, write_json
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes import Source, sources_of
 from hf_posenc.training import PositionTrainer
 
 
@@ -260,12 +261,12 @@ def recorded_settings(training: TrainingArguments, config: PreTrainedConfig, *ot
 def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> dict[str, Any]:
     """Everything that a result depends on, as JSON has it: files by what is in them, flags as the model has them."""
     settings: dict[str, Any] = {"script": Path(sys.argv[0]).name}
+    for name, source in sources_of(config.position_scheme).items():
+        settings[f"file of {name}"] = describe_scheme(source)
     for arguments in dataclasses:
         settings |= asdict(arguments)
         if isinstance(arguments, DataArguments):
             settings |= {f"{split}_file": describe_file(file) for split, file in arguments.files.items()}
-    if scheme_files := settings.pop("scheme_file", None):
-        settings["scheme_file"] = [*map(describe_file, scheme_files)]
     settings |= {**others, **{flag: getattr(config, flag) for flag in FLAGS}}
     kept = {
         name: value
@@ -279,6 +280,11 @@ def describe_file(file: str) -> str:
     """A file by its name and what is in it."""
     with open(file, "rb") as opened:
         return f"{Path(file).name}, SHA-256 {file_digest(opened, 'sha256').hexdigest()[:16]}"
+
+
+def describe_scheme(source: Source) -> str:
+    """The file of a registered scheme, as [`describe_file`] describes files."""
+    return f"{source.module}.py, SHA-256 {sha256(source.text.encode()).hexdigest()[:16]}"
 
 
 def evaluate_and_save(trainer: Trainer, rows: Dataset, prefix: str = "eval") -> None:

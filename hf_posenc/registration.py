@@ -249,9 +249,13 @@ def _as_siblings(node: ast.ImportFrom, path: Path) -> Iterator[str]:
         if name == "register_scheme":
             homes.setdefault("schemes", []).append((schemes.register.__name__, renamed or name))
             continue
-        home = next((module for module in SIBLINGS if hasattr(module, name)), None)
-        if home is None or node.module == "hf_posenc":
-            raise ValueError(f"{where} imports {name} from {node.module}, which would not travel with a checkpoint")
+        public = getattr(sys.modules[node.module], name, None)
+        home = next((module for module in SIBLINGS if getattr(module, name, None) is public), None)
+        if public is None or home is None or node.module == "hf_posenc":
+            raise ValueError(
+                f"{where} imports {name} from {node.module}, which would not travel with a checkpoint: name what you need of "
+                f"hf_posenc.scheme"
+            )
         homes.setdefault(home.__name__.rpartition(".")[2], []).append((name, renamed))
     for module, found in homes.items():
         yield f"from .{module} import {_joined(found)}"

@@ -1,6 +1,7 @@
 """The command line: a thin layer over the functions of hf_posenc, which is imported once a command is understood.
 
 hf-posenc schemes
+hf-posenc check-scheme mine.py
 hf-posenc inspect me/minilm-t5
 hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
@@ -76,6 +77,26 @@ def schemes() -> None:
     from hf_posenc.inspection import descriptions
 
     typer.echo(descriptions.schemes())
+
+
+@app.command()
+def check_scheme(
+    files: Annotated[
+        list[Path], typer.Argument(help="Python files with position schemes, as docs/own-scheme.md builds some.")
+    ],
+) -> None:
+    """Check position schemes of your own.
+
+    Gradients, backends, padding, packed documents, caches, dtypes, the start, saving, export: a sentence for each. The exit code is 1 where
+    one fails. Formulas are compared in Python: `hf_posenc.testing.check_scheme(MyScheme, formula=...)`.
+    """
+    from hf_posenc.registration import register_files
+    from hf_posenc.testing import check_scheme
+
+    reports = [check_scheme(scheme) for scheme in register_files(files)]
+    typer.echo("\n\n".join(map(str, reports)))
+    if not all(report.passed for report in reports):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -165,8 +186,12 @@ def _option(flag: str) -> introspection.Parameter:
 
 def _with_position_flags(command: Callable) -> Callable:
     """A command that takes `**flags` with an option for each flag beside `position_scheme`, as they are known now."""
-    own = [p for p in introspection.signature(command).parameters.values() if p.name not in FLAGS]
-    own = [p for p in own if p.kind is not introspection.Parameter.VAR_KEYWORD]
+    vars(command).pop("__signature__", None)
+    own = [
+        parameter
+        for parameter in introspection.signature(command).parameters.values()
+        if parameter.kind is not introspection.Parameter.VAR_KEYWORD
+    ]
     signature, options = introspection.Signature(), [_option(flag) for flag in FLAGS]
     command.__signature__ = signature.replace(parameters=[*own, *options])
     command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
@@ -349,7 +374,7 @@ def report(
     typer.echo("\n".join(map(str, made.save(out))))
 
 
-def _scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+def split_scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     """A command line without `--scheme-file`, wherever it stands, and the files."""
     kept, files, left = [], [], iter(arguments)
     for argument in left:
@@ -385,7 +410,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Options with underscores, as configs and scripts have them, are the same options.
     arguments = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments]
     try:
-        arguments, files = _scheme_files(arguments)
+        arguments, files = split_scheme_files(arguments)
         _register_schemes(files)
         code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)
     except (UsageError, OSError, ValueError, TypeError, ImportError) as error:

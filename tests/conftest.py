@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 import tiny
 import torch
 from transformers.utils import logging as transformers_logging
+
+import hf_posenc_cli
+from hf_posenc.modeling import schemes
 
 
 # Two workers on two cores: more threads would only get into each other's way.
@@ -59,6 +63,23 @@ def compile_only_where_it_is_the_point(request):
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+@pytest.fixture
+def schemes_of_the_package() -> Iterator[None]:
+    """Schemes that a test registers are gone after it."""
+    tables = schemes.SCHEMES, schemes.SOURCES, hf_posenc_cli.FLAGS
+    before, flags = [dict(table) for table in tables], {flag: dict(users) for flag, users in schemes.FLAGS.items()}
+    modules = {*sys.modules}
+    yield
+    for table, entries in zip((*tables, schemes.FLAGS), (*before, flags), strict=True):
+        table.clear()
+        table.update(entries)
+    schemes._parsed.cache_clear()
+    hf_posenc_cli._with_position_flags(hf_posenc_cli.convert)
+    for name in {*sys.modules} - modules:
+        if name.startswith(("hf_posenc_scheme_", "hf_posenc.modeling.from_checkpoint_")):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ The Python blocks of a page share their names. One with a block of text after it
 text stands for more. Conversions without a budget of their own take 20 steps. Shell commands of the package are run, other
 scripts get as far as their arguments. Comments before a block:
 
+    <!-- file: NAME -->          is a file of the folder in which the others run, and not run itself
     <!-- without hf_posenc -->   runs in a process of its own, where the package cannot be imported
     <!-- parsed: REASON -->      the commands are only parsed
     <!-- not run: REASON -->
@@ -37,6 +38,7 @@ from transformers import (
 )
 
 import hf_posenc
+import hf_posenc_cli
 from hf_posenc import cli
 from hf_posenc.conversion import distillation
 from hf_posenc.training import PositionTrainer
@@ -133,8 +135,12 @@ def world(tmp_path_factory, minilm) -> Path:
 
 
 @pytest.fixture
-def here(world, monkeypatch) -> Path:
+def here(world, monkeypatch, page, schemes_of_the_package) -> Path:
     monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
+    for block in BLOCKS[page]:
+        if block.note.startswith("file: "):
+            (world / block.note.removeprefix("file: ")).write_text(block.code, encoding="utf-8")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # The rest of a conversion's hundreds of steps shows nothing more of the code on a page.
     monkeypatch.setattr(distillation, "DEFAULT_STEPS", 20)
@@ -179,7 +185,8 @@ def assert_says(found: str, expected: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", named("python"))
 def test_python(page, here, tmp_path):
-    blocks = [block for block in BLOCKS[page] if block.language == "python" and not block.note.startswith("not run: ")]
+    others = "not run: ", "file: "
+    blocks = [block for block in BLOCKS[page] if block.language == "python" and not block.note.startswith(others)]
     names = given("".join(block.code for block in blocks))
     try:
         for block in blocks:
@@ -227,6 +234,8 @@ def parse_script(script: str, words: list[str], monkeypatch) -> None:
 
 
 def parse_posenc(words: list[str]) -> None:
+    words, files = hf_posenc_cli.split_scheme_files(words)
+    assert all(Path(file).is_file() for file in files)
     group = typer.main.get_command(cli.app)
     with group.make_context("hf-posenc", [*words], resilient_parsing=False) as context:
         name, command, rest = group.resolve_command(context, words)
@@ -273,11 +282,15 @@ def test_shell(page, here, monkeypatch):
 
 def test_blocks_are_written_well():
     for page, block in [(page, block) for page, blocks in BLOCKS.items() for block in blocks]:
-        assert block.language in ("", "python", "bash", "text", "json"), page
-        assert block.note == "" or re.fullmatch(r"without hf_posenc|(parsed|not run): .{10,}", block.note), page
+        assert block.language in ("", "python", "bash", "text", "json", "toml"), page
+        assert block.note == "" or re.fullmatch(
+            r"without hf_posenc|file: \w+\.py|(parsed|not run): .{10,}", block.note
+        ), page
         if block.language == "python":
             ast.parse(block.code)
         elif block.language == "json":
             json.loads(block.code)
+        elif block.language == "toml":
+            tomllib.loads(block.code)
         elif block.language == "bash":
             assert commands(block.code)

@@ -1,0 +1,456 @@
+"""Schemes from outside the package: registered, used, saved with their file, loaded with hf_posenc and without."""
+
+import importlib.metadata
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from fresh_process import ROOT, run_fresh
+from tiny import build, fill_positions, inputs, stock_config
+from transformers import AutoConfig, AutoModel, BertConfig, BertModel
+
+import hf_posenc
+from hf_posenc import cli, register_scheme, registration, with_position_scheme
+from hf_posenc.modeling import schemes
+from hf_posenc.modeling.schemes import FLAGS, SCHEMES, SOURCES
+from hf_posenc.registration import register_files, travelling
+
+
+pytestmark = pytest.mark.usefixtures("schemes_of_the_package")
+
+PAGE = (ROOT / "docs" / "own-scheme.md").read_text(encoding="utf-8")
+# The files that the page builds, by name.
+FILES = dict(re.findall(r"<!-- file: (\w+\.py) -->\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+LEAST = """
+from hf_posenc.scheme import AttentionScheme, EmbeddingScheme, Flag, Integer, Number, PositionParameter, zeros
+class Mine(AttentionScheme):
+    name, formula, paper, extrapolates = "mine", "q·k", "unpublished", "yes"
+"""
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> Path:
+    """A folder with the files of the page; what was imported from such a folder before is forgotten."""
+    folder = tmp_path / "schemes"
+    folder.mkdir()
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+@pytest.fixture
+def key_decay(files) -> type:
+    [scheme] = register_files([files / "key_decay.py"])
+    return scheme
+
+
+@pytest.fixture
+def saved(key_decay, tmp_path) -> Path:
+    build("absolute+key_decay", position_two_sided=False).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def forget() -> None:
+    """As in a process in which nobody has registered anything."""
+    for name in [*SOURCES]:
+        scheme = SCHEMES.pop(name)
+        del SOURCES[name]
+        for flag in scheme.flags:
+            FLAGS[flag.name].pop(name)
+            if not FLAGS[flag.name]:
+                del FLAGS[flag.name]
+    schemes._parsed.cache_clear()
+
+
+def output(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(**inputs())[0]
+
+
+def define(folder: Path, text: str, name: str = "mine.py") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+class TestRegistering:
+    def test_its_name_and_flags_work_at_every_entry_point(self, key_decay, tmp_path):
+        stock = BertModel(stock_config()).eval()
+        stock.save_pretrained(tmp_path)
+        flags = {"position_scheme": "absolute+key_decay", "position_two_sided": False}
+        made = [
+            BertModel(BertConfig(**tiny.settings("bert"), **flags)),
+            AutoModel.from_config(stock_config(**flags)),
+            AutoModel.from_pretrained(tmp_path, **flags),
+            BertModel.from_pretrained(tmp_path, **flags),
+            AutoModel.from_config(AutoConfig.from_pretrained(tmp_path, **flags)),
+            with_position_scheme(stock, **flags, copy=True),
+        ]
+        for model in made:
+            assert type(model).__name__ == "PosencBertModel"
+            assert model.config.position_scheme == "absolute+key_decay" and model.config.position_two_sided is False
+            assert model.encoder.layer[0].attention.self.key_decay.weight.shape == (1, 4, 8)
+        assert torch.equal(output(made[2].eval()), output(stock)), "it starts silent"
+        back = with_position_scheme(fill_positions(made[2]), "absolute")
+        assert torch.equal(output(with_position_scheme(back, None)), output(stock))
+
+    def test_a_flag_that_is_not_given_is_none_as_all_others_are(self, key_decay):
+        config = tiny.variant_config(position_scheme="key_decay")
+        assert config.position_two_sided is None and "position_two_sided" not in config.to_dict()
+        assert tiny.variant_config().position_two_sided is None
+        with pytest.raises(AttributeError, match="position_unknown"):
+            _ = config.position_unknown
+
+    @pytest.mark.parametrize(
+        ("flags", "error", "message"),
+        [
+            ({"position_two_sided": 3}, TypeError, "position_two_sided must be True or False"),
+            ({"position_two_side": True}, ValueError, "did you mean 'position_two_sided'"),
+            ({"position_scheme": "key_decoy"}, ValueError, "did you mean 'key_decay'"),
+            ({"position_scheme": "t5", "position_two_sided": True}, ValueError, "it belongs to key_decay"),
+        ],
+    )
+    def test_wrong_flags_are_refused_as_all_others_are(self, key_decay, flags, error, message):
+        with pytest.raises(error, match=message):
+            stock_config(**{"position_scheme": "key_decay", **flags})
+
+    def test_a_flag_may_be_shared(self, files):
+        text = LEAST + '    flags = (Flag("position_buckets", Integer(0), 7, "how many"),)\n'
+        [scheme] = register_files([define(files, text)])
+        assert scheme(tiny.variant_config(position_scheme="mine")).buckets == 7
+        assert tiny.variant_config(position_scheme="t5+mine", position_buckets=8).position_buckets == 8
+
+    def test_the_same_again_is_nothing(self, files):
+        import key_decay
+
+        assert register_scheme(key_decay.KeyDecay) is key_decay.KeyDecay
+        register_scheme(key_decay.KeyDecay)
+        register_files([files / "key_decay.py"])
+        assert SCHEMES["key_decay"] is key_decay.KeyDecay
+
+    def test_a_changed_file_takes_the_place_of_the_old_one(self, key_decay, files):
+        changed = FILES["key_decay.py"].replace('"position_two_sided"', '"position_both_sides"')
+        changed = changed.replace("self.two_sided", "self.both_sides")
+        [new] = register_files([define(files, changed, "key_decay.py")])
+        assert SCHEMES["key_decay"] is new is not key_decay
+        assert "position_two_sided" not in FLAGS and "position_both_sides" in FLAGS
+
+    def test_another_of_the_name_is_an_error_that_says_where_the_first_is(self, key_decay, files):
+        other = define(files, FILES["key_decay.py"] + "\n", "other.py")
+        with pytest.raises(ValueError, match=rf"registered already: KeyDecay of {files}/key_decay.py; .*other.py"):
+            register_files([other])
+        with pytest.raises(ValueError, match="registered already: Alibi of hf_posenc"):
+            register_files([define(files, LEAST.replace('"mine"', '"alibi"'))])
+
+    def test_two_files_of_one_name_cannot_lie_beside_one_checkpoint(self, key_decay, files):
+        (files / "more").mkdir()
+        with pytest.raises(ValueError, match="rename it"):
+            register_files([define(files / "more", LEAST, "key_decay.py")])
+
+    def test_a_package_registers_by_its_entry_point(self, files, monkeypatch, said):
+        class Entry(importlib.metadata.EntryPoint):
+            pass
+
+        broken = Entry("broken", "nowhere:Scheme", registration.ENTRY_POINTS)
+        right = Entry("key_decay", "key_decay:KeyDecay", registration.ENTRY_POINTS)
+        monkeypatch.setattr(registration, "entry_points", lambda group: [broken, right])
+        registration.register_entry_points()
+        assert "key_decay" in SCHEMES
+        assert any("nowhere:Scheme" in line and "left out" in line for line in said)
+
+
+WRONG = {
+    "no name": (
+        'name, formula, paper, extrapolates = "mine",',
+        'formula, paper, extrapolates, x = "mine",',
+        "no position scheme",
+    ),
+    "no formula": ("formula, paper", "formule, paper", "needs 'formula'"),
+    "no paper": ('"unpublished"', '""', "needs 'paper'"),
+    "a name of two words": ('"mine"', '"my own"', "small letters"),
+    "another's other name": ('"mine"', '"shaw"', "another name of 'relative'"),
+    "helpers": (
+        "import AttentionScheme",
+        "import AttentionScheme\nfrom .helpers import f; from hf_posenc.scheme import X",
+        None,
+    ),
+}
+
+
+class TestRefused:
+    @pytest.mark.parametrize("case", [case for case, (*_, message) in WRONG.items() if message])
+    def test_what_is_missing(self, files, case):
+        old, new, message = WRONG[case]
+        with pytest.raises(ValueError, match=message):
+            register_files([define(files, LEAST.replace(old, new))])
+        assert "mine" not in SCHEMES and not SOURCES
+
+    @pytest.mark.parametrize(
+        ("body", "error", "message"),
+        [
+            ('backends = ("sdpa", "triton")', ValueError, "backends must name some of sdpa"),
+            ("flags = (3,)", TypeError, "tuple of Flag"),
+            ('flags = (Flag("width", Number(1), 2.0, "x"),)', ValueError, "begin with 'position_'"),
+            ('flags = (Flag("position_terms", Number(1), 2.0, "x"),)', ValueError, "attribute 'terms'"),
+            ('flags = (Flag("position_buckets", Number(1), 2.0, "x"),)', ValueError, "what it is for t5"),
+            ('flags = (Flag("position_reach", Integer(4), 2, "x"),)', ValueError, "at least 4"),
+        ],
+    )
+    def test_a_wrong_declaration(self, files, body, error, message):
+        with pytest.raises(error, match=message):
+            register_files([define(files, f"{LEAST}    {body}\n")])
+        assert "mine" not in SCHEMES
+
+    @pytest.mark.parametrize(
+        ("line", "module"),
+        [
+            ("import scipy", "scipy"),
+            ("from .helpers import f", ".helpers"),
+            ("import hf_posenc", "hf_posenc"),
+            ("from hf_posenc import unpad", "unpad"),
+            ("from hf_posenc.analysis import study", "hf_posenc.analysis"),
+            ("def f():\n    import pandas", "pandas"),
+        ],
+    )
+    def test_what_would_not_travel(self, tmp_path, line, module):
+        with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not travel"):
+            travelling(f"import torch\n{line}\n", tmp_path / "mine.py")
+
+    def test_what_has_no_file(self, files):
+        with pytest.raises(ValueError, match="a file of its own"):
+            exec(LEAST + "\nfrom hf_posenc import register_scheme\nregister_scheme(Mine)", {"__name__": "__main__"})
+        with pytest.raises(ValueError, match="rename it"):
+            register_files([define(files, LEAST, "t5.py")])
+        with pytest.raises(ValueError, match="first level"):
+            register_scheme(type("Local", (SCHEMES["t5"],), {"__qualname__": "f.<locals>.Local"}))
+        with pytest.raises(TypeError, match="subclass of AttentionScheme"):
+            register_scheme(BertModel)
+
+    def test_a_file_that_cannot_be_run(self, files):
+        with pytest.raises(ValueError, match="cannot be run: NameError"):
+            register_files([define(files, "x = undefined\n")])
+        with pytest.raises(FileNotFoundError):
+            register_files([files / "nowhere.py"])
+
+
+def test_imports_become_those_of_siblings(tmp_path):
+    text = """# Größe
+import math
+from hf_posenc.scheme import (
+    AttentionScheme,  # the base
+    Flag, Number as Zahl,
+    t5_bucket,
+)
+if math:
+    from hf_posenc.modeling.deberta import Deberta
+    from hf_posenc import register_scheme as r; x = "ß"
+"""
+    assert (
+        travelling(text, tmp_path)
+        == """# Größe
+import math
+from .scheme import AttentionScheme, Flag
+from .flags import Number as Zahl
+from .relative_positions import t5_bucket
+if math:
+    from .deberta import Deberta
+    from .schemes import register as r; x = "ß"
+"""
+    )
+
+
+def test_every_public_name_travels(tmp_path):
+    """What `hf_posenc.scheme` has is also beside a checkpoint, and is the same there."""
+    import hf_posenc.scheme
+
+    names = [name for name in hf_posenc.scheme.__all__ if name != "register_scheme"]
+    for line in travelling(f"from hf_posenc.scheme import {', '.join(names)}\n", tmp_path).splitlines():
+        module, found = re.fullmatch(r"from \.(\w+) import (.+)", line).groups()
+        for name in found.split(", "):
+            home = sys.modules[f"hf_posenc.modeling.{module}"]
+            assert getattr(home, name) is getattr(hf_posenc.scheme, name)
+            names.remove(name)
+    assert not names
+
+
+LOAD = """
+import torch
+from transformers import AutoModel
+tokens, expected = torch.load({outputs!r})
+model = AutoModel.from_pretrained({folder!r}, trust_remote_code={trust})
+assert type(model).__module__.startswith({package!r}), type(model).__module__
+print("differs by", float((model(**tokens)[0] - expected).abs().max()))
+model.save_pretrained({again!r})
+"""
+
+
+class TestTravelling:
+    def test_a_checkpoint_has_the_file(self, saved):
+        config = json.loads((saved / "config.json").read_text())
+        assert config["scheme_files"] == {"key_decay": "key_decay.KeyDecay"} and config["position_two_sided"] is False
+        text = (saved / "key_decay.py").read_text(encoding="utf-8")
+        assert "hf_posenc" not in text and "from .scheme import AttentionScheme, Boolean, Flag" in text
+        assert "from .key_decay import KeyDecay" in (saved / "configuration_posenc.py").read_text(encoding="utf-8")
+
+    def test_others_have_not(self, key_decay, tmp_path):
+        build("absolute+t5").save_pretrained(tmp_path / "t5")
+        assert not (tmp_path / "t5" / "key_decay.py").exists()
+        assert "scheme_files" not in json.loads((tmp_path / "t5" / "config.json").read_text())
+
+    @pytest.mark.parametrize(("plugin", "trust"), [(False, True), (True, True)])
+    def test_it_loads_by_trust_and_is_saved_again_as_it_was(self, saved, tmp_path, plugin, trust):
+        model = AutoModel.from_pretrained(saved)
+        torch.save((inputs(), output(model)), tmp_path / "outputs.pt")
+        places = {"outputs": str(tmp_path / "outputs.pt"), "folder": str(saved), "again": str(tmp_path / "again")}
+        code = LOAD.format(trust=trust, package="hf_posenc" if plugin else "transformers_modules", **places)
+        said = run_fresh("import hf_posenc\n" * plugin + code, tmp_path / "modules", plugin)
+        assert float(re.search(r"differs by (\S+)", said)[1]) < 1e-5
+        for file in saved.iterdir():
+            assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes(), file.name
+
+    def test_without_registration_or_trust_it_is_refused(self, saved):
+        forget()
+        for load in (AutoModel.from_pretrained, BertModel.from_pretrained, AutoConfig.from_pretrained):
+            with pytest.raises(ValueError, match=r"key_decay.py.*register_scheme\(KeyDecay\).*trust_remote_code=True"):
+                load(saved)
+        assert AutoModel.from_pretrained(saved, trust_remote_code=True).config.position_scheme == "absolute+key_decay"
+
+    def test_trust_registers_it_for_this_process(self, saved, said):
+        expected = output(AutoModel.from_pretrained(saved))
+        forget()
+        assert torch.equal(output(AutoModel.from_pretrained(saved, trust_remote_code=True)), expected)
+        assert torch.equal(output(AutoModel.from_pretrained(saved)), expected)
+        assert not any("another text" in line for line in said)
+        build("key_decay").save_pretrained(saved / "again")
+        assert (saved / "again" / "key_decay.py").read_text() == (saved / "key_decay.py").read_text()
+
+    def test_a_file_that_says_something_else_is_told(self, saved, said):
+        file = saved / "key_decay.py"
+        file.write_text(file.read_text().replace("log1p", "sqrt"))
+        AutoModel.from_pretrained(saved)
+        assert any("another text of the position_scheme 'key_decay'" in line for line in said)
+
+    def test_the_name_of_one_of_the_package_is_refused(self, saved):
+        entries = json.loads((saved / "config.json").read_text())
+        entries |= {"position_scheme": "absolute+alibi", "scheme_files": {"alibi": "key_decay.KeyDecay"}}
+        del entries["position_two_sided"]
+        (saved / "config.json").write_text(json.dumps(entries))
+        with pytest.raises(ValueError, match="hf_posenc another of that name"):
+            AutoModel.from_pretrained(saved, trust_remote_code=True)
+
+    def test_it_leaves_a_model_that_gets_another_scheme(self, saved, tmp_path):
+        model = AutoModel.from_pretrained(saved, position_scheme="t5")
+        model.save_pretrained(tmp_path / "t5")
+        assert not (tmp_path / "t5" / "key_decay.py").exists() and model.config.position_two_sided is None
+
+    @pytest.mark.slow
+    def test_a_composite_carries_every_file(self, key_decay, files, tmp_path):
+        from recency import Recency
+
+        register_scheme(Recency)
+        model = build("recency+key_decay+t5")
+        model.save_pretrained(tmp_path / "both")
+        torch.save((inputs(), output(model)), tmp_path / "outputs.pt")
+        places = {
+            "outputs": str(tmp_path / "outputs.pt"),
+            "folder": str(tmp_path / "both"),
+            "again": str(tmp_path / "again"),
+        }
+        code = LOAD.format(trust=True, package="transformers_modules", **places)
+        said = run_fresh(code, tmp_path / "modules", plugin=False)
+        assert float(re.search(r"differs by (\S+)", said)[1]) < 1e-5
+
+
+class TestCommandLine:
+    @pytest.fixture
+    def run(self, capsys):
+        def run(*words: str) -> tuple[int, str, str]:
+            with pytest.raises(SystemExit) as ended:
+                cli.main([*map(str, words)])
+            return ended.value.code, *capsys.readouterr()
+
+        return run
+
+    def test_a_scheme_file_stands_with_every_command(self, run, files):
+        code, said, _ = run("schemes", "--scheme-file", files / "key_decay.py")
+        assert code == 0 and "(k_j·u_h^±)" in said and "position_two_sided" in said
+        code, said, _ = run(f"--scheme_file={files / 'key_decay.py'}", "convert", "--help")
+        assert code == 0 and "--position-two-sided" in said
+        code, _, wrong = run("schemes", "--scheme-file")
+        assert code == 2 and "requires an argument" in wrong
+        code, _, wrong = run("schemes", "--scheme-file", define(files, "x = 1\n"))
+        assert code == 2 and "defines no position scheme" in wrong
+
+    def test_inspect_and_card_know_it(self, run, saved, files):
+        forget()
+        assert run("inspect", saved)[0] == 2
+        code, said, _ = run("inspect", saved, "--scheme-file", files / "key_decay.py")
+        assert code == 0 and "key_decay: q_i·k_j/√d" in said
+        code, *_ = run("card", saved, "--scheme-file", files / "key_decay.py", "--repo", "me/mine")
+        assert code == 0 and "key_decay" in (saved / "README.md").read_text(encoding="utf-8")
+
+    def test_scripts_take_its_file_and_flags(self, files, monkeypatch):
+        import arguments
+
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["x.py", "--scheme_file", str(files / "key_decay.py"), "--position_scheme", "key_decay"]
+            + ["--position_two_sided", "false"],
+        )
+        [positions] = arguments.parse_arguments(arguments.PositionArguments)
+        assert positions.flags() == {"position_scheme": "key_decay", "position_two_sided": False}
+        settings = files / "settings.json"
+        settings.write_text(json.dumps({"scheme_file": [str(files / "recency.py")], "position_scheme": "recency"}))
+        monkeypatch.setattr(sys, "argv", ["x.py", str(settings)])
+        [positions] = arguments.parse_arguments(arguments.PositionArguments)
+        assert positions.flags() == {"position_scheme": "recency"}
+        monkeypatch.setattr(sys, "argv", ["x.py", "--scheme_file", str(files / "nowhere.py")])
+        with pytest.raises(SystemExit, match="error: --scheme_file: .*nowhere.py"):
+            arguments.parse_arguments(arguments.PositionArguments)
+
+
+@pytest.mark.slow
+def test_it_is_trained_by_a_script_and_goes_on(files, tmp_path, monkeypatch):
+    """A run ends with a checkpoint that has the file, and one with another text of it is another run."""
+    import run_classification
+    import tiny_checkpoints
+
+    tiny_checkpoints.save(tmp_path / "checkpoint")
+    data = tmp_path / "train.csv"
+    data.write_text("sentence,label\n" + "".join(f"{tiny_checkpoints.text(6, seed=n)},{n % 2}\n" for n in range(16)))
+
+    def train() -> None:
+        words = f"--model_name_or_path {tmp_path / 'checkpoint'} --train_file {data} --do_train --max_steps 3 --output_dir {tmp_path / 'out'} "
+        words += f"--scheme_file {files / 'key_decay.py'} --position_scheme absolute+key_decay --position_learning_rate 0.1 --report_to none"
+        monkeypatch.setattr(sys, "argv", ["run_classification.py", *words.split()])
+        run_classification.main()
+
+    train()
+    model = AutoModel.from_pretrained(tmp_path / "out")
+    assert all(layer.attention.self.key_decay.weight.any() for layer in model.encoder.layer)
+    assert (tmp_path / "out" / "key_decay.py").is_file()
+    train()
+    define(files, FILES["key_decay.py"] + "# changed\n", "key_decay.py")
+    with pytest.raises(SystemExit, match="file of key_decay"):
+        train()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_converted_to_it(key_decay, tmp_path):
+    """Calibration fits its scores to those of the original, and distillation goes on from there."""
+    import tiny_checkpoints
+
+    tiny_checkpoints.save(tmp_path / "checkpoint")
+    text = [define(tmp_path, tiny_checkpoints.text(3000), "text.txt")]
+    hf_posenc.convert(
+        tmp_path / "checkpoint", "key_decay", output=tmp_path / "out", text=[str(path) for path in text], max_steps=20
+    )
+    model = AutoModel.from_pretrained(tmp_path / "out")
+    assert model.config.position_scheme == "key_decay"
+    assert all(layer.attention.self.key_decay.weight.any() for layer in model.encoder.layer)
