@@ -66,6 +66,7 @@ class TestHelp:
         code, out, _ = run("--help")
         assert code == 0 and [*commands()] == [
             "schemes",
+            "check-scheme",
             "inspect",
             "push",
             "card",
@@ -74,17 +75,30 @@ class TestHelp:
             "plot",
             "report",
         ]
+        widest = max(map(len, commands()))
         for name, command in commands().items():
-            assert f"{name}  {' ' * (7 - len(name))}{command.get_short_help_str(200)}" in out
+            assert f"{name:{widest}}  {command.get_short_help_str(200)}" in out
         assert "..." not in out.replace("[ARGS]...", "")
         assert run("") == (code, out, "")
 
-    @pytest.mark.parametrize("command", ["schemes", "inspect", "push", "card", "convert", "compare", "plot", "report"])
+    @pytest.mark.parametrize(
+        "command", ["schemes", "check-scheme", "inspect", "push", "card", "convert", "compare", "plot", "report"]
+    )
     def test_explains_every_argument_and_option(self, command, run):
         code, out, _ = run(f"{command} --help")
         assert code == 0
         parameters = [p for p in commands()[command].params if p.name != "help" and not p.hidden]
-        least = {"schemes": 0, "inspect": 2, "push": 6, "card": 8, "convert": 20, "compare": 4, "plot": 3, "report": 4}
+        least = {
+            "schemes": 0,
+            "check-scheme": 1,
+            "inspect": 2,
+            "push": 6,
+            "card": 8,
+            "convert": 20,
+            "compare": 4,
+            "plot": 3,
+            "report": 4,
+        }
         assert len(parameters) >= least[command]
         for parameter in parameters:
             assert parameter.help, parameter.name

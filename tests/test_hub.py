@@ -11,6 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import peft
 import pytest
+import test_registration
 import tiny
 import torch
 import transformers
@@ -51,6 +52,7 @@ from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
+from hf_posenc.registration import register_files
 
 
 TOLERANCE = 1e-6
@@ -383,6 +385,23 @@ class TestPush:
         card = ModelCard(files["README.md"].decode())
         assert card.data.eval_results is None and "Nothing was measured" in card.text
         assert [path.name for path in folder.iterdir()].count("README.md") == 0
+
+    def test_the_file_of_a_registered_scheme_too(self, hub, tmp_path, schemes_of_the_package):
+        file = tmp_path / "key_decay.py"
+        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        register_files([file])
+        model = build("absolute+key_decay", position_two_sided=False)
+        model.save_pretrained(tmp_path / "saved")
+        push(tmp_path / "saved", "me/own-scheme")
+        model.push_to_hub("me/own-scheme-by-transformers")
+        for repo in ("me/own-scheme", "me/own-scheme-by-transformers"):
+            files = hub.repositories[repo].files()
+            assert {name: files[name].decode() for name in files if name.endswith(".py")} == model.config.code_files()
+            test_registration.forget()
+            with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
+                AutoModel.from_pretrained(repo)
+            loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
+            assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
 
     def test_keeps_the_card_that_is_there(self, hub, folder):
         (folder / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
