@@ -81,9 +81,7 @@ def schemes() -> None:
 
 @app.command()
 def check_scheme(
-    files: Annotated[
-        list[Path], typer.Argument(help="Python files with position schemes, as docs/own-scheme.md builds some.")
-    ],
+    files: Annotated[list[Path], typer.Argument(help="Python files that define position schemes.")],
 ) -> None:
     """Check position schemes of your own.
 
