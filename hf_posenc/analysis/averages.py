@@ -35,7 +35,7 @@ class Averages:
         words: float64 (layers + 1, 2, words, width), of words (tokens of the vocabulary) with `FEWEST` occurrences in each half at least.
         occurrences: int64 (words,), in both halves.
         token_ids: int64 (words,), which these are.
-        variance: (layers + 1,), the whole variance of the states of words about their mean, summed over the width.
+        variance: (layers + 1,), the whole variance of the states of these words' occurrences about their mean, summed over the width.
     """
 
     windows: CutTexts
@@ -104,7 +104,7 @@ def averages(
     layers, width = len(subject.layers) + 1, subject.sizes.hidden_size
     by_position = torch.zeros(layers, 2, len(places), width, dtype=torch.float64)
     by_word = torch.zeros(layers, 2, len(ids), width, dtype=torch.float64)
-    squares = torch.zeros(layers, dtype=torch.float64)
+    squares = torch.zeros(layers, len(ids), dtype=torch.float64)
     for part in (0, 1):
         chosen = half == part
         for inputs, numbers in zip(pieces.input_ids[chosen].split(BATCH), rows[chosen].split(BATCH)):
@@ -112,9 +112,9 @@ def averages(
                 states = states[:, places].double()
                 by_position[layer, part] += states.sum(0)
                 by_word[layer, part].index_add_(0, numbers.flatten(), states.flatten(0, 1))
-                squares[layer] += states.square().sum()
-    number = rows.numel()
-    variance = squares / number - (by_word.sum((1, 2)) / number).square().sum(-1)
+                squares[layer].index_add_(0, numbers.flatten(), states.square().sum(-1).flatten())
+    number = counts[:, often].sum()
+    variance = squares[:, often].sum(1) / number - (by_word[:, :, often].sum((1, 2)) / number).square().sum(-1)
     texts_of = half.bincount(minlength=2)
     return Averages(
         windows=pieces,

@@ -306,13 +306,15 @@ def plot_shared_space(data: SharedSpace) -> style.Figure:
     for column, space in zip(axes.T, data.spaces):
         for axis, (measure, _) in zip(column, rows):
             _plot_overlaps(axis, space, measure)
-        after = "" if space.name in (EMBEDDINGS, STATES) else ", each head"
-        column[0].set_title(f"{space.name}, layer {space.layer + 1}{after}")
+        after = "" if space.name in (EMBEDDINGS, STATES) else ", heads"
+        column[0].set_title(f"{space.name} {space.layer + 1}{after}")
         column[1].set_xlabel("subspaces hold")
+        for axis in column:
+            axis.set_ylim(0, 1.02)
     for axis, (_, label) in zip(axes[:, 0], rows):
         axis.set_ylabel(f"variance {label}")
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
-    style.title(figure, f"{data.model}: words and positions in one space")
+    style.title(figure, f"{data.model}: words and positions in one space, by layer")
     return figure
 
 
@@ -326,7 +328,6 @@ def _plot_overlaps(axis, space: Space, measure: str) -> None:
         axis.errorbar(places, found.chance, whiskers, color=style.GREY, linewidth=1, fmt="none", label=labels[1])
         axis.plot(places, found.found, ".", color=style.VERMILION, markersize=5, label=labels[0])
     axis.set_xticks(range(len(space.overlaps)), [f"{overlap.share:.0%}" for overlap in space.overlaps])
-    axis.set_ylim(bottom=0)
 
 
 def describe_shared_space(data: SharedSpace) -> str:

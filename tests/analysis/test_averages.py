@@ -25,7 +25,7 @@ def test_means_are_those_of_each_half_of_the_texts():
     np.testing.assert_allclose(found.words[layer, 0, 3], own, atol=1e-5)
     assert found.occurrences[3] == (ids[:, places] == token).sum()
     assert all((ids[half == part] == token).sum() >= FEWEST for part in (0, 1))
-    of_words = states[:, places].flatten(0, 1)
+    of_words = states[:, places][torch.isin(ids[:, places], found.token_ids)]
     assert found.variance[layer] == pytest.approx(float(of_words.var(0, correction=0).sum()), rel=1e-5)
 
 
