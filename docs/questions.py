@@ -353,8 +353,7 @@ def word_order(found: Numbers) -> Question:
         {between(beyond["named"]["interval"], 1)}. Shuffled: {own["texts"]} texts of {own["tokens"]} tokens, {between(own["shuffled"]["interval"])}.""",
         f"""For tasks that need order: restoring punctuation takes it, with F1 {spread(seeds("punctuation", "absolute", 64, "f1"))} with positions and
         {spread(seeds("punctuation", "none", 64, "f1"))} without. The model was trained so that sentences of one meaning lie close, and its vector is a mean
-        over tokens; sentences are made from templates, all lower in surprise than real text, and verbs differ between a kind and its
-        control.""",
+        over tokens; sentences are made from templates, and verbs differ between a kind and its control.""",
     )
 
 

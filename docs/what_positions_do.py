@@ -396,6 +396,7 @@ def statements(found: Numbers) -> list[str]:
         f"{percent(left['nearest'][0])} of the tokens at the input, of {percent(left['nearest'][3], 1)} {between(left['interval'][3], 1)} after layer 3, of "
         f"{percent(left['nearest'][4])} {between(left['interval'][4])} after layer 4, and of {percent(left['nearest'][6])} {between(left['interval'][6])} at the end "
         f"({left['tokens']:,} tokens of {left['documents']} documents)",
+        f"Positions are {percent(left['position_share'][5])} of what goes into it by variance",
         f"words have {percent(left['word_share'][0])} of the variance of the states at the input and {percent(left['word_share'][6])} at the end, positions "
         f"{percent(left['position_share'][0])} and {percent(left['position_share'][6])}",
         f"a text of {order['tokens']} tokens moves its vector by {percent(order['shuffled'])} of what unrelated texts differ by {between(order['shuffled_interval'])}",
