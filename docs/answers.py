@@ -81,6 +81,35 @@ def measure(checkpoint: str) -> tuple[Numbers, dict[str, np.ndarray]]:
     return numbers, arrays
 
 
+def on_other_text(checkpoint: str, data: Path) -> Numbers:
+    """What depends on the text, on WikiText-2's articles: to see whether an answer is one of the language reference's.
+
+    Args:
+        data: folder with wikitext2/valid.txt and test.txt.
+    """
+    from long_texts import read_articles
+
+    files = (data / "wikitext2" / f"{part}.txt" for part in ("test", "valid"))
+    texts = ["\n\n".join(article) for file in files for article in read_articles(file)]
+    subject = analysis.study(checkpoint, name="MiniLM")
+    layers = analysis.shared_space_by_layer(subject, texts, LENGTH, WINDOWS, rotations=ROTATIONS)
+    probes = analysis.probes(subject, texts)
+    shift = analysis.phase_shift(subject, texts, shifts=[1, 256])
+    shuffled = analysis.order_sensitivity(subject, texts).reordered[SHUFFLED]
+    return {
+        "subspaces": _spaces(layers),
+        "survival": analysis.survival(subject, texts, LENGTH, WINDOWS).to_dict(),
+        "probes": {
+            name: {"r2": probes.r2[name]["model"].tolist(), "interval": probes.interval[name]["model"].tolist()}
+            for name in ("position", "signed distance")
+        }
+        | {"examples": probes.examples["test"], "documents": probes.documents["test"]},
+        "shuffled": {"text": shuffled.text, "interval": list(shuffled.text_interval)},
+        "by_1": {"text": shift.all[0].text, "interval": list(shift.all[0].text_interval)},
+        "by_256": {"text": shift.all[1].text, "interval": list(shift.all[1].text_interval)},
+    }
+
+
 def _small(covariances: list[torch.Tensor]) -> np.ndarray:
     """Upper triangles as float16, each of a matrix with a trace of 1000: no share depends on that."""
     row, column = np.triu_indices(len(covariances[0]))

@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "benchmarks" / "results" / "comparison"
 STUDENT_2 = 4.303  # of Student's t with two degrees of freedom, 97.5 %: three seeds
+SHARES, LAYERS = (0.5, 0.8, 0.9, 0.95), range(1, 7)
 Numbers = dict[str, Any]
 
 INTRODUCTION = """\
@@ -27,8 +28,8 @@ the 2.5th to the 97.5th percentile. Unless something else is said, the model is 
 with a learned table of 512 positions, trained to give sentence vectors, and the text is Python's language reference. [What positions do in
 MiniLM](what-positions-do.md) has the pictures and the definitions.
 
-`python docs/what_positions_do.py` measures everything but the training, which `python benchmarks/comparison.py` does, and writes this page. To
-measure it again with code of your own: [numbers](what-positions-do.json) and [arrays](what-positions-do.npz) (read with `numpy.load`)."""
+`python docs/what_positions_do.py` measures everything but the training, which `python benchmarks/comparison.py` does, and writes this page (with
+`--data FOLDER`, on WikiText-2 too). To measure it again with code of your own: [numbers](what-positions-do.json) and [arrays](what-positions-do.npz) (read with `numpy.load`)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def add_or_concatenate(found: Numbers) -> Question:
 
 def told_apart(found: Numbers) -> Question:
     left, probes = found["answers"]["survival"], found["models"]["MiniLM"]["probes"]
-    near, ends = left["nearest"], left["interval"]
+    near, ends, other = left["nearest"], left["interval"], found["other_text"]["survival"]
     return Question(
         "Can the model keep words and positions apart after they were added?",
         f"""Yes: at its input the nearest word embedding names the word of {percent(near[0], 1)} of the tokens, with their positions still added, and
@@ -145,7 +146,8 @@ def told_apart(found: Numbers) -> Question:
         {between(ends[-1])} after the last. Probes: {probes["examples"]:,} tokens of {probes["documents"]} held-out documents, R²
         {plain(probes["intervals"]["position"][0], 3)}, {plain(probes["intervals"]["position"][3], 3)} and
         {plain(probes["intervals"]["position"][-1])}; without positions, the same probes reach {probes["position_without"]:.2f}.""",
-        """That both can be told does not say that heads read them without mixing. The model was trained last to give one vector for a
+        f"""On WikiText-2 words are told no less well: {percent(other["nearest"][3], 1)} ({between(other["interval"][3], 1)}) after layer 3 and
+        {percent(other["nearest"][-1])} ({between(other["interval"][-1])}) after the last. That both can be told does not say that heads read them without mixing. The model was trained last to give one vector for a
         sentence, where neither is asked for; a masked-LM model has to name words at its output. Nearest of the rows is a floor: a trained
         classifier would tell more.""",
     )
@@ -159,9 +161,7 @@ def orthogonal(found: Numbers) -> Question:
     below = {name: sum(row[name]["below"] for row in heads) for name in ("positions_in_words", "words_in_positions")}
     above = {name: sum(row[name]["above"] for row in heads) for name in ("positions_in_words", "words_in_positions")}
     half, most = by_share[0.5]["positions_in_words"], by_share[0.95]["positions_in_words"]
-    in_heads = {
-        share: [row["positions_in_words"] for row in heads if row["share"] == share] for share in (0.5, 0.8, 0.9, 0.95)
-    }
+    in_heads = {share: [row["positions_in_words"] for row in heads if row["share"] == share] for share in SHARES}
     return Question(
         "Do words and positions lie in orthogonal subspaces?",
         """Nearly, where they are added: at every share of the variance that the subspaces are to hold, far less of the positions' variance lies in
@@ -189,39 +189,48 @@ def _in_heads(own: list[Numbers], share: float) -> str:
 
 
 def depth(found: Numbers) -> Question:
-    layers = range(1, 7)
-    rows = {
-        (layer, name): {row["share"]: row for row in spaces(found, "layers", name, layer)}
-        for layer in layers
-        for name in ("states", "queries", "keys")
-    }
-
-    def below(layer: int, measure: str = "positions_in_words", side: str = "below") -> list[int]:
-        return [
-            sum(rows[layer, name][share][measure][side] for name in ("queries", "keys"))
-            for share in (0.5, 0.8, 0.9, 0.95)
-        ]
-
-    states = [rows[layer, "states"][0.9]["positions_in_words"] for layer in layers]
-    above6 = below(6, side="above")[0]
-    counts = "; ".join(f"layer {layer}: {listed(below(layer))}" for layer in layers)
-    above = "; ".join(f"layer {layer}: {listed(below(layer, side='above'))}" for layer in layers)
-    half = rows[6, "states"][0.5]["positions_in_words"]
+    left, other = found["answers"]["survival"], found["other_text"]
+    own, elsewhere = _by_layer(found["answers"]["subspaces"]["layers"]), _by_layer(other["subspaces"])
+    states = [own[layer, "states"][0.9]["positions_in_words"] for layer in LAYERS]
+    half, half_elsewhere = (rows[6, "states"][0.5]["positions_in_words"] for rows in (own, elsewhere))
     return Question(
         "Does depth mix them?",
-        f"""Only the last layer: in queries and keys of layers 1 to 5, positions lie in the words' subspace less than by chance in most heads, at every share, and in
-        none more. What goes into layer 6 overlaps as by chance at half of the variance, and {above6} of its 24 heads more than that: positions are
-        {percent(found["answers"]["survival"]["position_share"][5])} of the variance by then.""",
-        f"""Of 24 (queries and keys of twelve heads), below the interval of the rotations at 50, 80, 90 and 95 % of the variance: {counts}. Above it:
-        {above}. In the states that go into the layers, where 90 % of the words' variance is lies of the positions'
-        {listed([percent(state["median"], 1) for state in states])} (rotated: {listed([percent(state["chance"]) for state in states])}); into layer 6, where 50 %
-        is, {percent(half["median"], 1)} (rotated: {percent(half["chance"], 1)}).""",
-        f"""{found["answers"]["survival"]["texts"]} windows of 128 tokens, {found["answers"]["survival"]["words"]} words that occur four times in each half of them, 126
-        positions, {found["answers"]["subspaces"]["rotations"]:,} rotations in each layer. States: intervals of the rotations
-        {"; ".join(between([state["low"], state["high"]]) for state in states)}. Numbers by head are in the arrays (`layers_positions_in_words`).""",
-        """Words and positions of a deeper layer are means over contexts, so that what is written at a place by a neighbour counts as neither;
-        frequent words only, and the text is a manual. Verdicts are by head, and heads of one layer are not independent.""",
+        f"""Hardly, up to layer 5: in most heads positions lie in the words' subspace less than by chance, at every share. In layer 6, where positions are
+        {percent(left["position_share"][5])} of the variance, they do so in few at half of the variance, and in some more than by chance; whether the states that go
+        into it overlap as much as chance has it depends on the text.""",
+        f"""Of 24 (queries and keys of twelve heads), below the interval of the rotations at 50, 80, 90 and 95 % of the variance:
+        {_counted(own, "below")}. Above it: {_counted(own, "above")}. In the states that go into the layers, where 90 % of the words' variance is lies of the
+        positions' {listed([percent(state["median"], 1) for state in states])} (rotated: {listed([percent(state["chance"]) for state in states])}); into layer 6,
+        where 50 % is, {percent(half["median"], 1)} (rotated: {percent(half["chance"], 1)}).""",
+        f"""{left["texts"]} windows of 128 tokens, {left["words"]} words that occur four times in each half of them, 126 positions,
+        {found["answers"]["subspaces"]["rotations"]:,} rotations in each layer. States: intervals of the rotations
+        {"; ".join(between([state["low"], state["high"]]) for state in states)}, and into layer 6 where 50 % is {between([half["low"], half["high"]], 1)}. Numbers by
+        head are in the arrays (`layers_positions_in_words`).""",
+        f"""On WikiText-2 ({other["survival"]["texts"]:,} windows) below: {_counted(elsewhere, "below")}; above: {_counted(elsewhere, "above")}; into layer 6, where
+        50 % is, {percent(half_elsewhere["median"], 1)} (rotated: {between([half_elsewhere["low"], half_elsewhere["high"]], 1)}). Words and positions of a
+        deeper layer are means over contexts, so that what is written at a place by a neighbour counts as neither, and only frequent words
+        are counted. Heads of one layer are not independent.""",
     )
+
+
+def _by_layer(rows: list[Numbers]) -> dict[tuple[int, str], dict[float, Numbers]]:
+    found: dict[tuple[int, str], dict[float, Numbers]] = {}
+    for row in rows:
+        found.setdefault((row["layer"], row["space"]), {})[row["share"]] = row
+    return found
+
+
+def _heads(rows: dict[tuple[int, str], dict[float, Numbers]], layer: int, side: str) -> list[int]:
+    """By share, how many heads of queries and of keys are on this side of the rotations' interval."""
+    return [
+        sum(rows[layer, name][share]["positions_in_words"][side] for name in ("queries", "keys")) for share in SHARES
+    ]
+
+
+def _counted(rows: dict[tuple[int, str], dict[float, Numbers]], side: str) -> str:
+    """By layer, where there are any."""
+    counts = {layer: _heads(rows, layer, side) for layer in LAYERS}
+    return "; ".join(f"{listed(count)} in layer {layer}" for layer, count in counts.items() if any(count)) or "none"
 
 
 def dimensions(found: Numbers) -> Question:
@@ -333,7 +342,7 @@ def why_sinusoids(found: Numbers) -> Question:
 
 
 def word_order(found: Numbers) -> Question:
-    own = found["answers"]["order"]
+    own, other = found["answers"]["order"], found["other_text"]["shuffled"]
     said = own["sentences"]
     roles, mutual = said["who does it"], said["met, married, resembled"]
     named, named_mutual = said["who does it, name and article"], said["met, resembled, name and article"]
@@ -351,7 +360,7 @@ def word_order(found: Numbers) -> Question:
         f"""{roles["count"]} sentences of each kind: {between(roles["interval"], 2)}, control {between(mutual["interval"], 2)}; {between(named["interval"], 1)}, control
         {between(named_mutual["interval"], 1)}. Beyond its control, sentence by sentence: {between(beyond["roles"]["interval"], 2)} and
         {between(beyond["named"]["interval"], 1)}. Shuffled: {own["texts"]} texts of {own["tokens"]} tokens, {between(own["shuffled"]["interval"])}.""",
-        f"""For tasks that need order: restoring punctuation takes it, with F1 {spread(seeds("punctuation", "absolute", 64, "f1"))} with positions and
+        f"""On WikiText-2 shuffling moves a text by {percent(other["text"])} ({between(other["interval"])}). For tasks that need order: restoring punctuation takes it, with F1 {spread(seeds("punctuation", "absolute", 64, "f1"))} with positions and
         {spread(seeds("punctuation", "none", 64, "f1"))} without. The model was trained so that sentences of one meaning lie close, and its vector is a mean
         over tokens; sentences are made from templates, and verbs differ between a kind and its control.""",
     )
@@ -360,7 +369,7 @@ def word_order(found: Numbers) -> Question:
 def where_lost(found: Numbers) -> Question:
     left, probes = found["answers"]["survival"], found["models"]["MiniLM"]["probes"]
     position, signs, apart_only = probes["position"], probes["signed"], probes["distance"]
-    ends = probes["intervals"]["position"]
+    ends, other = probes["intervals"]["position"], found["other_text"]["probes"]
     words, places = (
         list(zip(left[name], left[f"{name}_parts"]["error"])) for name in ("word_share", "position_share")
     )
@@ -380,14 +389,15 @@ def where_lost(found: Numbers) -> Question:
         f"""{probes["examples"]:,} tokens of {probes["documents"]} held-out documents; R² after layers 4, 5 and 6 {plain(ends[4])}, {plain(ends[5])}, {plain(ends[6])}; signed
         distance {plain(probes["intervals"]["signed"][0], 3)} at the input. Variance: {left["texts"]} windows, {left["words"]} words that are in
         both halves of them; ± is from five parts of the documents, measured by themselves (Student's t), in which some rarer words are not counted.""",
-        """A sentence encoder is the end of the line: its last layers are trained to forget where a word stood. "Give it Space!" (2026,
+        f"""On WikiText-2 the last R² is {other["position"]["r2"][-1]:.2f} ({plain(other["position"]["interval"][-1])}; after layer 4 {other["position"]["r2"][4]:.2f}).
+        A sentence encoder's last layers are trained to forget where a word stood. "Give it Space!" (2026,
         [arXiv:2605.30022](https://arxiv.org/abs/2605.30022)) reports that absolute positions are lost in the final layers under masked-LM training too. Linear probes only; the
         distance without its sign is a question to products of features, and the signed one to differences.""",
     )
 
 
 def begins(found: Numbers) -> Question:
-    shift = found["models"]["MiniLM"]["phase-shift"]
+    shift, other = found["models"]["MiniLM"]["phase-shift"], found["other_text"]
     return Question(
         "Does it matter where a text begins?",
         f"""Yes: moved by one position, with all else the same, a text's vector changes by {percent(shift["by_1"], 1)} of what unrelated texts differ by. Nearly all
@@ -397,7 +407,8 @@ def begins(found: Numbers) -> Question:
         f"""{shift["texts"]} texts of {found["models"]["MiniLM"]["order"]["tokens"]} tokens: {between(shift["by_1_interval"], 1)}, {between(shift["but_first_by_1_interval"], 2)};
         {between(shift["by_256_interval"])} and {between(shift["but_first_by_256_interval"])}. Control: conversions to `t5` and `rope` change by nothing but
         rounding.""",
-        """For schemes that see distances alone, by construction. Sinha et al. (2022, [arXiv:2210.12574](https://arxiv.org/abs/2210.12574)) found that larger
+        f"""On WikiText-2: by 1 {percent(other["by_1"]["text"], 1)} ({between(other["by_1"]["interval"], 1)}), by 256 {percent(other["by_256"]["text"])}
+        ({between(other["by_256"]["interval"])}). For schemes that see distances alone it does not hold, by construction. Sinha et al. (2022, [arXiv:2210.12574](https://arxiv.org/abs/2210.12574)) found that larger
         models suffer too, by other measures.""",
     )
 

@@ -1,7 +1,7 @@
 """Measure what what-positions-do.md and questions.md say: convert MiniLM twice, report on all three, take numbers and pictures out of the report,
 and measure of MiniLM what the report has not (answers.py).
 
-    python docs/what_positions_do.py
+    python docs/what_positions_do.py [--data FOLDER]
 
 What is in outputs/positions already is not made again, so that the same command goes on where it was interrupted; delete
 that folder to begin anew. The numbers go to what-positions-do.json, arrays to what-positions-do.npz, the table to the first page, the second
@@ -52,7 +52,7 @@ def commands(checkpoint: str) -> list[list[str]]:
     return [*convert, ["hf-posenc", "report", *models, "--out", f"{OUTPUTS}/report.html"]]
 
 
-def make(checkpoint: str) -> None:
+def make(checkpoint: str, data: Path | None) -> None:
     """Run those commands whose results are not there."""
     for command, made in zip(commands(checkpoint), (*CONVERSIONS, "report.json")):
         if not (ROOT / OUTPUTS / made).exists():
@@ -67,6 +67,12 @@ def make(checkpoint: str) -> None:
         numbers, arrays = answers.measure(checkpoint)
         answers.save(arrays, ROOT / OUTPUTS / "answers.npz")
         made.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+    other = ROOT / OUTPUTS / "other_text.json"
+    if data is not None and not other.exists():
+        import answers
+
+        sys.path.append(str(ROOT / "benchmarks"))
+        other.write_text(json.dumps(answers.on_other_text(checkpoint, data), indent=1), encoding="utf-8")
 
 
 def numbers_of(figures: dict[str, Any], model: str) -> Numbers:
@@ -279,7 +285,16 @@ def measured(checkpoint: str) -> Numbers:
         "models": models,
         "first_row": first_row(checkpoint),
         "answers": json.loads((ROOT / OUTPUTS / "answers.json").read_text(encoding="utf-8")),
+        "other_text": _other_text(),
     }
+
+
+def _other_text() -> Numbers:
+    """What was measured on WikiText-2, now or when the page was last made with it."""
+    made = ROOT / OUTPUTS / "other_text.json"
+    if made.exists():
+        return json.loads(made.read_text(encoding="utf-8"))
+    return json.loads(NUMBERS.read_text(encoding="utf-8"))["other_text"]
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -377,7 +392,7 @@ def statements(found: Numbers) -> list[str]:
         f"words use {together['used']} of the {together['width']} dimensions, and {together['both']} of the {together['moved']} that positions move",
         f"{together['word_directions']} directions hold 95 % of the words' variance",
         f"root mean square of {together['word_rms']:.3f} in words and {together['position_rms']:.3f} in positions",
-        *subspaces(answers["subspaces"]),
+        *subspaces(answers["subspaces"], found["other_text"]["subspaces"]),
         f"{len(terms['position_heads'])} heads of {terms['heads']} ({listed(terms['position_heads'])})",
         f"head {terms['largest_head']} practically all of it ({terms['largest']:.2f})",
         f"are small ({terms['cross_next']:.2f} and less), with one exception: in head {terms['cross_largest_head']} words ask positions "
@@ -438,17 +453,23 @@ def statements(found: Numbers) -> list[str]:
     ]
 
 
-def subspaces(found: Numbers) -> list[str]:
+def subspaces(found: Numbers, other_text: list[Numbers]) -> list[str]:
     """What section 3 says."""
     rows = {(row["space"], row["layer"], row["share"]): row for row in found["tables"]}
-    deep = {(row["space"], row["layer"], row["share"]): row for row in found["layers"]}
+    deep, other = (
+        {(row["space"], row["layer"], row["share"]): row for row in part} for part in (found["layers"], other_text)
+    )
     measures = ("positions_in_words", "words_in_positions")
     heads = [rows[name, 1, share] for name in ("queries", "keys") for share in SHARES]
     count = sum(row[measures[0]]["heads"] for row in heads)
     below, above = ([sum(row[name][side] for row in heads) for name in measures] for side in ("below", "above"))
     own = [rows["embeddings", 1, share]["positions_in_words"] for share in SHARES]
     angle = rows["embeddings", 1, 0.9]["angle"]
-    sixth = deep["states", 6, 0.5]["positions_in_words"]
+    sixth, sixth_elsewhere = (rows["states", 6, 0.5]["positions_in_words"] for rows in (deep, other))
+    elsewhere = [
+        sum(other[name, 6, 0.5]["positions_in_words"][side] for name in ("queries", "keys"))
+        for side in ("below", "above")
+    ]
 
     def queries_and_keys(layer: int, side: str) -> list[int]:
         return [sum(deep[name, layer, share][measures[0]][side] for name in ("queries", "keys")) for share in SHARES]
@@ -466,6 +487,8 @@ def subspaces(found: Numbers) -> list[str]:
         f"where head {most['queries']['head']} alone has {percent(most['queries']['share'])} of the positions' variance in queries and "
         f"{percent(most['keys']['share'])} in keys",
         f"at least {listed(fewest)} of 24 heads (of queries and of keys) at 50, 80, 90 and 95 % in each of them, and none is above",
+        f"On WikiText-2 it is {percent(sixth_elsewhere['median'], 1)}, by chance {percent(sixth_elsewhere['chance'], 1)}, with {elsewhere[0]} heads below "
+        f"and {elsewhere[1]} above",
         f"at half of the variance the states that go into it have {percent(sixth['median'], 1)} of the positions' variance in the words' subspace, by "
         f"chance {percent(sixth['chance'], 1)}, and of its heads {queries_and_keys(6, 'below')[0]} are below and {queries_and_keys(6, 'above')[0]} above",
     ]
@@ -497,12 +520,14 @@ def unfounded(page: str, found: Numbers) -> list[str]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with wikitext2, to measure on that what depends on the text")
+    data = parser.parse_args().data
     sys.path.insert(0, str(ROOT / "examples"))
     from minilm import packaged_minilm
 
     checkpoint = packaged_minilm()
-    make(checkpoint)
+    make(checkpoint, data)
     found = _rounded(measured(checkpoint))
     NUMBERS.write_text(_written(found), encoding="utf-8")
     ARRAYS.write_bytes((ROOT / OUTPUTS / "answers.npz").read_bytes())

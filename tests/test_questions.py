@@ -71,14 +71,21 @@ class TestVerdicts:
             assert row["positions_in_words"]["above"] == row["words_in_positions"]["above"] == 0
             assert {*row["positions_in_words"]["not_below"]} <= {3}
 
-    def test_depth_mixes_them_in_the_last_layer_only(self):
+    @pytest.mark.parametrize("text", ["language reference", "WikiText-2"])
+    def test_depth_mixes_them_in_the_last_layer_only(self, text):
+        subspaces = FOUND["answers"]["subspaces"]["layers"] if "language" in text else FOUND["other_text"]["subspaces"]
+
+        def heads(layer: int, share: float, side: str) -> int:
+            own = [row for row in subspaces if (row["layer"], row["share"]) == (layer, share)]
+            return sum(row["positions_in_words"][side] for row in own if row["space"] in ("queries", "keys"))
+
         for layer in range(1, 6):
-            for row in rows("layers", "queries", "keys", layer=layer):
-                assert row["positions_in_words"]["above"] == 0 and row["positions_in_words"]["below"] > 6
-            assert all(row["positions_in_words"]["below"] for row in rows("layers", "states", layer=layer))
-        half = rows("layers", "states", layer=6)[0]["positions_in_words"]
-        assert half["low"] < half["median"] < half["high"]
-        assert sum(row["positions_in_words"]["above"] for row in rows("layers", "queries", "keys", layer=6)) > 0
+            for share in SHARES:
+                assert heads(layer, share, "below") > 12 and heads(layer, share, "above") <= 1
+        assert heads(6, 0.5, "below") < 12 and heads(6, 0.5, "above") > 1
+        [half] = [row for row in subspaces if (row["layer"], row["share"], row["space"]) == (6, 0.5, "states")]
+        half = half["positions_in_words"]
+        assert (half["low"] < half["median"] < half["high"]) == ("language" in text)
 
     def test_words_are_told_through_layer_3_and_fade_like_positions(self):
         near, position = FOUND["answers"]["survival"]["nearest"], FOUND["models"]["MiniLM"]["probes"]["position"]

@@ -231,7 +231,7 @@ def _sentence(read: _Texts, sentence: Reordering) -> tuple[torch.Tensor, torch.T
     encoded = read.subject.tokenizer([sentence.text])
     # A tokenizer that splits one of its words has more of them to say so, and all move together.
     by_character = [encoded.token_to_chars(0, place) for place in range(len(encoded["input_ids"][0]))]
-    words = [None if span is None else len(sentence.text[: span.end].split()) - 1 for span in by_character]
+    words = [None if span is None else len(sentence.text[: max(span.end, 1)].split()) - 1 for span in by_character]
     ids, origin = torch.tensor(encoded["input_ids"]), reorder(words, sentence.order)[None]
     places = torch.tensor([place for place, word in enumerate(words) if word is not None])
     return read.last(ids), read.reordered(ids, origin), places
