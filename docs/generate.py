@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "benchmarks")]
 
 import long_tables  # noqa: E402
+import questions  # noqa: E402
 import readme_tables  # noqa: E402
 import what_positions_do  # noqa: E402
 
@@ -40,11 +41,16 @@ def numbers_of_positions(page: str) -> str:
     return what_positions_do.replace_table(page, what_positions_do.table(found))
 
 
+def answers(_: str) -> str:
+    return questions.page(json.loads(what_positions_do.NUMBERS.read_text(encoding="utf-8")))
+
+
 def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
     """File, and what makes its text as it should be of what it is."""
     yield "hf_posenc_cli/flags.json", flags_of_the_command_line
     yield "docs/schemes.md", flags
     yield "docs/what-positions-do.md", numbers_of_positions
+    yield "docs/questions.md", answers
     yield "docs/long-documents.md", long_tables.with_tables
     yield readme_tables.CONVERSION, readme_tables.replace_conversions
     for page, tables in readme_tables.tables().items():

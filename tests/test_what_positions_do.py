@@ -65,7 +65,6 @@ def test_numbers_are_taken_out_of_a_report_as_they_are(script, monkeypatch):
     assert {*own} == {*script["READERS"]} and {*own} - {*other} == {
         "similarity",
         "dimensions",
-        "spaces",
         "table-properties",
     }
 
@@ -88,17 +87,29 @@ def test_numbers_are_taken_out_of_a_report_as_they_are(script, monkeypatch):
         own["terms"]["cross_largest_head"] == 1 + cross.argmax() and own["terms"]["cross_next"] == np.sort(cross)[-2]
     )
     assert own["terms"]["heads_with_more_cross_than_constant"] == [1 + i for i in np.flatnonzero(cross >= constant)]
-    overlap = records["spaces"][0].spaces[1].overlaps[2]
-    assert overlap.share == 0.9 and own["spaces"]["queries"]["words_by_chance"] == overlap.words_by_chance
-    assert own["spaces"]["queries"]["positions_by_chance"] == overlap.positions_by_chance
+    for numbers, found in zip((own, other), records["order"]):
+        assert numbers["order"]["shuffled"] == found.reordered["words shuffled"].text
+        for kind, sentences in found.sentences.items():
+            assert numbers["order"]["sentences"][kind]["text"] == sentences.change.text
+            assert numbers["order"]["sentences"][kind]["count"] == 60
+        assert numbers["order"]["far_apart"] == found.distances[-1]
     for numbers, found in zip((own, other), records["phase-shift"]):
         for change, shift in zip(found.all, found.shifts):
             if shift in (1, 256):
                 assert numbers["phase-shift"][f"by_{shift}"] == change.text
+                assert numbers["phase-shift"][f"by_{shift}_interval"] == list(change.text_interval)
     for numbers, found in zip((own, other), records["attention-properties"]):
         assert numbers["attention-properties"]["earlier"] == pytest.approx(1 - found.mean.later)
         best = numbers["attention-properties"]["best_head"] - 1
         assert found.heads[best].translation_invariance == max(head.translation_invariance for head in found.heads)
     assert own["position-term"]["median"] == pytest.approx(np.median(records["position-term"][0].toeplitz))
     assert own["dimensions"]["own"]["moving_over_64"] == records["dimensions"][0].tables[1].moving[0]
+    assert own["probes"]["signed"] == records["probes"][0].r2["signed distance"]["model"].tolist()
+    assert own["probes"]["intervals"]["signed"] == records["probes"][0].interval["signed distance"]["model"].tolist()
     assert own["probes"]["position"] == records["probes"][0].r2["position"]["model"].tolist()
+
+
+def test_numbers_are_written_so_that_they_are_read_as_they_were(script):
+    found = {"a": [1.5, None, [2, 3]], "b": {"c": {"d": "e, [f]", "g": []}, "h": [{"i": 1}]}}
+    text = script["_written"](found)
+    assert json.loads(text) == found and len(text.splitlines()) < len(json.dumps(found, indent=1).splitlines())

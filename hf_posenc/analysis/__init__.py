@@ -6,7 +6,15 @@ The extra `analysis` brings what this package needs.
 """
 
 from .access import LayerScores, Observation, Subject, of_scheme, study
-from .dimensions import MovingDimensions, describe_moving_dimensions, moving_dimensions, plot_moving_dimensions
+from .addressing import Addressing, addressing, addressing_of_all
+from .dimensions import (
+    MovingDimensions,
+    WordsBesidePositions,
+    describe_moving_dimensions,
+    moving_dimensions,
+    plot_moving_dimensions,
+    words_beside_positions,
+)
 from .distance import ScoreByDistance, describe_score_by_distance, plot_score_by_distance, score_by_distance
 from .encoding import (
     ClockHands,
@@ -53,7 +61,8 @@ from .properties import (
 )
 from .records import MODEL, SCHEME, TEXT, Figure, Record
 from .report import Report, check_page, read_texts, report
-from .spaces import SharedSpace, describe_shared_space, plot_shared_space, shared_space
+from .spaces import SharedSpace, describe_shared_space, plot_shared_space, shared_space, shared_space_by_layer
+from .survival import Survival, survival
 from .terms import ScoreTerms, describe_score_terms, plot_score_terms, score_terms
 
 
@@ -172,6 +181,7 @@ __all__ = [
     "MODEL",
     "SCHEME",
     "TEXT",
+    "Addressing",
     "AttentionProperties",
     "ClockHands",
     "EncodingMaps",
@@ -191,7 +201,11 @@ __all__ = [
     "ScoreTerms",
     "SharedSpace",
     "Subject",
+    "Survival",
     "TableProperties",
+    "WordsBesidePositions",
+    "addressing",
+    "addressing_of_all",
     "attention_properties",
     "check_page",
     "clock_hands",
@@ -238,7 +252,10 @@ __all__ = [
     "score_by_distance",
     "score_terms",
     "shared_space",
+    "shared_space_by_layer",
     "study",
+    "survival",
     "table_properties",
     "toeplitz_share",
+    "words_beside_positions",
 ]

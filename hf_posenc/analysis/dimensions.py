@@ -12,6 +12,7 @@ import torch
 from ..modeling.sinusoidal import sinusoids
 from . import style
 from .access import Subject, check_varied, study
+from .averages import covariance
 from .records import Record
 
 
@@ -92,6 +93,70 @@ def movement(name: str, vectors: torch.Tensor, spans: list[tuple[int, int]], thr
     typical = float(vectors.var(0, correction=0).mean().sqrt())
     moving = (change >= threshold * typical).mean(1)
     return Movement(name, spans, change, typical, moving, np.array(holding), np.array(directions))
+
+
+@dataclass(frozen=True)
+class WordsBesidePositions(Record):
+    """Which dimensions words use, and which positions move, as they are added.
+
+    Attributes:
+        model: its name.
+        width: how many dimensions there are.
+        word_rms, position_rms: root mean square of the numbers in the vectors of words, each counted once, and of positions.
+        word_deviation, position_deviation: root mean square about their means.
+        moved: dimensions that positions move: their standard deviation is at least `threshold` of the typical one.
+        used: dimensions in which words differ, by the same rule.
+        both: those of `moved` that are also `used`.
+        words_in_moved: share of the words' variance in the dimensions that positions move.
+        word_directions, position_directions: how many principal axes hold 95 % of the variance of each.
+    """
+
+    model: str
+    width: int
+    word_rms: float
+    position_rms: float
+    word_deviation: float
+    position_deviation: float
+    moved: int
+    used: int
+    both: int
+    words_in_moved: float
+    word_directions: int
+    position_directions: int
+
+
+def words_beside_positions(model: "Subject | str", threshold: float = 0.1) -> WordsBesidePositions:
+    """Which dimensions words use, among those that positions move.
+
+    Args:
+        model: what [`study`] takes.
+        threshold: as of [`moving_dimensions`].
+
+    Raises:
+        ValueError: the model has no position vectors that join the words, or no checkpoint.
+    """
+    subject = study(model)
+    subject.check_trained("words beside positions")
+    words, positions = subject.word_vectors, subject.added_positions()
+    check_varied(subject.name, positions)
+    variances = [vectors.double().var(0, correction=0) for vectors in (words, positions)]
+    used, moved = (own.sqrt() >= threshold * own.mean().sqrt() for own in variances)
+    directions = [
+        round(width * _share_holding(torch.linalg.eigvalsh(covariance(vectors)).clamp(min=0).numpy(), width))
+        for vectors, width in ((words, words.shape[1]), (positions, words.shape[1]))
+    ]
+    return WordsBesidePositions(
+        subject.name,
+        words.shape[1],
+        *(float(vectors.double().square().mean().sqrt()) for vectors in (words, positions)),
+        *(float(own.mean().sqrt()) for own in variances),
+        moved=int(moved.sum()),
+        used=int(used.sum()),
+        both=int((moved & used).sum()),
+        words_in_moved=float(variances[0][moved].sum() / variances[0].sum()),
+        word_directions=directions[0],
+        position_directions=directions[1],
+    )
 
 
 def _share_holding(variances: np.ndarray, width: int, share: float = 0.95) -> float:

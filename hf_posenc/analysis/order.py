@@ -2,7 +2,7 @@
 
 Tokens are compared with themselves: the vector of a word's token before, and of the same token where it has gone. The change is
 1 - cosine, as a share of that between unrelated tokens (or texts), which is 1: how far apart vectors of a model lie on average
-differs from model to model.
+differs from model to model. Intervals are where 95 % of the draws are when texts are drawn again (see `bootstrap`), documents as a whole.
 
 Source: phase shift after Sinha, Kazemnejad, Reddy, Pineau, Hupkes and Williams (2022), "The Curious Case of Absolute Position
 Embeddings".
@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 
 from . import style
 from .access import Subject, study
+from .bootstrap import interval
 from .records import Record
+from .sentences import MUTUAL, ROLES, SENTENCES, Reordering
 from .windows import CutTexts, cut
 
 
-# A text and the order of words that turns it round.
-EXAMPLE = ("Tom bit a dog", (2, 3, 1, 0))
 # 1 - cosine below which vectors are the same but for rounding.
 SAME = 1e-6
 REVERSED, SHUFFLED = "words reversed", "words shuffled"
@@ -36,11 +36,33 @@ class Change(Record):
         tokens: mean over words' tokens.
         text: of the mean over all tokens of a text, special ones too.
         largest: the largest change of any number in any token's vector, as it is: 0 but for rounding where nothing changes.
+        tokens_interval, text_interval: of the first two, (low, high).
     """
 
     tokens: float
     text: float
     largest: float
+    tokens_interval: tuple[float, float]
+    text_interval: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class SentenceChange(Record):
+    """What becomes of sentences of a kind in another order.
+
+    Attributes:
+        example: the first of them, and its words in the other order.
+        count: how many there are.
+        change: their mean.
+        texts: (count,), change of the text, of each.
+        unrelated: the same between different sentences of this kind: what 1 would be if sentences, not texts, were the measure.
+    """
+
+    example: tuple[str, str]
+    count: int
+    change: Change
+    texts: np.ndarray
+    unrelated: float
 
 
 @dataclass(frozen=True)
@@ -52,8 +74,8 @@ class OrderSensitivity(Record):
         reordered: "words reversed" and "words shuffled" -> the change.
         distances: how many words apart the two are that are swapped, all else staying where it is.
         swapped, others, text: (distances,), change of the tokens of the two words, of all others, and of the text.
-        example: a text and the same words in another order.
-        example_change: from the first to the second.
+        swapped_interval: (distances, 2).
+        sentences: by kind, as in `sentences.SENTENCES`.
         unrelated_tokens, unrelated_texts: 1 - cosine of tokens (texts) of different documents, which counts as 1 above.
         texts, length: how many texts were read, and tokens of each, special ones counted.
     """
@@ -64,8 +86,8 @@ class OrderSensitivity(Record):
     swapped: np.ndarray
     others: np.ndarray
     text: np.ndarray
-    example: tuple[str, str]
-    example_change: Change
+    swapped_interval: np.ndarray
+    sentences: dict[str, SentenceChange]
     unrelated_tokens: float
     unrelated_texts: float
     texts: int
@@ -112,7 +134,8 @@ class _Texts:
 
     Attributes:
         states: (windows, length, width).
-        unrelated_tokens, unrelated_texts: 1 - cosine of tokens (means over tokens) of different windows.
+        between_tokens, between_texts: (windows,), 1 - cosine of tokens (means over tokens) of a window and the one before it.
+        unrelated_tokens, unrelated_texts: their means.
     """
 
     def __init__(self, subject: Subject, windows: CutTexts):
@@ -123,8 +146,11 @@ class _Texts:
         self.subject, self.windows = subject, windows
         self.states = self.last(windows.input_ids)
         others, places = self.states.roll(1, dims=0), windows.places
-        self.unrelated_tokens = _distance(self.states[:, places], others[:, places.roll(1)]).mean().item()
-        self.unrelated_texts = _distance(self.states.mean(1), others.mean(1)).mean().item()
+        self.between_tokens = _distance(self.states[:, places], others[:, places.roll(1)]).mean(1)
+        self.between_texts = _distance(self.states.mean(1), others.mean(1))
+        self.unrelated_tokens, self.unrelated_texts = (
+            between.mean().item() for between in (self.between_tokens, self.between_texts)
+        )
         if min(self.unrelated_tokens, self.unrelated_texts) < SAME:
             raise ValueError(
                 "changes are compared with those between texts, and all texts have the same vectors: is every word unknown?"
@@ -151,9 +177,16 @@ class _Texts:
         return _distance(before.mean(1), after.mean(1)).mean().item() / self.unrelated_texts
 
     def change(self, before: torch.Tensor, after: torch.Tensor, places: torch.Tensor) -> Change:
-        """Between vectors (windows, length, width) of the same tokens in the same order, `places` those of words."""
-        tokens = self.token_change(before, after)[:, places].mean().item()
-        return Change(tokens, self.text_change(before, after), (after - before).abs().max().item())
+        """Between vectors (windows, length, width) of the same tokens of these windows, in the same order, `places` those of words."""
+        tokens, texts = _distance(before, after)[:, places].mean(1), _distance(before.mean(1), after.mean(1))
+        document = self.windows.document
+        return Change(
+            tokens=tokens.mean().item() / self.unrelated_tokens,
+            text=texts.mean().item() / self.unrelated_texts,
+            largest=(after - before).abs().max().item(),
+            tokens_interval=interval(tokens, self.between_tokens, document),
+            text_interval=interval(texts, self.between_texts, document),
+        )
 
 
 def _distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -173,8 +206,8 @@ def _number_of_words(words: Sequence[int | None]) -> int:
     return len({*words} - {None})
 
 
-def _swaps(read: _Texts, distance: int, generator: torch.Generator) -> tuple[float, float, float]:
-    """Change of swapped words, of all others, and of texts, when two words that are `distance` apart change places."""
+def _swaps(read: _Texts, distance: int, generator: torch.Generator) -> tuple[float, float, float, tuple[float, float]]:
+    """When two words that are `distance` apart change places: change of these, of all others and of texts, and the first's interval."""
     origins, moved = [], []
     for words in read.windows.words:
         count = _number_of_words(words)
@@ -189,26 +222,41 @@ def _swaps(read: _Texts, distance: int, generator: torch.Generator) -> tuple[flo
     changes, is_moved = read.token_change(read.states, after), torch.tensor(moved)
     is_word = torch.tensor([[word is not None for word in words] for words in read.windows.words])
     values = changes[is_moved].mean().item(), changes[is_word & ~is_moved].mean().item()
-    return *values, read.text_change(read.states, after)
+    own = interval((changes * is_moved).sum(1), is_moved.sum(1), read.windows.document)
+    return *values, read.text_change(read.states, after), own
 
 
-def _example(read: _Texts) -> tuple[tuple[str, str], Change]:
-    text, order = EXAMPLE
-    encoded = read.subject.tokenizer([text])
+def _sentence(read: _Texts, sentence: Reordering) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Vectors (1, length, width) before and after, each token's where it stands before, and the places of words."""
+    encoded = read.subject.tokenizer([sentence.text])
     # A tokenizer that splits one of its words has more of them to say so, and all move together.
     by_character = [encoded.token_to_chars(0, place) for place in range(len(encoded["input_ids"][0]))]
-    words = [None if span is None else len(text[: max(span.start, 0) + 1].split()) - 1 for span in by_character]
-    ids, origin = torch.tensor(encoded["input_ids"]), reorder(words, order)[None]
+    words = [None if span is None else len(sentence.text[: max(span.end, 1)].split()) - 1 for span in by_character]
+    ids, origin = torch.tensor(encoded["input_ids"]), reorder(words, sentence.order)[None]
     places = torch.tensor([place for place, word in enumerate(words) if word is not None])
-    change = read.change(read.last(ids), read.reordered(ids, origin), places)
-    parts = text.split()
-    return (text, " ".join(parts[index] for index in order)), change
+    return read.last(ids), read.reordered(ids, origin), places
+
+
+def _sentences(read: _Texts, sentences: Sequence[Reordering]) -> SentenceChange:
+    tokens, texts, vectors, largest = [], [], [], 0.0
+    for sentence in sentences:
+        before, after, places = _sentence(read, sentence)
+        tokens.append(_distance(before, after)[0, places].mean().item() / read.unrelated_tokens)
+        texts.append(_distance(before.mean(1), after.mean(1)).item() / read.unrelated_texts)
+        vectors.append(before.mean(1))
+        largest = max(largest, (after - before).abs().max().item())
+    change = Change(float(np.mean(tokens)), float(np.mean(texts)), largest, interval(tokens), interval(texts))
+    means = torch.cat(vectors)
+    unrelated = _distance(means, means.roll(1, dims=0)).mean().item() / read.unrelated_texts
+    return SentenceChange(
+        (sentences[0].text, sentences[0].reordered), len(sentences), change, np.array(texts), unrelated
+    )
 
 
 def order_sensitivity(
-    model: Subject | str, texts: Iterable[str] | None = None, length: int = 48, count: int = 24, seed: int = 0
+    model: Subject | str, texts: Iterable[str] | None = None, length: int = 48, count: int = 100, seed: int = 0
 ) -> OrderSensitivity:
-    """What becomes of a model's last vectors when words swap places, are reversed and are shuffled.
+    """What becomes of a model's last vectors when words swap places, are reversed and are shuffled, in texts and in short sentences.
 
     Args:
         model: what [`study`] takes.
@@ -232,17 +280,16 @@ def order_sensitivity(
         origin = torch.stack([reorder(row, order) for row, order in zip(words, rows)])
         reordered[name] = read.change(read.states, read.reordered(ids, origin), places)
     distances = [2**power for power in range(10) if 2**power < min(counts)]
-    swapped, others, text = np.array([_swaps(read, distance, generator) for distance in distances]).T
-    example, example_change = _example(read)
+    swapped, others, text, intervals = zip(*(_swaps(read, distance, generator) for distance in distances))
     return OrderSensitivity(
         model=read.subject.name,
         reordered=reordered,
         distances=distances,
-        swapped=swapped,
-        others=others,
-        text=text,
-        example=example,
-        example_change=example_change,
+        swapped=np.array(swapped),
+        others=np.array(others),
+        text=np.array(text),
+        swapped_interval=np.array(intervals),
+        sentences={kind: _sentences(read, sentences) for kind, sentences in SENTENCES.items()},
         unrelated_tokens=read.unrelated_tokens,
         unrelated_texts=read.unrelated_texts,
         texts=len(ids),
@@ -255,7 +302,7 @@ def phase_shift(
     texts: Iterable[str] | None = None,
     shifts: Sequence[int] | None = None,
     length: int = 48,
-    count: int = 12,
+    count: int = 100,
     seed: int = 0,
 ) -> PhaseShift:
     """What becomes of a model's last vectors when the positions of a text move, with the first token and without.
@@ -311,15 +358,16 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     left.set(title="two words swap places", xlabel="words apart", ylabel="change (1: unrelated)")
     left.set_ylim(bottom=0)
     left.legend()
-    bars = {f"“{data.example[1]}”": data.example_change, **data.reordered}
+    bars = {kind: found.change for kind, found in data.sentences.items()} | data.reordered
     names = [name.removeprefix("words ") for name in bars]
     for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
-        heights = [getattr(change, part) for change in bars.values()]
-        right.bar(np.arange(len(bars)) + 0.4 * shift - 0.2, heights, 0.38, color=colour, label=part)
-    right.set_xticks(
-        range(len(bars)), [name.replace(" a dog", "\na dog").replace("dog bit", "dog\nbit") for name in names]
-    )
-    right.set_title("all words change places")
+        heights = np.array([getattr(change, part) for change in bars.values()])
+        ends = np.array([getattr(change, f"{part}_interval") for change in bars.values()]).T
+        whiskers = np.stack([heights - ends[0], ends[1] - heights]).clip(min=0)
+        places = np.arange(len(bars)) + 0.4 * shift - 0.2
+        right.bar(places, heights, 0.38, color=colour, label=part, yerr=whiskers, error_kw={"linewidth": 0.8})
+    right.set_xticks(range(len(bars)), names, rotation=30, ha="right")
+    right.set_title("sentences and whole texts")
     right.legend()
     return figure
 
@@ -348,15 +396,21 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
 
 
 def describe_order_sensitivity(data: OrderSensitivity) -> str:
-    first, second = data.example
+    roles, mutual = data.sentences[ROLES], data.sentences[MUTUAL]
     shuffled = data.reordered[SHUFFLED]
     if shuffled.largest < 1e-4:
         return f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
     return (
         f"Shuffling its words moves a text's vector in {data.model} by {shuffled.text:.0%} of the way to an unrelated text, and its "
-        f"words' by {shuffled.tokens:.0%}; from “{first}” to “{second}” it is {data.example_change.text:.0%}; two neighbours that "
-        f"swap places change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%}."
+        f"words' by {shuffled.tokens:.0%}; from “{roles.example[0]}” to “{roles.example[1]}” and the like it is {_said(roles.change)}, from "
+        f"“{mutual.example[0]}” to “{mutual.example[1]}”, which says the same, {_said(mutual.change)}; two neighbours that swap places "
+        f"change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%}."
     )
+
+
+def _said(change: Change) -> str:
+    low, high = change.text_interval
+    return f"{change.text:.1%} ({low:.1%} to {high:.1%})"
 
 
 def describe_phase_shift(data: PhaseShift) -> str:

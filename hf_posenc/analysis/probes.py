@@ -8,8 +8,9 @@ Source: linear probes with controls after Hewitt and Liang (2019), "Designing an
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 
 from . import style
 from .access import Subject, study
+from .bootstrap import interval
 from .records import Record
 from .ridge import RidgeFit, Split, fit_ridge
 from .windows import CutTexts, cut
@@ -42,6 +44,7 @@ class Probes(Record):
         layers: 0 is what goes into the first layer, N what leaves layer N.
         r2: target -> series -> (layers,), R² on held-out documents: 1 is exact, 0 what a constant reaches. The series are
             "model", "without positions" (the same weights with `position_scheme="none"`) and "shuffled labels".
+        interval: the same, (layers, 2), where 95 % of the draws of as many held-out documents have R².
         error: the same for the mean absolute error, in tokens.
         chance: target -> the error of the training examples' median, in tokens.
         length: tokens of a window, special ones counted.
@@ -51,6 +54,7 @@ class Probes(Record):
     model: str
     layers: list[int]
     r2: dict[str, dict[str, np.ndarray]]
+    interval: dict[str, dict[str, np.ndarray]]
     error: dict[str, dict[str, np.ndarray]]
     chance: dict[str, float]
     length: int
@@ -176,15 +180,19 @@ def probes(
         states = sampled_states(seen, pieces, sample)
         fits[series] = [_fit_layer(sample.features(state), targets, shuffled, split) for state in states]
 
-    def by_target(value: str) -> dict[str, dict[str, np.ndarray]]:
+    def by_target(value: Callable[[RidgeFit, int], Any]) -> dict[str, dict[str, np.ndarray]]:
         series = {MODEL: (MODEL, 0), WITHOUT: (WITHOUT, 0), SHUFFLED: (MODEL, 1)}
         return {
             target: {
-                name: np.array([getattr(layer[index], value)[column].item() for layer in fits[fitted]])
+                name: np.array([value(layer[index], column) for layer in fits[fitted]])
                 for name, (fitted, column) in series.items()
             }
             for index, target in enumerate(TARGETS)
         }
+
+    def r2_interval(fit: RidgeFit, column: int) -> tuple[float, float]:
+        low, high = interval(fit.squares[:, column], fit.around[:, column], document[split.test])
+        return 1 - high, 1 - low
 
     middle = targets[split.train].median(0).values
     chance = (targets[split.test] - middle).abs().mean(0)
@@ -192,8 +200,9 @@ def probes(
     return Probes(
         model=subject.name,
         layers=[*range(len(fits[MODEL]))],
-        r2=by_target("r2"),
-        error=by_target("error"),
+        r2=by_target(lambda fit, column: fit.r2[column].item()),
+        interval=by_target(r2_interval),
+        error=by_target(lambda fit, column: fit.error[column].item()),
         chance=dict(zip(TARGETS, chance.tolist())),
         length=pieces.input_ids.shape[1],
         documents={name: len(document[part].unique()) for name, part in parts.items()},
@@ -225,7 +234,8 @@ def plot_probes(data: Probes) -> Figure:
 
 
 def describe_probes(data: Probes) -> str:
-    r2, error, distance = data.r2["position"], data.error["position"], data.r2["distance"][MODEL]
+    r2, error = data.r2["position"], data.error["position"]
+    signed, distance = data.r2["signed distance"][MODEL], data.r2["distance"][MODEL]
     first, last = (f"{error[MODEL][layer]:.1f} tokens (R² {r2[MODEL][layer]:.2f})" for layer in (0, -1))
     verdict = "survives" if r2[MODEL][-1] >= 0.9 else "fades in" if r2[MODEL][-1] >= 0.1 else "does not survive"
     if max(r2[MODEL]) < 0.1:
@@ -233,6 +243,6 @@ def describe_probes(data: Probes) -> str:
     return (
         f"In {data.model} the position {verdict} the layers: a linear probe is off by {first} before the first layer and by {last} "
         f"after the last, a constant by {data.chance['position']:.1f}, and the same weights without positions reach R² "
-        f"{max(r2[WITHOUT]):.2f} at best; how far apart two tokens are is told with R² {distance[0]:.2f} before and "
-        f"{distance[-1]:.2f} after the layers."
+        f"{max(r2[WITHOUT]):.2f} at best; how far apart two tokens are, with the sign, is told with R² {signed[0]:.2f} before and "
+        f"{signed[-1]:.2f} after the layers, and without it, from products, with {distance[0]:.2f} and {distance[-1]:.2f}."
     )

@@ -28,7 +28,11 @@ from .spaces import SharedSpace
 
 # One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
 GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("spaces", "Words' variance in the dimensions of the positions (by chance)", lambda data: _in_positions(data)),
+    (
+        "spaces",
+        "Positions' variance in the subspace of half the words' (rotated at random)",
+        lambda data: _in_words(data),
+    ),
     ("terms", "Heads of layer 1 that positions lead", lambda data: f"{len(data.position_heads)}"),
     ("probes", "Position, told by a linear probe before layer 1 (R²)", lambda data: _told(data, 0)),
     ("probes", "… and after the last layer", lambda data: _told(data, -1)),
@@ -40,9 +44,9 @@ GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 DIGITS = 5
 
 
-def _in_positions(data: SharedSpace) -> str:
-    overlap = data.spaces[0].overlaps[-1]
-    return f"{overlap.words_in_positions:.1%} ({overlap.words_by_chance:.1%})"
+def _in_words(data: SharedSpace) -> str:
+    own = data.spaces[0].overlaps[0].positions_in_words
+    return f"{own.found[0]:.1%} ({own.low[0]:.1%} to {own.high[0]:.1%})"
 
 
 def _told(data: Probes, layer: int) -> str:

@@ -27,12 +27,15 @@ class RidgeFit:
         penalty: (targets,), as chosen on the validation examples, per example.
         r2: (targets,), 1 - Σ(y - ŷ)² / Σ(y - ȳ)² over the test examples; 0 is what a constant reaches, less is worse.
         error: (targets,), mean |y - ŷ| over the test examples, in units of the target.
+        squares, around: (test examples, targets), (y - ŷ)² and (y - ȳ)² of each.
     """
 
     weights: torch.Tensor
     penalty: torch.Tensor
     r2: torch.Tensor
     error: torch.Tensor
+    squares: torch.Tensor
+    around: torch.Tensor
 
 
 def r_squared(targets: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
@@ -71,4 +74,6 @@ def fit_ridge(features: torch.Tensor, fitted: torch.Tensor, true: torch.Tensor, 
         penalty=penalties[chosen],
         r2=r_squared(wanted, predictions),
         error=(wanted - predictions).abs().mean(0),
+        squares=(wanted - predictions).square(),
+        around=(wanted - wanted.mean(0)).square(),
     )

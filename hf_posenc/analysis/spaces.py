@@ -1,9 +1,17 @@
 """Do words and positions share a space?
 
 Vectors that are added can be told apart as well as concatenated ones where they lie in orthogonal subspaces. Whole word matrices
-have full rank, so the subspaces here are those that hold a share of the variance.
+have full rank, so the subspaces here are those that hold a share of the variance. Each head has a space of its own after W_q and W_k, and
+is looked at by itself.
+
+By chance: the positions turned by a random rotation where they join the words, before W_q and W_k. It keeps how their variance is spread
+over directions, and forgets which directions these are.
+
+Source: principal angles after Björck and Golub (1973), "Numerical Methods for Computing Angles Between Linear Subspaces"; random
+rotations after Stewart (1980), "The Efficient Generation of Random Orthogonal Matrices".
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +20,37 @@ import torch
 from ..modeling.scheme import without_bias
 from . import style
 from .access import Subject, check_varied, study
+from .averages import averages, covariance
 from .records import Record
 
 
 SHARES = (0.5, 0.8, 0.9, 0.95)
+EMBEDDINGS, STATES, QUERIES, KEYS = "embeddings", "states", "queries", "keys"
+
+
+@dataclass(frozen=True)
+class AgainstChance(Record):
+    """A number for each head, and what it is where positions are rotated at random.
+
+    Attributes:
+        found: (heads,).
+        chance: (heads,), the mean over rotations.
+        low, high: (heads,), between which 95 % of the rotations are.
+    """
+
+    found: np.ndarray
+    chance: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def below(self) -> np.ndarray:
+        """(heads,), where it is less than nearly all rotations give."""
+        return self.found < self.low
+
+    @property
+    def above(self) -> np.ndarray:
+        return self.found > self.high
 
 
 @dataclass(frozen=True)
@@ -24,32 +59,18 @@ class Overlap(Record):
 
     Attributes:
         share: of the variance.
-        width: dimensions of the space, as far as both can reach it.
-        word_dimensions, position_dimensions: of the two subspaces.
-        angles: principal angles between them in degrees, ascending; as many as the smaller one has dimensions.
-        random_angles: principal angles of random subspaces of these sizes, mean over draws.
-        words_in_positions: share of the words' whole variance that lies in the subspace of the positions. By chance it is
-            position_dimensions / width.
-        positions_in_words: share of the positions' whole variance in the subspace of the words; by chance word_dimensions /
-            width.
+        word_dimensions, position_dimensions: (heads,), of the two subspaces.
+        positions_in_words: share of the positions' whole variance that lies in the subspace of the words.
+        words_in_positions: share of the words' whole variance in the subspace of the positions.
+        angle: the smallest principal angle between the two subspaces, in degrees.
     """
 
     share: float
-    width: int
-    word_dimensions: int
-    position_dimensions: int
-    angles: np.ndarray
-    random_angles: np.ndarray
-    words_in_positions: float
-    positions_in_words: float
-
-    @property
-    def words_by_chance(self) -> float:
-        return self.position_dimensions / self.width
-
-    @property
-    def positions_by_chance(self) -> float:
-        return self.word_dimensions / self.width
+    word_dimensions: np.ndarray
+    position_dimensions: np.ndarray
+    positions_in_words: AgainstChance
+    words_in_positions: AgainstChance
+    angle: AgainstChance
 
 
 @dataclass(frozen=True)
@@ -57,178 +78,275 @@ class Space(Record):
     """A place where words and positions meet.
 
     Attributes:
-        name: "embeddings", "queries" or "keys".
+        name: "embeddings", where they are added, "states", what goes into a layer, "queries" or "keys", each of that layer. The first two
+            are one space of full width, the others one for each head.
+        layer: the layer whose input, queries and keys these are, from 0.
+        width: dimensions of each.
         overlaps: one for each share.
     """
 
     name: str
+    layer: int
+    width: int
     overlaps: list[Overlap]
 
 
 @dataclass(frozen=True)
 class SharedSpace(Record):
-    """Words and positions of a model where they are added, and as the first layer's queries and keys see them."""
+    """Words and positions of a model, in one space after the other.
+
+    Attributes:
+        model: its name.
+        spaces: by layer.
+        rotations: how many random ones chance is the mean of.
+    """
 
     model: str
     spaces: list[Space]
+    rotations: int
 
 
 def shared_space(
-    model: "Subject | str", shares: tuple[float, ...] = SHARES, draws: int = 5, seed: int = 0
+    model: "Subject | str", shares: tuple[float, ...] = SHARES, rotations: int = 1000, seed: int = 0
 ) -> SharedSpace:
-    """Principal angles and overlap of variance between words and positions.
+    """Overlap of words and positions where they are added, and in each head of the first layer.
 
     Words are all rows of the table of words, each counted once, and positions all that the model has. After the projections: what
-    the embedding's LayerNorm does but for its division (that scales each token's vector and turns none), then W_q or W_k
+    the embedding's LayerNorm does but for its division (that scales each token's vector and turns none), then a head's rows of W_q or W_k
     of the first layer without biases.
 
     Args:
         model: what [`study`] takes.
         shares: of the variance, above 0 and at most 1.
-        draws: of random subspaces.
+        rotations: random ones of the positions, at least 2.
         seed: for them.
 
     Raises:
-        ValueError: the model has no position vectors that join the words, or no checkpoint; a share is out of range.
+        ValueError: the model has no position vectors that join the words, or no checkpoint; a share or the number of rotations is out of
+            range.
     """
-    subject = study(model)
-    subject.check_trained("the space of words and positions")
-    if not all(0 < share <= 1 for share in shares):
-        raise ValueError(f"shares must be above 0 and at most 1, got {shares}")
-    generator = torch.Generator().manual_seed(seed)
-    positions, attention = subject.added_positions(), subject.attentions[0]
+    subject = _checked(model, shares, rotations)
+    positions = subject.added_positions()
     check_varied(subject.name, positions)
     words, positions = covariance(subject.word_vectors), covariance(positions)
     with torch.no_grad():
         # Rows are what becomes of each dimension; float32, as the weights are.
-        seen = subject.into_attention(torch.eye(len(words)))
-        maps = {
-            "embeddings": torch.eye(len(words)),
-            "queries": without_bias(attention.query_projection, seen),
-            "keys": without_bias(attention.key_projection, seen),
-        }
+        maps = _head_maps(subject, 0, subject.into_attention(torch.eye(len(words))))
+    generator = torch.Generator().manual_seed(seed)
+    found = overlaps(words, positions, {EMBEDDINGS: None, **maps}, shares, rotations, generator)
+    return SharedSpace(subject.name, _spaces(0, words, maps, found), rotations)
+
+
+def shared_space_by_layer(
+    model: "Subject | str",
+    texts: Iterable[str] | None = None,
+    length: int = 128,
+    windows: int = 1024,
+    shares: tuple[float, ...] = SHARES,
+    rotations: int = 1000,
+    seed: int = 0,
+) -> SharedSpace:
+    """The same in every layer, from what is common to the states at a position, and to those of a word.
+
+    A position is the mean over texts of the vectors at it, a word the mean over its occurrences, as [`averages`] takes them: noise of
+    these means counts in no covariance. Works for every model that reads texts, also where no position joins a word.
+
+    Args:
+        model: what [`study`] takes.
+        texts, length, windows, seed: as of [`averages`].
+        shares, rotations: as of [`shared_space`].
+
+    Raises:
+        ValueError: too little text, or no tokenizer; as [`shared_space`].
+    """
+    subject = _checked(model, shares, rotations)
+    read = averages(subject, texts, length, windows, seed)
     spaces = []
-    for name, rows in maps.items():
-        rows = rows.double()
-        # In axes of what can be reached, which in ELECTRA is a part of the space.
-        rows = rows @ torch.linalg.qr(rows.T)[0]
-        mapped = (rows.T @ words @ rows, rows.T @ positions @ rows)
-        spaces.append(Space(name, overlaps(*mapped, shares, draws, generator)))
-    return SharedSpace(subject.name, spaces)
+    for layer in range(len(subject.layers)):
+        words, positions = read.covariances(layer)
+        with torch.no_grad():
+            maps = _head_maps(subject, layer, torch.eye(len(words)))
+        generator = torch.Generator().manual_seed(seed)
+        found = overlaps(words, positions, {STATES: None, **maps}, shares, rotations, generator)
+        spaces += _spaces(layer, words, maps, found)
+    return SharedSpace(subject.name, spaces, rotations)
 
 
-def covariance(vectors: torch.Tensor) -> torch.Tensor:
-    """Of vectors (number, width), about their mean, (width, width) in float64; a part at a time, for large vocabularies."""
-    mean = vectors.mean(0, dtype=torch.float64)
-    centred = (some.double() - mean for some in vectors.split(8192))
-    return sum(some.T @ some for some in centred) / len(vectors)
+def _checked(model: "Subject | str", shares: tuple[float, ...], rotations: int) -> Subject:
+    subject = study(model)
+    subject.check_trained("the space of words and positions")
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"shares must be above 0 and at most 1, got {shares}")
+    if rotations < 2:
+        raise ValueError(f"an interval by chance takes at least 2 rotations, got {rotations}")
+    return subject
+
+
+def _head_maps(subject: Subject, layer: int, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What each head makes of directions (width, hidden_size): (heads, width, head_dim), by name."""
+    attention, heads = subject.attentions[layer], subject.sizes.num_attention_heads
+    projections = {QUERIES: attention.query_projection, KEYS: attention.key_projection}
+    return {
+        name: without_bias(projection, rows).double().unflatten(-1, (heads, -1)).transpose(0, 1)
+        for name, projection in projections.items()
+    }
+
+
+def _spaces(
+    layer: int, words: torch.Tensor, maps: dict[str, torch.Tensor], found: dict[str, list[Overlap]]
+) -> list[Space]:
+    widths = {name: projection.shape[-1] for name, projection in maps.items()}
+    return [Space(name, layer, widths.get(name, len(words)), own) for name, own in found.items()]
+
+
+@dataclass(frozen=True)
+class _Cloud:
+    """Vectors by their second moments, in one space for each head.
+
+    Attributes:
+        covariance: (heads, width, width).
+        variances: (heads, width), along the axes, descending.
+        axes: (heads, width, width), orthonormal columns.
+    """
+
+    covariance: torch.Tensor
+    variances: torch.Tensor
+    axes: torch.Tensor
+
+    @classmethod
+    def of(cls, covariance: torch.Tensor) -> "_Cloud":
+        variances, axes = torch.linalg.eigh(covariance)
+        return cls(covariance, variances.flip(-1).clamp(min=0), axes.flip(-1))
+
+    def rotated(self, rotation: torch.Tensor) -> "_Cloud":
+        return _Cloud(rotation.T @ self.covariance @ rotation, self.variances, rotation.T @ self.axes)
+
+    def seen(self, maps: torch.Tensor | None) -> "_Cloud":
+        """By maps (heads, width, head_dim), or as it is."""
+        return self if maps is None else _Cloud.of(maps.mT @ self.covariance @ maps)
+
+    def largest(self, shares: torch.Tensor) -> torch.Tensor:
+        """Bool (shares, heads, width), those axes, as few as can be, that hold a share of the variance."""
+        before = self.variances.cumsum(-1) - self.variances
+        return before < (shares[:, None, None] - 1e-9) * self.variances.sum(-1, keepdim=True)
+
+    def within(self, axes: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """(shares, heads), share of the variance that lies along chosen ones (shares, heads, width) of orthonormal axes."""
+        along = (axes * (self.covariance @ axes)).sum(-2)
+        # By rounding, nothing can come out below nothing.
+        return ((along * chosen).sum(-1) / along.sum(-1)).clamp(min=0)
+
+
+def _compared(words: _Cloud, positions: _Cloud, shares: torch.Tensor) -> torch.Tensor:
+    """(3, shares, heads): positions in words, words in positions, and the smallest angle in degrees."""
+    of_words, of_positions = words.largest(shares), positions.largest(shares)
+    most = int(of_positions.sum(-1).max())
+    cosines = words.axes.mT @ positions.axes[..., :most]
+    cosines = cosines * of_words[..., None] * of_positions[..., None, :most]
+    angle = torch.linalg.matrix_norm(cosines, 2).clamp(max=1).arccos().rad2deg()
+    return torch.stack(
+        [positions.within(words.axes, of_words), words.within(positions.axes, of_positions), angle.to(words.axes)]
+    )
+
+
+def random_rotation(width: int, generator: torch.Generator) -> torch.Tensor:
+    """An orthogonal matrix (width, width), any as likely as any other, reflections among them."""
+    q, r = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64, generator=generator))
+    return q * r.diagonal().sign()
 
 
 def overlaps(
-    words: torch.Tensor, positions: torch.Tensor, shares: tuple[float, ...], draws: int, generator: torch.Generator
-) -> list[Overlap]:
-    """The overlaps of two sets of vectors by their covariances, each (width, width)."""
-    word_variances, word_axes = _principal_axes(words)
-    position_variances, position_axes = _principal_axes(positions)
-    found = []
-    for share in shares:
-        of_words = word_axes[:, : _dimensions(word_variances, share)]
-        of_positions = position_axes[:, : _dimensions(position_variances, share)]
-        sizes = of_words.shape[1], of_positions.shape[1]
-        found.append(
-            Overlap(
-                share,
-                len(words),
-                *sizes,
-                _angles(of_words, of_positions),
-                np.mean([_random_angles(len(words), sizes, generator) for _ in range(draws)], axis=0),
-                _variance_within(words, of_positions),
-                _variance_within(positions, of_words),
-            )
+    words: torch.Tensor,
+    positions: torch.Tensor,
+    maps: dict[str, torch.Tensor | None],
+    shares: tuple[float, ...],
+    rotations: int,
+    generator: torch.Generator,
+) -> dict[str, list[Overlap]]:
+    """The overlaps of two sets of vectors by their covariances, each (width, width), in several spaces.
+
+    Args:
+        maps: by name, (heads, width, head_dim), what becomes of a vector in each head; None for the vector as it is.
+    """
+    words, positions, of = (
+        _Cloud.of(words[None]),
+        _Cloud.of(positions[None]),
+        torch.tensor(shares, dtype=torch.float64),
+    )
+    words = {name: words.seen(own) for name, own in maps.items()}
+    found = {name: positions.seen(own) for name, own in maps.items()}
+    chance: dict[str, list[torch.Tensor]] = {name: [] for name in maps}
+    for _ in range(rotations):
+        turned = positions.rotated(random_rotation(positions.axes.shape[-1], generator))
+        for name, own in maps.items():
+            chance[name].append(_compared(words[name], turned.seen(own), of))
+    return {name: _overlaps(words[name], found[name], torch.stack(drawn), of) for name, drawn in chance.items()}
+
+
+def _overlaps(words: _Cloud, positions: _Cloud, drawn: torch.Tensor, shares: torch.Tensor) -> list[Overlap]:
+    """Of one space; `drawn` is (rotations, 3, shares, heads)."""
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975]).to(drawn), dim=0)
+    numbers = torch.stack([_compared(words, positions, shares), drawn.mean(0), low, high])
+    dimensions = [cloud.largest(shares).sum(-1).numpy() for cloud in (words, positions)]
+    return [
+        Overlap(
+            float(share),
+            *(own[index] for own in dimensions),
+            *(AgainstChance(*numbers[:, measure, index].numpy()) for measure in range(3)),
         )
-    return found
-
-
-def _principal_axes(covariances: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variances (width,), descending, and axes (width, width), columns."""
-    variances, axes = torch.linalg.eigh(covariances)
-    return variances.flip(0).clamp(min=0), axes.flip(1)
-
-
-def _dimensions(variances: torch.Tensor, share: float) -> int:
-    """How many of the largest variances hold a share of their sum."""
-    cumulated = variances.cumsum(0) / variances.sum()
-    return int((cumulated < share - 1e-12).sum()) + 1
-
-
-def _variance_within(covariances: torch.Tensor, subspace: torch.Tensor) -> float:
-    """Share of the variance that lies in a subspace with an orthonormal basis, (width, dimensions)."""
-    # By rounding, nothing can come out below nothing.
-    return max(0.0, float((subspace.T @ covariances @ subspace).trace() / covariances.trace()))
-
-
-def _angles(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
-    """Principal angles between the spans of orthonormal columns, in degrees, ascending (Björck and Golub 1973)."""
-    return torch.linalg.svdvals(first.T @ second).clamp(max=1).arccos().rad2deg().numpy()
-
-
-def _random_angles(width: int, sizes: tuple[int, int], generator: torch.Generator) -> np.ndarray:
-    """Those of one pair of random subspaces; the first may as well be spanned by the first axes."""
-    first = torch.eye(width, sizes[0], dtype=torch.float64)
-    second = torch.linalg.qr(torch.randn(width, sizes[1], dtype=torch.float64, generator=generator))[0]
-    return _angles(first, second)
+        for index, share in enumerate(shares)
+    ]
 
 
 @style.styled
 def plot_shared_space(data: SharedSpace) -> style.Figure:
-    """Above, how much of the variance of one lies in the subspace of the other; below, the principal angles."""
+    """How much of the variance of one lies in the subspace of the other, by share and head; whiskers are 95 % of the rotations."""
     figure, axes = style.panels(2, len(data.spaces), height=2.8, sharey="row")
-    titles = {"embeddings": "embeddings", "queries": "after W_q, layer 1", "keys": "after W_k, layer 1"}
-    for (above, below), space in zip(axes.T, data.spaces):
-        _plot_overlap(above, space)
-        _plot_angles(below, space)
-        above.set_title(titles[space.name])
-    axes[0, 0].set_ylabel("variance inside")
-    axes[1, 0].set_ylabel("principal angle (degrees)")
+    rows = (("positions_in_words", "of positions in words"), ("words_in_positions", "of words in positions"))
+    for column, space in zip(axes.T, data.spaces):
+        for axis, (measure, _) in zip(column, rows):
+            _plot_overlaps(axis, space, measure)
+        after = "" if space.name in (EMBEDDINGS, STATES) else ", heads"
+        column[0].set_title(f"{space.name} {space.layer + 1}{after}")
+        column[1].set_xlabel("subspaces hold")
+        for axis in column:
+            axis.set_ylim(0, 1.02)
+    for axis, (_, label) in zip(axes[:, 0], rows):
+        axis.set_ylabel(f"variance {label}")
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
-    axes[1, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1), title="subspaces hold")
-    style.title(figure, f"{data.model}: words and positions in one space (dotted: random subspaces of the same sizes)")
+    style.title(figure, f"{data.model}: words and positions in one space, by layer")
     return figure
 
 
-def _plot_overlap(axis, space: Space) -> None:
-    places = np.arange(len(space.overlaps))
-    lines = (
-        ("of words in\npositions", style.BLUE, "o", "words_in_positions", "words_by_chance"),
-        ("of positions\nin words", style.VERMILION, "s", "positions_in_words", "positions_by_chance"),
-    )
-    for label, colour, marker, found, by_chance in lines:
-        axis.plot(places, [getattr(x, found) for x in space.overlaps], color=colour, marker=marker, label=label)
-        axis.plot(places, [getattr(x, by_chance) for x in space.overlaps], color=colour, linestyle=":")
-    axis.set(xlabel="subspaces hold", ylim=(0, 1.02))
-    axis.set_xticks(places, [f"{overlap.share:.0%}" for overlap in space.overlaps])
-
-
-def _plot_angles(axis, space: Space) -> None:
-    for overlap, colour in zip(space.overlaps, style.shades(len(space.overlaps))):
-        places = np.arange(1, len(overlap.angles) + 1)
-        axis.plot(places, overlap.angles, color=colour, label=f"{overlap.share:.0%}", marker=".")
-        axis.plot(places, overlap.random_angles, color=colour, linestyle=":")
-    axis.set(xlabel="angle, smallest first", ylim=(0, 92), yticks=[0, 30, 60, 90])
-    axis.xaxis.get_major_locator().set_params(integer=True)
+def _plot_overlaps(axis, space: Space, measure: str) -> None:
+    for place, overlap in enumerate(space.overlaps):
+        found = getattr(overlap, measure)
+        heads = len(found.found)
+        places = place + np.linspace(-0.3, 0.3, heads) if heads > 1 else np.array([place])
+        labels = ("found", "rotated at random") if place == 0 else (None, None)
+        whiskers = np.stack([found.chance - found.low, found.high - found.chance]).clip(min=0)
+        axis.errorbar(places, found.chance, whiskers, color=style.GREY, linewidth=1, fmt="none", label=labels[1])
+        axis.plot(places, found.found, ".", color=style.VERMILION, markersize=5, label=labels[0])
+    axis.set_xticks(range(len(space.overlaps)), [f"{overlap.share:.0%}" for overlap in space.overlaps])
 
 
 def describe_shared_space(data: SharedSpace) -> str:
-    """At 90 % (or the share nearest to it), whether they overlap less than random subspaces would."""
-    said = []
-    for space in data.spaces:
-        overlap = min(space.overlaps, key=lambda found: abs(found.share - 0.9))
-        ratio = overlap.positions_in_words / overlap.positions_by_chance
-        verdict = "less than" if ratio < 0.8 else "more than" if ratio > 1.25 else "about as much as"
-        said.append(
-            f"{verdict} random ones in the {space.name} ({overlap.positions_in_words:.0%} of the positions' variance lies in that of the words, by "
-            f"chance {overlap.positions_by_chance:.0%}; {overlap.words_in_positions:.1%} of the words' in that of the positions, by chance "
-            f"{overlap.words_by_chance:.1%}; smallest angle {overlap.angles[0]:.0f}°, random {overlap.random_angles[0]:.0f}°)"
-        )
-    share = overlap.share
-    return f"The subspaces with {share:.0%} of the variance of words and of positions of {data.model} overlap {', '.join(said)}."
+    """At every share, in how many heads positions lie in the words' subspace less, and more, than rotated ones do."""
+    said = [f"in the {space.name} of layer {space.layer + 1} {_said_of(space)}" for space in data.spaces]
+    return (
+        f"The share of the positions' variance that lies in the subspace of the words of {data.model}, beside {data.rotations:,} random "
+        f"rotations of the positions: {'; '.join(said)}."
+    )
+
+
+def _said_of(space: Space) -> str:
+    heads, parts = len(space.overlaps[0].word_dimensions), []
+    for overlap in space.overlaps:
+        found = overlap.positions_in_words
+        if heads == 1:
+            verdict = "less" if found.below[0] else "more" if found.above[0] else "as much"
+            said = f"{verdict} ({found.found[0]:.1%}, by chance {found.low[0]:.1%} to {found.high[0]:.1%})"
+        else:
+            said = f"less in {found.below.sum()} and more in {found.above.sum()} of {heads} heads"
+        parts.append(f"{said} at {overlap.share:.0%}")
+    return ", ".join(parts)

@@ -65,3 +65,24 @@ def test_a_learned_table_stands_beside_sinusoids_of_its_size(family):
 def test_without_vectors_there_is_nothing_that_moves():
     with pytest.raises(ValueError, match="has no table of absolute positions: position_scheme='t5'"):
         analysis.moving_dimensions(tiny.build("t5"))
+
+
+def test_words_beside_positions_are_counted_by_dimension():
+    """Words in the first 20 dimensions, positions in the last 16 of 32: they share four."""
+    model = tiny.build("absolute")
+    with torch.no_grad():
+        words, positions = model.embeddings.word_embeddings.weight, model.embeddings.table.weight
+        words.normal_()[:, 20:] = 0.3
+        positions.normal_(0, 0.5)[:, :16] = 0
+    found = analysis.words_beside_positions(model)
+    assert (found.width, found.used, found.moved, found.both) == (32, 20, 16, 4)
+    assert found.words_in_moved == pytest.approx(4 / 20, abs=0.05)
+    assert found.word_rms == pytest.approx((20 / 32 + 0.3**2 * 12 / 32) ** 0.5, rel=0.05)
+    assert found.word_deviation == pytest.approx((20 / 32) ** 0.5, rel=0.05)
+    assert found.position_rms == pytest.approx(0.5 * 0.5**0.5, rel=0.1)
+    assert found.position_directions <= 16 < found.word_directions <= 20
+
+
+def test_words_beside_positions_take_a_model_that_adds_them():
+    with pytest.raises(ValueError, match="adds no positions to its words"):
+        analysis.words_beside_positions(tiny.build("t5"))

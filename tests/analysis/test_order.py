@@ -16,6 +16,7 @@ from hf_posenc.analysis import (
     study,
 )
 from hf_posenc.analysis.order import REVERSED, SHUFFLED, reorder
+from hf_posenc.analysis.sentences import MUTUAL, NAMED, NAMED_MUTUAL, ROLES, SENTENCES, Reordering
 from hf_posenc.analysis.windows import cut
 from hf_posenc.modeling.scheme import AttentionScheme
 from hf_posenc.modeling.schemes import SCHEMES
@@ -56,7 +57,7 @@ class TestOrderSensitivity:
     def test_is_nothing_without_positions(self, family):
         """Token vectors of `none` permute with the input, to 1e-5."""
         found = order_sensitivity(subject("none", family), documents())
-        changes = [*found.reordered.values(), found.example_change]
+        changes = [*found.reordered.values(), *(kind.change for kind in found.sentences.values())]
         assert all(change.largest < 1e-5 and change.tokens < 1e-6 and change.text < 1e-6 for change in changes)
         assert max(*found.swapped, *found.others, *found.text) < 1e-6
         assert "does not know the order of words" in describe_order_sensitivity(found)
@@ -101,25 +102,55 @@ class TestOrderSensitivity:
             assert np.isclose(np.mean(swapped) / unrelated, found.swapped[index], rtol=1e-4)
             assert np.isclose(np.mean(others) / unrelated, found.others[index], rtol=1e-4)
 
-    def test_the_example_is_read_as_it_is_written(self):
+    def test_sentences_are_read_as_they_are_written(self, monkeypatch):
+        """And their change is the mean over them, with an interval around it."""
         model = subject("absolute")
+        texts = [Reordering("Tom bit a dog", (2, 3, 1, 0)), Reordering("dog bit a a Tom", (4, 1, 2, 3, 0))]
+        monkeypatch.setattr("hf_posenc.analysis.order.SENTENCES", {ROLES: texts, MUTUAL: texts[1:]})
         found = order_sensitivity(model, documents())
-        assert found.example == ("Tom bit a dog", "a dog bit Tom")
+        one = found.sentences[ROLES]
+        assert one.example == ("Tom bit a dog", "a dog bit Tom") and one.count == 2
         tom, dog = (
             model.observe(torch.tensor(model.tokenizer([text])["input_ids"])).hidden_states[-1][0]
-            for text in found.example
+            for text in one.example
         )
-        tokens = np.mean([distance(tom[i], dog[j]) for i, j in ((1, 4), (2, 3), (3, 1), (4, 2))])
-        assert np.isclose(tokens / found.unrelated_tokens, found.example_change.tokens, rtol=1e-4)
         text = distance(tom.mean(0), dog.mean(0)) / found.unrelated_texts
-        assert np.isclose(text, found.example_change.text, rtol=1e-4)
+        assert np.isclose(text, one.texts[0], rtol=1e-4)
+        assert np.isclose(one.change.text, one.texts.mean()) and one.texts[1] == found.sentences[MUTUAL].texts[0]
+        low, high = one.change.text_interval
+        assert low <= one.change.text <= high
+        tokens = np.mean([distance(tom[i], dog[j]) for i, j in ((1, 4), (2, 3), (3, 1), (4, 2))])
+        other = found.sentences[MUTUAL].change.tokens
+        assert np.isclose((tokens / found.unrelated_tokens + other) / 2, one.change.tokens, rtol=1e-4)
+
+    def test_sentences_come_with_controls_that_say_the_same(self):
+        """As many as sixty of each; where a role changes hands and where it does not, the same words move to the same places."""
+        assert {len(kind) for kind in SENTENCES.values()} == {60}
+        for kind, control in ((ROLES, MUTUAL), (NAMED, NAMED_MUTUAL)):
+            for own, other in zip(SENTENCES[kind], SENTENCES[control]):
+                assert own.order == other.order
+                differing = [(a, b) for a, b in zip(own.text.split(), other.text.split()) if a != b]
+                assert len(differing) == 1
+        for kind in SENTENCES.values():
+            assert len({sentence.text for sentence in kind}) == 60
+            for sentence in kind:
+                assert sorted(sentence.reordered.split()) == sorted(sentence.text.split())
+                assert sentence.reordered != sentence.text
+
+    def test_intervals_narrow_with_the_number_of_texts(self):
+        few, many = (order_sensitivity(subject("absolute"), documents(40), count=count) for count in (5, 40))
+        widths = [np.diff(found.reordered[SHUFFLED].text_interval)[0] for found in (few, many)]
+        assert widths[1] < widths[0]
+        assert all(low <= own <= high for own, (low, high) in zip(many.swapped, many.swapped_interval))
 
     def test_is_drawn_as_it_is(self):
         found = order_sensitivity(subject("absolute"), documents())
         left, right = plot_order_sensitivity(found).axes
         assert np.array_equal(left.lines[0].get_ydata(), found.swapped)
         heights = [bar.get_height() for bar in right.patches]
-        assert heights[1:3] == [found.reordered[name].tokens for name in (REVERSED, SHUFFLED)]
+        kinds = len(found.sentences)
+        assert heights[kinds : kinds + 2] == [found.reordered[name].tokens for name in (REVERSED, SHUFFLED)]
+        assert heights[:kinds] == [kind.change.tokens for kind in found.sentences.values()]
 
     def test_one_text_is_an_error(self):
         with pytest.raises(ValueError, match="only one is long enough"):

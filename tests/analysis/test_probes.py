@@ -61,6 +61,12 @@ class TestRidge:
         features, target, _, split = planted()
         assert fit_ridge(features, target[torch.randperm(len(target))], target, split).r2.item() < 0.05
 
+    def test_the_parts_of_its_r2_are_those_of_the_examples(self):
+        features, target, _, split = planted(noise=200.0)
+        fit = fit_ridge(features, target, target, split)
+        assert torch.isclose(1 - fit.squares.sum() / fit.around.sum(), fit.r2[0])
+        assert fit.squares.shape == fit.around.shape == (int(split.test.sum()), 1)
+
     def test_features_that_never_vary_do_no_harm(self):
         features, target, _, split = planted()
         features[:, 3] = 7.0
@@ -94,6 +100,13 @@ class TestProbes:
         found = probes(subject("none", family), documents(40), length=32, windows=150)
         assert all(np.abs(values).max() < 0.1 for series in found.r2.values() for values in series.values())
         assert np.allclose(found.error["position"][MODEL], found.chance["position"], rtol=0.1)
+
+    def test_the_interval_is_around_r2(self):
+        found = probes(subject("absolute"), documents(40), length=24)
+        for target in TARGETS:
+            low, high = found.interval[target][MODEL].T
+            assert (low <= found.r2[target][MODEL]).all() and (found.r2[target][MODEL] <= high).all()
+            assert (low < high).all()
 
     def test_parts_have_no_document_in_common(self):
         document = torch.arange(23).repeat_interleave(5)
@@ -153,7 +166,7 @@ class TestProbes:
         series = {MODEL: np.array(r2), WITHOUT: np.zeros(3), SHUFFLED: np.zeros(3)}
         by_target = dict.fromkeys(TARGETS, series)
         chance = dict.fromkeys(TARGETS, 9.0)
-        assert said in describe_probes(Probes("m", [0, 1, 2], by_target, by_target, chance, 32, {}, {}))
+        assert said in describe_probes(Probes("m", [0, 1, 2], by_target, by_target, by_target, chance, 32, {}, {}))
 
     def test_what_they_are_compared_with_is_the_same_model_without_positions(self, tmp_path):
         BertModel(stock_config()).save_pretrained(tmp_path)
