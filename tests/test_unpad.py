@@ -676,13 +676,19 @@ class TestStock:
         expected = model.forward(**batch)[0]
         hf_posenc.unpad(model)
         found = model.forward(**batch)[0]
-        assert len(packed) == (family not in DEBERTA)  # whose encoder keeps all hidden states
+        assert len(packed) == 1
         kept = batch["attention_mask"].bool()
         torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
         count = len(packed)
         recorded = model.forward(**batch, output_hidden_states=True)
         assert len(packed) == count
         torch.testing.assert_close(recorded.hidden_states[-1], expected, **TOLERANCE)
+        assert {len(states) for states in recorded.hidden_states} == {len(expected)}
+        if family in DEBERTA:  # whose encoder returns all hidden states to whoever calls it
+            states = model.encoder(
+                model.embeddings(batch["input_ids"], mask=batch["attention_mask"]), batch["attention_mask"]
+            )
+            assert len(packed) == count and states[0].shape == expected.shape
         pairs = batch["attention_mask"].bool()[:, None] & torch.ones(12, 12, dtype=torch.bool).tril()
         if family not in DEBERTA:
             given = batch | {"attention_mask": pairs[:, None]}

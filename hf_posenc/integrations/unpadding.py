@@ -8,7 +8,7 @@ change places: each call looks at the encoder as it is.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -303,22 +303,26 @@ def _head_reads_padding(model: PreTrainedModel) -> bool:
     Its `forward` may have been called past its hooks, and nobody but the head knows its labels then: they are looked up where it
     calls its base model from.
     """
+    for caller, arguments in _calling_forwards():
+        if isinstance(caller, PreTrainedModel) and caller is not model and caller.base_model is model:
+            return loss_reads_padding(ModelInputs(arguments, arguments.get(_receives(type(caller)).mask)))
+    return False
+
+
+def _calling_forwards() -> Iterator[tuple[object, dict]]:
+    """The modules whose `forward` this is called from, the innermost first, and what each has by which name."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "forward":
-            arguments = frame.f_locals
-            head = arguments.get("self")
-            if isinstance(head, PreTrainedModel) and head is not model and head.base_model is model:
-                mask = arguments.get(_receives(type(head)).mask)
-                return loss_reads_padding(ModelInputs(arguments, mask))
+            yield frame.f_locals.get("self"), frame.f_locals
         frame = frame.f_back
-    return False
 
 
 class DirectCall:
     """Hook of an encoder whose model's `forward` was called directly, as sentence-transformers does.
 
-    It knows the mask of pairs that the model has made, and not what the model was called with.
+    It knows the mask of pairs that the model has made, and not what the model was called with. DeBERTa's model hands its mask on, and
+    asks for all hidden states whether it was asked or not.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -328,11 +332,17 @@ class DirectCall:
         if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
             return
         inputs, states, packing = _inputs(encoder, args, kwargs), _states(encoder, args, kwargs), None
-        mask = _mask_of_keys(inputs.attention_mask, states)
+        mask, asked = _mask_of_keys(inputs.attention_mask, states), {}
+        if (family := _family_of(self.model)) in (DEBERTA, DEBERTA_V2):
+            caller, arguments = next(_calling_forwards(), (None, {}))
+            if caller is not self.model:  # the encoder was called by itself
+                return
+            mask = inputs.attention_mask
+            asked = {name: arguments.get(name) for name in ("output_hidden_states", "output_attentions")}
         # What records outputs is a dictionary of them.
-        if not output_capturing._active_collector.get() and _may_pack(self.model, _family_of(self.model), mask):
-            as_called = {**inputs.arguments, "inputs_embeds": states}
-            heads = _heads_of(self.model, _family_of(self.model))
+        if not output_capturing._active_collector.get() and _may_pack(self.model, family, mask):
+            as_called = {**inputs.arguments, **asked, "inputs_embeds": states}
+            heads = _heads_of(self.model, family)
             packing = packing_of(self.model.config, encoder, heads, ModelInputs(as_called, mask, inputs.cache))
         _current.set(None if packing is None else Call(packing, None, is_direct=True))
 
