@@ -520,6 +520,61 @@ class TestStock:
         torch.testing.assert_close(trained(model, batch)[0], expected[0], atol=0, rtol=0)
         assert len(packed) == 1
 
+    @cross(family=STOCK, backend=["eager", "sdpa"], path=PATHS, rest=SLOW)
+    def test_sequences_of_similar_length_attend_together(self, family, backend, path, packed, monkeypatch):
+        """As in variants; DeBERTa's and MPNet's terms are shared by all groups, whichever backend is asked for."""
+        batch = padded("right", family, batch=6, length=40)
+        for row, length in enumerate((40, 9, 33, 12, 3, 21)):
+            batch["attention_mask"][row, length:] = 0
+            batch["attention_mask"][row, :length] = 1
+        model = stock(family)
+        expected = trained(model, batch)
+        if path == "blocks":
+            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
+        hf_posenc.unpad(model)
+        if family in DEBERTA or family == "mpnet":
+            hf_posenc.set_attn_implementation(model, backend)
+        else:
+            model.set_attn_implementation(backend)
+        assert_same(trained(model, batch), expected, batch)
+        assert [len(one.groups) for one in packed] == [5]  # 40 and 33 share one
+
+    @stock_families
+    def test_a_self_attention_that_somebody_has_changed_computes_padding(self, family, packed, monkeypatch):
+        batch, model = padded("right", family), stock(family)
+        hf_posenc.unpad(model)
+        model(**batch)
+        assert packed
+        found = unpadding._family_of(model)
+        attention = found.self_attention_of(found.layers_of(found.encoder_of(model))[0])
+        forward, seen = attention.forward, []
+        for owner, value in (
+            (attention, lambda *args, **kwargs: seen.append(1) or forward(*args, **kwargs)),
+            (type(attention), lambda self, *args, **kwargs: seen.append(1) or forward.__func__(self, *args, **kwargs)),
+        ):
+            packed.clear()
+            seen.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, "forward", value)
+                model(**batch)
+            assert seen and not packed
+
+    @stock_families
+    def test_without_the_plugin_padding_is_computed(self, family, packed):
+        batch, model = padded("right", family), stock(family)
+        with torch.no_grad():
+            expected = model(**batch)[0]
+            hf_posenc.unpad(model)
+            model(**batch)
+            packed.clear()
+            hf_posenc.uninstall()
+            try:
+                assert torch.equal(model(**batch)[0], expected) and not packed
+            finally:
+                hf_posenc.install()
+            model(**batch)
+        assert len(packed) == 1
+
     @stock_families
     def test_copies_and_pickles_have_it_and_nothing_is_saved(self, family, packed, tmp_path):
         model, batch = stock(family), padded("right", family)
@@ -621,13 +676,19 @@ class TestStock:
         expected = model.forward(**batch)[0]
         hf_posenc.unpad(model)
         found = model.forward(**batch)[0]
-        assert len(packed) == (family not in DEBERTA)  # whose encoder keeps all hidden states
+        assert len(packed) == 1
         kept = batch["attention_mask"].bool()
         torch.testing.assert_close(found[kept], expected[kept], **TOLERANCE)
         count = len(packed)
         recorded = model.forward(**batch, output_hidden_states=True)
         assert len(packed) == count
         torch.testing.assert_close(recorded.hidden_states[-1], expected, **TOLERANCE)
+        assert {len(states) for states in recorded.hidden_states} == {len(expected)}
+        if family in DEBERTA:  # whose encoder returns all hidden states to whoever calls it
+            states = model.encoder(
+                model.embeddings(batch["input_ids"], mask=batch["attention_mask"]), batch["attention_mask"]
+            )
+            assert len(packed) == count and states[0].shape == expected.shape
         pairs = batch["attention_mask"].bool()[:, None] & torch.ones(12, 12, dtype=torch.bool).tril()
         if family not in DEBERTA:
             given = batch | {"attention_mask": pairs[:, None]}

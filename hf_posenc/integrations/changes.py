@@ -8,6 +8,8 @@ from ..modeling.stock_interface import tells_versions
 
 
 MISSING = object()
+# Attribute of PreTrainedModel: what is installed, found there by other copies of this package as well.
+INSTALLED = "_hf_posenc"
 
 
 class Changes:
@@ -102,7 +104,8 @@ def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> N
 
     @functools.wraps(getattr(owner, name))
     def hook(self, *args, **kwargs):
-        original = find(type(self)).__get__(self)
+        # A partial function and no bound method, which torch.compile would look up again by its name.
+        original = functools.partial(find(type(self)), self)
         return method(original, self, *args, **kwargs) if changes.active else original(*args, **kwargs)
 
     changes.set_attribute(owner, name, tells_versions(hook))

@@ -38,13 +38,10 @@ from ..registration import provide_schemes, trusting_code
 from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
 from . import stock_attention
-from .changes import Changes, finder, hook_class_method
+from .changes import INSTALLED, Changes, finder, hook_class_method
 
 
 logger = logging.get_logger(__name__)
-
-# Attribute of PreTrainedModel: what is installed, found there by other copies of this package as well.
-INSTALLED = "_hf_posenc"
 
 
 def _asks_for_variant(config: PreTrainedConfig) -> bool:

@@ -1,15 +1,14 @@
 """Stock models that leave padding out, asked for by name: [`unpad`].
 
 Variants know packed states themselves. Stock models get hooks, which keep their classes and their code: the first layer that
-runs is given packed states, and what the encoder returns is unpacked. Self-attentions are written for (batch, length, hidden),
-so what they are given is unpacked, and what they return is packed again; in between, their projections work on packed states,
-each unpacking its output, so that an adapter around them (LoRA) meets padded states on either side. Layers may come, go and
+runs is given packed states, and what the encoder returns is padded again. In between, the `forward` of a stock self-attention, hooked in
+its class from the first `unpad` on, computes packed states as variants do: group by group of sequences of similar length. Layers may come, go and
 change places: each call looks at the encoder as it is.
 """
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -18,12 +17,14 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
+from ..modeling.attention import attend_without_terms, split_heads
 from ..modeling.blockwise import allowed
 from ..modeling.family import Family
 from ..modeling.modeling_posenc import PosencPreTrainedModel
 from ..modeling.packing import Packing, loss_reads_padding, packing_of
 from ..modeling.scheme import is_traced
 from ..modeling.stock_interface import ModelInputs, Receives
+from .changes import INSTALLED, Changes, hook_method
 
 
 logger = logging.get_logger(__name__)
@@ -40,8 +41,6 @@ class Call:
 
     Attributes:
         in_layers: layers run on packed states by now.
-        packed, padded: what the self-attention that runs was given, in both forms; `packed` becomes what its output
-            projection is given, where it has one.
         around: the call that this one is a part of.
         is_direct: it was the model's `forward` that was called, past the hooks of the model.
     """
@@ -50,8 +49,6 @@ class Call:
     around: "Call | None"
     is_direct: bool = False
     in_layers: bool = False
-    packed: torch.Tensor | None = None
-    padded: torch.Tensor | None = None
 
 
 _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
@@ -59,6 +56,18 @@ _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 def _call() -> Call | None:
     return None if is_traced() else _current.get()
+
+
+def current_packing() -> Packing | None:
+    """The packing of the call of a stock base model that runs, if it leaves padding out."""
+    call = _call()
+    return None if call is None else call.packing
+
+
+def packing_of_states() -> Packing | None:
+    """The same within its layers, whose states are packed."""
+    call = _call()
+    return call.packing if call is not None and call.in_layers else None
 
 
 @functools.cache
@@ -180,27 +189,76 @@ def _hook_encoder(model: PreTrainedModel, family: Family) -> bool:
 
 
 def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
-    """Hook the layers, and their self-attentions, that are not hooked; False if one is not like the family's own."""
+    """Hook the layers that are not hooked; False if one has a self-attention that does not know packed states."""
     for layer in layers:
         try:
             attention = family.self_attention_of(layer)
-            projections = [
-                getattr(attention, name) for name in dict.fromkeys((family.query, family.key, family.value))
-            ]
-            output = [] if family.output is None else [getattr(attention, family.output)]
         except AttributeError:
+            return False
+        if not _takes_packed_states(attention):
             return False
         if not _has_hook(layer, _unpad_layer_input):
             layer.register_forward_pre_hook(_unpad_layer_input, with_kwargs=True)
-        if _has_hook(attention, _pad_for_attention):
-            continue
-        attention.register_forward_pre_hook(_pad_for_attention, with_kwargs=True)
-        attention.register_forward_hook(_unpad_after_attention)
-        for given, modules in ((_give_packed, projections), (_give_packed_output, output)):
-            for projection in modules:
-                projection.register_forward_pre_hook(given)
-                projection.register_forward_hook(_pad_projected)
     return True
+
+
+# Self-attentions of transformers that compute packed states: what hooked them, and the hook.
+_hooked: dict[type[nn.Module], tuple[Changes, Callable]] = {}
+
+
+def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
+    """Note that the `forward` of a stock self-attention, as it is now, computes packed states where [`packing_of_states`] has a packing."""
+    _hooked[cls] = changes, cls.forward
+
+
+@functools.cache
+def _self_attentions() -> dict[type[nn.Module], tuple[Family, Callable]]:
+    """The stock self-attentions of the families with variants: family, and eager attention function."""
+    from ..registry import VARIANT_MODELS
+
+    parts = {variant.position_classes for variant in VARIANT_MODELS.values()}
+    stock = (
+        next(cls for cls in part.self_attention.__mro__ if cls.__module__.startswith("transformers."))
+        for part in parts
+    )
+    return {cls: (part.family, part.eager) for cls, part in zip(stock, parts)}
+
+
+def _takes_packed_states(attention: nn.Module) -> bool:
+    """Whether a self-attention computes packed states: one of transformers' own, in which nobody has changed `forward`."""
+    changes = vars(PreTrainedModel).get(INSTALLED)
+    own = _self_attentions()
+    cls = next((cls for cls in type(attention).__mro__ if cls in own or cls in _hooked), None)
+    if changes is None or cls is None or "forward" in vars(attention):
+        return False
+    if _hooked.get(cls, (None,))[0] is not changes:
+        if cls not in own or not cls.forward.__module__.startswith("transformers."):
+            return False
+        hook_method(changes, cls, "forward", functools.partial(_attend_packed, *own[cls]))
+        note_hooked(changes, cls)
+    return type(attention).forward is _hooked[cls][1]
+
+
+def _attend_packed(
+    family: Family, eager: Callable, original: Callable, attention: nn.Module, *args, **kwargs
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`forward` of a stock self-attention: of packed states, (1, tokens, hidden), by the backend that its config names."""
+    if (packing := packing_of_states()) is None:
+        return original(*args, **kwargs)
+    states, heads = _states(attention, args, kwargs), getattr(attention, family.heads_count)
+    query, key, value = (
+        split_heads(getattr(attention, name)(states), heads) for name in (family.query, family.key, family.value)
+    )
+    dropout = attention.dropout.p if attention.training else 0.0
+
+    def attend(query, key, value, terms, mask):
+        states, settings = (query, key, value), {"dropout": dropout, "scaling": attention.scaling}
+        return attend_without_terms(
+            attention, attention.config._attn_implementation, eager, *states, mask, **settings
+        )[0]
+
+    output = packing.attend(attend, (query, key, value))
+    return (output if family.output is None else getattr(attention, family.output)(output)), None
 
 
 def remove_hooks(model: nn.Module) -> None:
@@ -235,7 +293,7 @@ def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
     elif _head_reads_padding(model):
         logger.debug("padding is computed: the loss reads what stands at padding")
     else:
-        packing = packing_of(model.config, family.encoder_of(model), None, inputs)
+        packing = packing_of(model.config, family.encoder_of(model), _heads_of(model, family), inputs)
     _current.set(Call(packing, _current.get()))
 
 
@@ -245,22 +303,26 @@ def _head_reads_padding(model: PreTrainedModel) -> bool:
     Its `forward` may have been called past its hooks, and nobody but the head knows its labels then: they are looked up where it
     calls its base model from.
     """
+    for caller, arguments in _calling_forwards():
+        if isinstance(caller, PreTrainedModel) and caller is not model and caller.base_model is model:
+            return loss_reads_padding(ModelInputs(arguments, arguments.get(_receives(type(caller)).mask)))
+    return False
+
+
+def _calling_forwards() -> Iterator[tuple[object, dict]]:
+    """The modules whose `forward` this is called from, the innermost first, and what each has by which name."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "forward":
-            arguments = frame.f_locals
-            head = arguments.get("self")
-            if isinstance(head, PreTrainedModel) and head is not model and head.base_model is model:
-                mask = arguments.get(_receives(type(head)).mask)
-                return loss_reads_padding(ModelInputs(arguments, mask))
+            yield frame.f_locals.get("self"), frame.f_locals
         frame = frame.f_back
-    return False
 
 
 class DirectCall:
     """Hook of an encoder whose model's `forward` was called directly, as sentence-transformers does.
 
-    It knows the mask of pairs that the model has made, and not what the model was called with.
+    It knows the mask of pairs that the model has made, and not what the model was called with. DeBERTa's model hands its mask on, and
+    asks for all hidden states whether it was asked or not.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -270,11 +332,18 @@ class DirectCall:
         if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
             return
         inputs, states, packing = _inputs(encoder, args, kwargs), _states(encoder, args, kwargs), None
-        mask = _mask_of_keys(inputs.attention_mask, states)
+        mask, asked = _mask_of_keys(inputs.attention_mask, states), {}
+        if (family := _family_of(self.model)) in (DEBERTA, DEBERTA_V2):
+            caller, arguments = next(_calling_forwards(), (None, {}))
+            if caller is not self.model:  # the encoder was called by itself
+                return
+            mask = inputs.attention_mask
+            asked = {name: arguments.get(name) for name in ("output_hidden_states", "output_attentions")}
         # What records outputs is a dictionary of them.
-        if not output_capturing._active_collector.get() and _may_pack(self.model, _family_of(self.model), mask):
-            as_called = {**inputs.arguments, "inputs_embeds": states}
-            packing = packing_of(self.model.config, encoder, None, ModelInputs(as_called, mask, inputs.cache))
+        if not output_capturing._active_collector.get() and _may_pack(self.model, family, mask):
+            as_called = {**inputs.arguments, **asked, "inputs_embeds": states}
+            heads = _heads_of(self.model, family)
+            packing = packing_of(self.model.config, encoder, heads, ModelInputs(as_called, mask, inputs.cache))
         _current.set(None if packing is None else Call(packing, None, is_direct=True))
 
 
@@ -303,7 +372,12 @@ def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None)
     # Padding asks for itself there, a convolution reads neighbours, and a second pass over the last layer reads the one
     # before.
     starts_with_token = mask.dim() == 2 and bool(mask[:, 0].all())
-    return starts_with_token and getattr(model.encoder, "conv", None) is None and model.z_steps <= 1
+    has_eager_options = getattr(model.config, "talking_head", False) or model.z_steps > 1
+    return starts_with_token and getattr(model.encoder, "conv", None) is None and not has_eager_options
+
+
+def _heads_of(model: PreTrainedModel, family: Family) -> int:
+    return family.setting(model.config, "num_attention_heads")
 
 
 def _end(model: PreTrainedModel, args: tuple, output) -> None:
@@ -323,13 +397,8 @@ def _with_states(module: nn.Module, args: tuple, kwargs: dict, states: torch.Ten
     return args, {**kwargs, _receives(type(module)).names[0]: states}
 
 
-def _packing() -> Packing | None:
-    call = _call()
-    return None if call is None else call.packing
-
-
 def _unpad_layer_input(layer: nn.Module, args: tuple, kwargs: dict):
-    if (packing := _packing()) is None or _call().in_layers:
+    if (packing := current_packing()) is None or _call().in_layers:
         return None
     states = _states(layer, args, kwargs)
     if states.shape[:2] != packing.shape:  # one sequence at several positions
@@ -340,7 +409,7 @@ def _unpad_layer_input(layer: nn.Module, args: tuple, kwargs: dict):
 
 
 def _pad_output(encoder: nn.Module, args: tuple, output):
-    if (packing := _packing()) is None or not _call().in_layers:
+    if (packing := current_packing()) is None or not _call().in_layers:
         return None
     _call().in_layers = False
     packed = output if isinstance(output, torch.Tensor) else output[0]
@@ -357,41 +426,3 @@ def _pad_output(encoder: nn.Module, args: tuple, output):
             output[name] = replace(value)
         return output
     return replace(output)
-
-
-def _pad_for_attention(attention: nn.Module, args: tuple, kwargs: dict):
-    if (packing := _packing()) is not None:
-        call = _call()
-        call.packed = _states(attention, args, kwargs)
-        call.padded = packing.pad_with_tokens(call.packed)
-        return _with_states(attention, args, kwargs, call.padded)
-
-
-def _unpad_after_attention(attention: nn.Module, args: tuple, output):
-    if (packing := _packing()) is not None:
-        call = _call()
-        call.packed = call.padded = None
-        return (
-            packing.unpad_input(output)
-            if isinstance(output, torch.Tensor)
-            else (packing.unpad_input(output[0]), *output[1:])
-        )
-
-
-def _give_packed(projection: nn.Module, args: tuple):
-    call = _call()
-    if call is not None and call.padded is not None and args[0] is call.padded:
-        return (call.packed,)
-
-
-def _pad_projected(projection: nn.Module, args: tuple, output: torch.Tensor):
-    call = _call()
-    if call is not None and call.packed is not None and args[0] is call.packed:
-        return call.packing.pad_with_tokens(output)
-
-
-def _give_packed_output(projection: nn.Module, args: tuple):
-    if (packing := _packing()) is not None:
-        call = _call()
-        call.packed = packing.unpad_input(args[0])
-        return (call.packed,)

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -343,6 +343,30 @@ def flex_position_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
+def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
+    """(..., length, heads · head_dim) -> (..., heads, length, head_dim)."""
+    return projected.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+
+def attend_without_terms(
+    module: nn.Module,
+    implementation: str,
+    stock_eager: Callable,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    **settings: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The attention function of transformers that a backend's name stands for; a boolean mask goes with each."""
+    if implementation == "eager" and isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
+        # Stock's function would add it as numbers.
+        lowest = torch.finfo(query.dtype).min
+        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, stock_eager)
+    return attend(module, query, key, value, attention_mask, **settings)
+
+
 class PositionSelfAttention:
     """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
 
@@ -467,7 +491,11 @@ class PositionSelfAttention:
         if packing is None:
             output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
         else:
-            output, weights = self._attend_by_group(packing, content_query, key, value, query, terms, kwargs), None
+
+            def attend(content_query, key, value, query, terms, mask):
+                return self._attend(content_query, key, value, mask, query, terms, {**kwargs})[0]
+
+            output, weights = packing.attend(attend, (content_query, key, value, query), terms), None
         if _is_exporting():
             # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
             # (ONNX) leaves another, and the view below would not fit it.
@@ -477,17 +505,6 @@ class PositionSelfAttention:
             output = getattr(self, self.family.output)(output)
         return output, weights
 
-    def _attend_by_group(self, packing, content_query, key, value, query, terms, kwargs) -> torch.Tensor:
-        """What packed tokens get of those of their own sequence, (tokens, hidden)."""
-        parts = [packing.by_group(states) for states in (content_query, key, value)]
-        parts.append(parts[0] if query is content_query else packing.by_group(query))
-        outputs = []
-        for group, content_query, key, value, query in zip(packing.groups, *parts):
-            own_terms = [group.term(term, packing.shape[1]) for term in terms]
-            output, _ = self._attend(content_query, key, value, group.mask, query, own_terms, {**kwargs})
-            outputs.append(group.collect(output))
-        return torch.cat(outputs)
-
     @carrying_tangents
     def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
         """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
@@ -495,14 +512,8 @@ class PositionSelfAttention:
         settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
         dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
         if not terms:
-            if implementation == "eager" and dtype == torch.bool:
-                # Stock's function would add it as numbers.
-                lowest = torch.finfo(query.dtype).min
-                attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(
-                    ~attention_mask, lowest
-                )
-            attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, self._stock_eager)
-            return attend(self, content_query, key, value, attention_mask, **settings)
+            states = content_query, key, value
+            return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
 
         if dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
             raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")

@@ -7,7 +7,7 @@ padding gets what it would get with padding, and padding itself gets zeros.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -170,11 +170,6 @@ class Packing:
         states = states.expand(self.shape[0], -1, -1)
         return states.flatten(0, 1).index_select(0, self.places)[None]
 
-    def pad_with_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        """From (1, tokens, width) to (batch, length, width), of sequences in one group; padding gets a token of its own sequence."""
-        [group] = self.groups
-        return group.pad(states[0])
-
     def pad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, tokens, width) to (batch, length, width), zeros where nothing was packed."""
         batch, length = self.shape
@@ -197,6 +192,22 @@ class Packing:
         """From (1, heads, tokens, head_dim) to (sequences, heads, length, head_dim) for each group."""
         parts = states[0].transpose(0, 1).split([group.tokens for group in self.groups])
         return [group.pad_heads(part) for group, part in zip(self.groups, parts)]
+
+    def attend(self, attend: Callable, states: Sequence[torch.Tensor], terms: Sequence[Term] = ()) -> torch.Tensor:
+        """What packed tokens get of those of their own sequence, (1, tokens, heads · head_dim).
+
+        Args:
+            attend: an attention of padded sequences: it is given those of one group, (sequences, heads, length, head_dim) for each of
+                `states`, the group's terms and mask, and returns (sequences, length, heads, head_dim).
+            states: query, key and value, (1, heads, tokens, head_dim), in the order of `attend`. The same twice is padded once.
+            terms: score terms of sequences of `shape`.
+        """
+        padded = {id(one): self.by_group(one) for one in states}
+        outputs = []
+        for place, group in enumerate(self.groups):
+            own = [group.term(term, self.shape[1]) for term in terms]
+            outputs.append(group.collect(attend(*(padded[id(one)][place] for one in states), own, group.mask)))
+        return torch.cat(outputs)[None]
 
 
 def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from torch import nn
 from ...modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
 from ...modeling.blockwise import Term, blockwise_attention
 from ...modeling.scheme import PairTerm, is_traced
+from ..unpadding import packing_of_states
 
 
 if TYPE_CHECKING:
@@ -38,9 +39,25 @@ class TokenMask(NamedTuple):
         return cls(mask, None if has_no_padding else words)
 
 
-def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
-    """(..., length, heads · head_dim) -> (..., heads, length, head_dim)."""
-    return projected.unflatten(-1, (heads, -1)).transpose(-2, -3)
+def self_attend(
+    implementation: str,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: list[Term],
+    mask,
+    scaling: float,
+    dropout: float,
+) -> torch.Tensor:
+    """[`attend`] of a self-attention, or of packed states where the model leaves padding out: (batch, length, heads · head_dim)."""
+    if (packing := packing_of_states()) is None:
+        return attend(implementation, module, query, key, value, terms, mask, scaling, dropout).flatten(2)
+
+    def attend_group(query, key, value, terms, mask):
+        return attend(implementation, module, query, key, value, terms, mask, scaling, dropout)
+
+    return packing.attend(attend_group, (query, key, value), terms)
 
 
 @carrying_tangents
@@ -67,7 +84,7 @@ def attend(
         dropout: probability with which a weight is dropped.
 
     Returns:
-        (batch, length, heads · head_dim).
+        (batch, length, heads, head_dim).
 
     Raises:
         ValueError: the mask does not fit the sequences, or FlexAttention is asked for dropout.
@@ -89,7 +106,7 @@ def attend(
         output = _attend_whole(query, key, value, terms, mask, scaling, dropout)
     if words is not None:
         output = torch.where(words[..., None, None], output, _of_padding(value, words, dropout))
-    return output.flatten(2)
+    return output
 
 
 def _attend_whole(query, key, value, terms, mask, scaling: float, dropout: float) -> torch.Tensor:

@@ -16,12 +16,14 @@ from transformers import DebertaPreTrainedModel, DebertaV2PreTrainedModel
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
+from ...modeling.attention import split_heads
 from ...modeling.caching import cached, is_plain
 from ...modeling.relative_positions import expand_to_pairs, relative_distances
 from ...modeling.scheme import RelativeTerm, is_traced
 from ...modeling.stock_interface import Receives
 from ..changes import Changes, hook_method
-from .attention import IMPLEMENTATIONS, TokenMask, attend, split_heads
+from ..unpadding import current_packing, note_hooked
+from .attention import IMPLEMENTATIONS, TokenMask, self_attend
 
 
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
@@ -86,10 +88,12 @@ def configs(module: nn.Module) -> list:
 
 
 def _implementation(encoder: nn.Module) -> str | None:
-    """The backend that an encoder's config names, None for eager."""
+    """The backend that an encoder's config names, None for eager; packed states are computed by "sdpa" in place of eager."""
     config = _config(encoder)
-    if config is None or config._attn_implementation not in IMPLEMENTATIONS:
+    if config is None:
         return None
+    if config._attn_implementation not in IMPLEMENTATIONS:
+        return None if current_packing() is None else "sdpa"
     refuse_options(config)
     return config._attn_implementation
 
@@ -165,7 +169,7 @@ def _forward(
         )
     query, key, value, scaling, terms = projections(attention, hidden_states, distances, given.get("rel_embeddings"))
     dropout = attention.dropout.p if attention.training else 0.0
-    return attend(distances.implementation, attention, query, key, value, terms, mask, scaling, dropout), None
+    return self_attend(distances.implementation, attention, query, key, value, terms, mask, scaling, dropout), None
 
 
 def _as_stock_takes_them(receives: Receives, mask, distances, length: int) -> dict:
@@ -281,3 +285,4 @@ def install(changes: Changes) -> None:
     for attention, projections in zip(SELF_ATTENTIONS, (_project_v1, _project_v2)):
         receives = Receives.of(attention.forward)
         hook_method(changes, attention, "forward", functools.partial(_forward, projections, receives))
+        note_hooked(changes, attention)

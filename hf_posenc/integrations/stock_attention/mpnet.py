@@ -12,14 +12,15 @@ import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
-from ...modeling.attention import dense_mask, score_bias
+from ...modeling.attention import dense_mask, score_bias, split_heads
 from ...modeling.blockwise import Term, allowed
 from ...modeling.modeling_posenc import PositionEncoder
 from ...modeling.relative_positions import expand_to_pairs, relative_distances
 from ...modeling.scheme import PairTerm, RelativeTerm, is_traced
 from ...modeling.stock_interface import Receives
 from ..changes import Changes, hook_method
-from .attention import IMPLEMENTATIONS, attend, split_heads
+from ..unpadding import current_packing, note_hooked, packing_of_states
+from .attention import IMPLEMENTATIONS, self_attend
 
 
 MODELS = (MPNetPreTrainedModel,)
@@ -85,6 +86,8 @@ def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tenso
 def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
     implementation = encoder.config._attn_implementation
+    if current_packing() is not None and implementation not in IMPLEMENTATIONS:
+        implementation = "sdpa"  # which computes packed states in place of eager
     if implementation not in IMPLEMENTATIONS or position_ids is not None or not _has_stock_attention(encoder):
         return original(x, position_ids, num_buckets)
     if is_traced():
@@ -115,9 +118,10 @@ def _forward(original: Callable, attention: nn.Module, hidden_states: torch.Tens
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
     scaling, terms = attention.attention_head_size**-0.5, [bias.term]
-    if isinstance(mask, torch.Tensor) and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
+    looks_for_padding = isinstance(mask, torch.Tensor) and packing_of_states() is None
+    if looks_for_padding and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
         terms, mask = _attending_evenly(query, key, terms, mask, scaling)
-    output = attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)
+    output = self_attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)
     return (attention.o(output),)
 
 
@@ -158,3 +162,4 @@ def install(changes: Changes) -> None:
     """Hook the encoder and the self-attention."""
     hook_method(changes, MPNetEncoder, "compute_position_bias", _bias)
     hook_method(changes, MPNetSelfAttention, "forward", _forward)
+    note_hooked(changes, MPNetSelfAttention)
