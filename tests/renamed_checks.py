@@ -256,14 +256,14 @@ def stock_attention():
     import hf_posenc
     from hf_posenc.integrations.stock_attention import attention
 
-    calls, attend = [], attention.attend
+    calls, attend = [], attention.self_attend
 
     def counted(*arguments):
         calls.append(arguments[0])
         return attend(*arguments)
 
     for family in hf_posenc.integrations.stock_attention.FAMILIES:
-        family.attend = counted
+        family.self_attend = counted
     for case in (*stock_models.KINDS, "own projections, few buckets", "convolution"):
         model = stock_models.build(case)
         for length in (20, 300):

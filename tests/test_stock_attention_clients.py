@@ -28,14 +28,14 @@ CLASSIFIERS = {
 @pytest.fixture
 def attended(monkeypatch):
     """The calls of this package's attention."""
-    calls, attend = [], own_attention.attend
+    calls, attend = [], own_attention.self_attend
 
     def counted(*arguments):
         calls.append(arguments[0])
         return attend(*arguments)
 
     for family in hf_posenc.integrations.stock_attention.FAMILIES:
-        monkeypatch.setattr(family, "attend", counted)
+        monkeypatch.setattr(family, "self_attend", counted)
     return calls
 
 

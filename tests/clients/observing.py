@@ -64,19 +64,19 @@ def left_out(model: nn.Module) -> Iterator[list[int]]:
 def attended() -> Iterator[list[str]]:
     """The backends of stock DeBERTa and MPNet by which self-attentions are computed, call by call."""
     found, families = [], hf_posenc.integrations.stock_attention.FAMILIES
-    before = [family.attend for family in families]
+    before = [family.self_attend for family in families]
 
     def counted(implementation, *arguments):
         found.append(implementation)
         return before[0](implementation, *arguments)
 
     for family in families:
-        family.attend = counted
+        family.self_attend = counted
     try:
         yield found
     finally:
         for family, attend in zip(families, before):
-            family.attend = attend
+            family.self_attend = attend
 
 
 def difference(found, expected) -> float:
