@@ -104,8 +104,7 @@ def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> N
 
     @functools.wraps(getattr(owner, name))
     def hook(self, *args, **kwargs):
-        # A partial function and no bound method, which torch.compile would look up again by its name.
-        original = functools.partial(find(type(self)), self)
+        original = find(type(self)).__get__(self)
         return method(original, self, *args, **kwargs) if changes.active else original(*args, **kwargs)
 
     changes.set_attribute(owner, name, tells_versions(hook))

@@ -23,8 +23,8 @@ from ..modeling.family import Family
 from ..modeling.modeling_posenc import PosencPreTrainedModel
 from ..modeling.packing import Packing, loss_reads_padding, packing_of
 from ..modeling.scheme import is_traced
-from ..modeling.stock_interface import ModelInputs, Receives
-from .changes import INSTALLED, Changes, hook_method
+from ..modeling.stock_interface import ModelInputs, Receives, tells_versions
+from .changes import INSTALLED, Changes
 
 
 logger = logging.get_logger(__name__)
@@ -234,22 +234,34 @@ def _takes_packed_states(attention: nn.Module) -> bool:
     if _hooked.get(cls, (None,))[0] is not changes:
         if cls not in own or not cls.forward.__module__.startswith("transformers."):
             return False
-        hook_method(changes, cls, "forward", functools.partial(_attend_packed, *own[cls]))
-        note_hooked(changes, cls)
+        _hook_self_attention(changes, cls, *own[cls])
     return type(attention).forward is _hooked[cls][1]
 
 
+def _hook_self_attention(changes: Changes, cls: type[nn.Module], family: Family, eager: Callable) -> None:
+    """Have a stock self-attention compute packed states, (1, tokens, hidden), by the backend that its config names."""
+    stock = cls.forward
+
+    # What it found is called as a function: as a bound method, torch.compile would look it up again by its name.
+    @functools.wraps(stock)
+    def forward(self, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        packing = packing_of_states() if changes.active else None
+        if packing is None:
+            return stock(self, *args, **kwargs)
+        return _attend_packed(self, _states(self, args, kwargs), packing, family, eager), None
+
+    changes.set_attribute(cls, "forward", tells_versions(forward))
+    note_hooked(changes, cls)
+
+
 def _attend_packed(
-    family: Family, eager: Callable, original: Callable, attention: nn.Module, *args, **kwargs
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """`forward` of a stock self-attention: of packed states, (1, tokens, hidden), by the backend that its config names."""
-    if (packing := packing_of_states()) is None:
-        return original(*args, **kwargs)
-    states, heads = _states(attention, args, kwargs), getattr(attention, family.heads_count)
+    attention: nn.Module, states: torch.Tensor, packing: Packing, family: Family, eager: Callable
+) -> torch.Tensor:
+    """What a stock self-attention returns for packed states, (1, tokens, hidden)."""
+    heads, dropout = getattr(attention, family.heads_count), attention.dropout.p if attention.training else 0.0
     query, key, value = (
         split_heads(getattr(attention, name)(states), heads) for name in (family.query, family.key, family.value)
     )
-    dropout = attention.dropout.p if attention.training else 0.0
 
     def attend(query, key, value, terms, mask):
         states, settings = (query, key, value), {"dropout": dropout, "scaling": attention.scaling}
@@ -258,7 +270,7 @@ def _attend_packed(
         )[0]
 
     output = packing.attend(attend, (query, key, value))
-    return (output if family.output is None else getattr(attention, family.output)(output)), None
+    return output if family.output is None else getattr(attention, family.output)(output)
 
 
 def remove_hooks(model: nn.Module) -> None:
