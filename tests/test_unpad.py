@@ -701,6 +701,16 @@ class TestStock:
                 model.forward(**given)
             assert len(packed) == count
 
+    @pytest.mark.parametrize("kind", [torch.bool, torch.long])
+    def test_eager_adds_a_mask_of_pairs_as_the_numbers_it_is(self, kind, packed):
+        """One that is no floating point masks nothing in stock's eager attention, and so does it where `forward` is called directly."""
+        model, batch = stock("bert"), padded("right")
+        model.set_attn_implementation("eager")
+        given = {**batch, "attention_mask": batch["attention_mask"][:, None, None].to(kind)}
+        expected = model.forward(**given)[0]
+        hf_posenc.unpad(model)
+        assert torch.equal(model.forward(**given)[0], expected) and not packed
+
     @SLOW
     def test_sentence_transformers(self, minilm, packed):
         from sentence_transformers import CrossEncoder, SentenceTransformer

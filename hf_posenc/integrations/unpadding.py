@@ -344,7 +344,7 @@ class DirectCall:
         if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
             return
         inputs, states, packing = _inputs(encoder, args, kwargs), _states(encoder, args, kwargs), None
-        mask, asked = _mask_of_keys(inputs.attention_mask, states), {}
+        mask, asked = _mask_of_keys(inputs.attention_mask, states, self.model.config._attn_implementation), {}
         if (family := _family_of(self.model)) in (DEBERTA, DEBERTA_V2):
             caller, arguments = next(_calling_forwards(), (None, {}))
             if caller is not self.model:  # the encoder was called by itself
@@ -364,8 +364,10 @@ def _end_direct(encoder: nn.Module, args: tuple, output) -> None:
         _current.set(None)
 
 
-def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor | None:
+def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementation: str) -> torch.Tensor | None:
     """The mask (batch, length) that a mask of pairs was made of; None if it says more, or for other sequences."""
+    if isinstance(mask, torch.Tensor) and implementation == "eager" and not mask.is_floating_point():
+        return None  # stock adds it to the scores, as numbers
     if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
         return None
     mask = allowed(mask)

@@ -319,6 +319,10 @@ def autocast_case(model, reference, args, arguments, kept):
         each.float()
     arguments = {k: v.float() if torch.is_tensor(v) and v.dtype == torch.float64 else v for k, v in arguments.items()}
     with torch.autocast("cpu", torch.bfloat16):
+        _, error = outcome(lambda: reference(*args, **arguments))
+        if "without overflow" in str(error):
+            note("stock DeBERTa's eager attention has no bfloat16")
+            return
         check_same(model, reference, arguments, kept, False, 0, tolerance=0.15, args=args)
 
 
@@ -435,7 +439,9 @@ def attack_stock_unpad(rng: random.Random) -> None:
         kept = (
             mask.bool()
         )  # the encoder cannot tell masks of keys, which it gets as masks of pairs, from those of tokens
-    check_same(model, reference, arguments, kept, with_gradients, grad_seed)
+    # Packed, DeBERTa's eager attention is computed by sdpa, which does not round its scale to float32 as stock does.
+    tolerance = 1e-5 if family in DEBERTAS else TOLERANCE
+    check_same(model, reference, arguments, kept, with_gradients, grad_seed, tolerance)
     note("packed" if spy.done() else "not packed")
 
 
