@@ -7,8 +7,8 @@
 
 `punctuation` fine-tunes a checkpoint (the packaged MiniLM unless another is named) to restore the punctuation of a text;
 `masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
-lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas;
-`position_learning_rate` may be one of them. `--position_learning_rates` tries several for `--rate_steps` on a part of the
+lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas, lists and
+objects as JSON ('deberta:position_attention_types=["c2p","p2c","p2p"]'); `position_learning_rate` may be one of them. `--position_learning_rates` tries several for `--rate_steps` on a part of the
 training text, which nothing is fine-tuned on meanwhile, and all seeds then have the best. `--conversion_steps` converts the
 checkpoint to each scheme first, on all of the training text.
 
@@ -74,7 +74,9 @@ class CompareArguments:
     task: Literal["punctuation", "masked_lm"] = field(default="punctuation", metadata={"help": "What is learned."})
     schemes: list[str] = field(
         default_factory=lambda: list(SCHEMES),
-        metadata={"help": "Schemes, each with flags of its own if wanted: 'name:flag=value,flag=value'."},
+        metadata={
+            "help": "Schemes, each with flags of its own if wanted: 'name:flag=value,flag=value', values as JSON."
+        },
     )
     scheme_file: list[str] | None = field(default=None, metadata=SCHEME_FILE)
     seeds: list[int] = field(default_factory=lambda: [42, 43, 44], metadata={"help": "A run for each."})
@@ -181,21 +183,32 @@ class Candidate:
 
 
 def parse_overrides(written: str) -> dict[str, Any]:
-    """`key=value,key=value` as a dictionary; values are JSON, or else strings.
+    """`key=value,key=value` as a dictionary; values are JSON, with commas of its own, or else strings without any.
 
     Raises:
-        ValueError: an item has no `=`.
+        ValueError: an item has no `=`, or begins as a list, an object or a quoted string of JSON and is none.
     """
     overrides = {}
-    for item in filter(None, written.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"{item!r} should have the form key=value")
-        try:
-            overrides[key.strip()] = json.loads(value)
-        except json.JSONDecodeError:
-            overrides[key.strip()] = value
+    while written := written.lstrip(", "):
+        key, equals, written = written.partition("=")
+        if not equals or "," in key:
+            raise ValueError(f"{key.partition(',')[0]!r} should have the form key=value")
+        overrides[key.strip()], written = first_value(written.lstrip())
     return overrides
+
+
+def first_value(written: str) -> tuple[Any, str]:
+    """The value that a text begins with, and what follows it from the next comma on."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(written)
+        if not written[end:].strip() or written[end:].lstrip().startswith(","):
+            return value, written[end:]
+    except json.JSONDecodeError:
+        pass
+    if written.startswith(("[", "{", '"')):
+        raise ValueError(f"{written!r} does not begin with a value of JSON: strings inside of it need double quotes")
+    word, comma, rest = written.partition(",")
+    return word.strip(), comma + rest
 
 
 @dataclass

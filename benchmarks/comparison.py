@@ -67,7 +67,8 @@ PARTS = {
     # Here tables do not start at zero. A step takes as long as without conversion.
     "converted": {
         **PUNCTUATION,
-        "schemes": [scheme for scheme in SCHEMES if scheme != "absolute"],  # which the checkpoint has
+        # All but what the checkpoint has, and the sinusoids that conversion can fit.
+        "schemes": [*(scheme for scheme in SCHEMES if scheme != "absolute"), "sinusoidal:position_combine=concat"],
         "conversion_steps": 200,
         "cost_rounds": 0,
         "position_learning_rates": ["0.0005", "0.01"],

@@ -44,7 +44,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "relative": {"position_scheme": "relative"},
     "relative_key": {"position_scheme": "relative_key"},
     "relative_key_query": {"position_scheme": "relative_key_query"},
-    "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat", "position_base": 50.0},
+    "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat"},
     "tupe": {"position_scheme": "tupe", "learning_rate": 3e-4},
     "rope": {"position_scheme": "rope"},
     "alibi": {"position_scheme": "alibi"},

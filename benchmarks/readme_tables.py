@@ -78,24 +78,31 @@ def deviations_above(own: list[float], baseline: list[float]) -> float:
 
 
 def chosen_rate(runs: list[dict[str, Any]]) -> str:
-    """The position learning rate that all seeds have; nothing where none was chosen, as for a single number."""
+    """The position learning rate that all seeds have; nothing where none was chosen, as for a single number and for matrices."""
     [rate] = {run["position_learning_rate"] for run in runs}
-    return f"{rate:g}" if runs[0]["position_parameters"] > 1 else ""
+    return f"{rate:g}" if runs[0]["position_parameters"] > 1 and "position_combine" not in runs[0]["scheme"] else ""
+
+
+def named(scheme: str) -> str:
+    """A scheme as tables call it, its flags in words."""
+    name, colon, flags = scheme.partition(":")
+    return f"{name}, {comparison.COMBINED[colon + flags]}" if flags else name
 
 
 def quality_table(punctuation: Runs, converted: Runs) -> str:
-    """A row per scheme: F1 on punctuation and how far above `none`, then the same where the checkpoint was converted first."""
+    """A row per scheme, those with flags where they were converted: F1 on punctuation and how far above `none`, then the same
+    where the checkpoint was converted first."""
     baseline = values(punctuation["none"], "64", "f1")
     rows = []
     for scheme, runs in punctuation.items():
-        if ":" in scheme:
+        if ":" in scheme and scheme not in converted:
             continue
         f1 = values(runs, "64", "f1")
         above = "" if scheme == "none" else f"{deviations_above(f1, baseline):.1f}"
         distilled = converted.get(scheme, [])
         first = [written(values(distilled, length, "f1")) for length in ("64", "256")]
         own = [written(f1), written(values(runs, "256", "f1")), chosen_rate(runs), above]
-        rows.append((statistics.fmean(f1), [scheme, *own, *first, chosen_rate(distilled) if distilled else ""]))
+        rows.append((statistics.fmean(f1), [named(scheme), *own, *first, chosen_rate(distilled) if distilled else ""]))
     columns = ["scheme", "punctuation: F1 at 64", "at 256", "rate", "above none"]
     columns += ["converted first: F1 at 64", "at 256", "rate"]
     return as_markdown(columns, [row for _, row in sorted(rows, key=lambda row: -row[0])])
@@ -187,10 +194,10 @@ def _tokens(shape: str) -> tuple[int, int]:
     return batch > 1, batch * length
 
 
-def fast_attention() -> dict[str, dict[str, float]]:
-    """Of DeBERTa-v3, forward: times as fast as eager, by shape, then by contestant."""
+def fast_attention(family: str = "DeBERTa-v3") -> dict[str, dict[str, float]]:
+    """Of a family, forward: times as fast as eager, by shape, then by contestant."""
     entries = results_of("stock_attention")
-    chosen = (entry for entry in entries if (entry["family"], entry["mode"]) == ("DeBERTa-v3", "forward"))
+    chosen = (entry for entry in entries if (entry["family"], entry["mode"]) == (family, "forward"))
     return {entry["shape"]: entry["speed"] for entry in chosen}
 
 
@@ -255,7 +262,7 @@ def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
     punctuation, converted, longer, scratch = map(read_part, comparison.PARTS)
     cola = {row[0]: row[2] for row in cells(cola_table())}
-    speed, fast = padding(), fast_attention()
+    speed, fast, mpnet = padding(), fast_attention(), fast_attention("MPNet")
     moved = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))["models"]["MiniLM"]
 
     def f1(scheme: str, length: int = 64, runs: Runs = punctuation) -> str:
@@ -269,45 +276,57 @@ def figures() -> dict[str, list[str]]:
     def loss(scheme: str, length: int) -> str:
         return written(values(scratch[scheme], str(length), "masked_loss"))
 
-    def times(batches: str, mode: str, model: str = "absolute") -> str:
-        return f"{speed[f'{batches}, 32, random', mode][model]:.1f}"
+    def times(batches: str, mode: str, model: str = "absolute", order: str = "random") -> str:
+        return f"{speed[f'{batches}, 32, {order}', mode][model]:.1f}"
 
-    cosine = converted_cosine()
-    found = {one["method"]: one["ndcg"] for one in long_scores("passkey", 2048)}
+    cosine, kept = (converted_to_t5(figure) for figure in ("token_cosine", "neighbours_kept"))
+    by_key = {one["method"]: one for one in long_scores("passkey", 2048)}
+    found = {method: one["ndcg"] for method, one in by_key.items()}
+    chunks = f"{by_key['best chunk']['vectors']:.0f}"
+    articles = {one["method"]: one["ndcg"] for one in long_scores("articles", 2048)}
     texts = ("CoLA", "SST-2", "WikiText-2")
     forward, training = ([times(batches, mode) for batches in texts] for mode in ("forward", "training"))
     shares = [speed[f"{batches}, 32, random", "forward"]["padding"] for batches in texts]
+    in_order = [times(batches, "forward", order="sorted") for batches in texts]
+    shares_in_order = [speed[f"{batches}, 32, sorted", "forward"]["padding"] for batches in texts]
     mean_row, directions = smoothness_of_the_table()
+    [one_text] = {f"{speeds['hf_posenc']:.1f}" for shape, speeds in mpnet.items() if shape.startswith("1x")}
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         "README.md": [
-            f"a cosine of {cosine} with the original's",
+            f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
             f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "
-            f"100 queries; truncated to 256 tokens, which is this model's setting in sentence-transformers, for "
-            f"{100 * found['truncated']:.0f}; as the mean of its chunks' embeddings, for {100 * found['chunk mean']:.0f}",
-            f"MiniLM has an F1 of {f1('absolute+t5', 256)} with `absolute+t5`, of {f1('deberta', 256, converted)} converted to "
-            f"`deberta` first, and of {f1('absolute', 256)} with its own positions alone (",
+            f"100 queries; the mean of its chunks' embeddings for {100 * found['chunk mean']:.0f}, the best of its {chunks} chunks, "
+            f"each with an embedding of its own, for {100 * found['best chunk']:.0f}; truncated to 256 tokens, which is this model's "
+            f"setting in sentence-transformers, for {100 * found['truncated']:.0f} (",
+            f"no better than the mean of chunks does: nDCG {articles['t5']:.3f} and {articles['chunk mean']:.3f}",
+            f"MiniLM has an F1 of {f1('absolute+t5', 256)} with `absolute+t5` and of {f1('absolute', 256)} with its own positions "
+            f"alone; of {f1('deberta', 256, converted)} converted to `deberta` first, and of {f1('absolute', 256, longer)} with its own "
+            "positions in as many steps as that takes",
             f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
             f"{fast['1x16']['hf_posenc']:.1f} times",
+            f"{one_text} times as fast with one text of 16 to 512 tokens, and {mpnet['8x512']['hf_posenc']:.1f} times with 8 of 512",
             "Moving a whole text by a single position moves MiniLM's vector of it by "
             + percent(moved["phase-shift"]["by_1"]),
             f"| the checkpoint's own positions | punctuation: F1 {f1('absolute')}, with `absolute+t5` {f1('absolute+t5')}, with no "
             f"positions {f1('none')}; CoLA (Matthews): {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']}. In more steps, "
             f"punctuation: {f1('absolute', 64, longer)}; converted to `deberta` first, as many in all: {f1('deberta', 64, converted)} |",
             f"| `hf-posenc convert` to `deberta` first, then a position learning rate of `{chosen_rate(converted['deberta'])}` | F1 at "
-            f"four times the length: {f1('deberta', 256, converted)}; with its own positions {f1('absolute', 256)}, and "
-            f"{f1('absolute', 256, longer)} in as many steps; with `absolute+t5`, not converted, position learning rate "
-            f"`{chosen_rate(punctuation['absolute+t5'])}`: {f1('absolute+t5', 256)} |",
+            f"four times the length: {f1('deberta', 256, converted)}; with its own positions in as many steps "
+            f"{f1('absolute', 256, longer)}; not converted, in fewer steps, {f1('absolute', 256)}, and with `absolute+t5`, position "
+            f"learning rate `{chosen_rate(punctuation['absolute+t5'])}`, {f1('absolute+t5', 256)} |",
             f"documents of 2,048 tokens found by their pass key (synthetic): {100 * found['t5']:.0f} of 100, by the mean of chunks "
-            f"{100 * found['chunk mean']:.0f}",
-            f"masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
+            f"{100 * found['chunk mean']:.0f}, by the best of {chunks} chunks {100 * found['best chunk']:.0f}; articles: no better than "
+            "the mean of chunks |",
+            f"two layers of width 128, 800 steps: masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
             f"`absolute`, with a table for that, {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and "
             f"{loss('rope', 1024)}",
             f"forward {as_fast('model_forward', 't5', 'forward')} times, training "
             f"{as_fast('model_training', 't5', 'training')} times as fast as stock BERT (`sdpa`)",
             f"forward {as_fast('model_forward', 'rope', 'forward')} times as fast as stock BERT (`sdpa`)",
-            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches of which {percent(min(shares))} to "
-            f"{percent(max(shares))} is padding",
+            f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches in random order, of which "
+            f"{percent(min(shares))} to {percent(max(shares))} is padding; {min(in_order)} to {max(in_order)} times in batches sorted "
+            f"by length, of which {percent(min(shares_in_order))} to {percent(max(shares_in_order))} is",
         ],
         "docs/comparison.md": [
             f"ahead of `absolute` with each of the three seeds, by {ahead('absolute+t5')}, and `absolute+relative_key` by "
@@ -352,10 +371,10 @@ def long_scores(task: str, length: int) -> list[dict[str, Any]]:
     return [one for one in scores if (one["task"], one["length"]) == (task, length)]
 
 
-def converted_cosine() -> str:
-    """Token cosine of MiniLM with `t5`, distilled."""
+def converted_to_t5(figure: str) -> str:
+    """What MiniLM keeps with `t5`, distilled."""
     [record] = [record for record in conversion.read_records() if record["name"] == "t5"]
-    return f"{record['rows'][-1]['token_cosine']:.3f}"
+    return f"{record['rows'][-1][figure]:.3f}"
 
 
 def conversions() -> str:

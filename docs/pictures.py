@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "pictures"
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from comparison import COMBINED, read_part  # noqa: E402
+from readme_tables import named  # noqa: E402
 
 
 WIDTH, COLOURS = 900, 128
@@ -73,14 +74,16 @@ def schemes() -> Figure:
     for scores, _ in parts.values():
         for scheme, own in scores.items():
             best[scheme] = max(statistics.fmean(own), best.get(scheme, 0.0))
-    ranked = sorted((scheme for scheme in best if ":" not in scheme), key=best.get)
+    ranked = sorted(
+        (scheme for scheme in best if ":" not in scheme or scheme in at_training_length("converted")), key=best.get
+    )
     for label, (scores, colour) in parts.items():
         rows = [row for row, scheme in enumerate(ranked) if scheme in scores]
         means = [statistics.fmean(scores[ranked[row]]) for row in rows]
         spreads = [statistics.stdev(scores[ranked[row]]) for row in rows]
         right.errorbar(means, rows, xerr=spreads, fmt="o", color=colour, label=label)
     right.axvline(statistics.fmean(parts["fine-tuned"][0]["none"]), color=GREY, linewidth=0.8, linestyle=":")
-    right.set_yticks(range(len(ranked)), ranked)
+    right.set_yticks(range(len(ranked)), map(named, ranked))
     right.set(title="Fine-tuned: F1 of punctuation", xlabel="higher is better; three seeds")
     right.legend(loc="lower right")
     return figure

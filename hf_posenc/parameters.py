@@ -34,6 +34,7 @@ def position_parameters(model: nn.Module) -> Parameters:
         if module not in originals
         # Not by getattr: wrappers, PEFT's for example, pass on what the module inside has.
         for name in vars(module).get("position_initial", {})
+        if name in module._parameters  # and no constant
     )
 
 

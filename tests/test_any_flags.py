@@ -29,6 +29,7 @@ def values() -> dict:
         "position_base": st.sampled_from([1, 2.5, 500, 10000.0, -3, "10"]),
         "position_layout": st.sampled_from(["interleaved", "halves"]),
         "position_amplitude": st.sampled_from([0, 0.1, 1.0, float("nan")]),
+        "position_frequency": st.sampled_from([0, 0.5, 3, 4]),
         "position_rope_scaling": st.sampled_from(
             [
                 {"rope_type": "linear", "factor": 2.0},

@@ -183,6 +183,7 @@ VALUES = {
     "position_base": ("rope", [1, 0, -10000.0, 1e31, float("nan"), float("inf")], ["10000", True, [1.0]]),
     "position_layout": ("rope", ["half", "interleave"], [2, ["halves"]]),
     "position_amplitude": ("sinusoidal", [-0.1, 1e39, float("nan"), float("inf")], ["1", True]),
+    "position_frequency": ("sinusoidal", [0, -1.0, 4, float("nan"), float("inf")], ["1", True]),
     "position_rope_scaling": (
         "rope",
         [{"rope_type": "linearly", "factor": 2.0}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": "two"}],

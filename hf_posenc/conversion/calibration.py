@@ -74,12 +74,15 @@ class Fit:
         for _ in range(probes):
             signs = torch.randint(0, 2, here.shape, generator=generator) * 2.0 - 1.0
             curvature += signs * (self.divergence(self.start + signs)[1] - here) / probes
+        shapes = [parameter.shape if parameter.dim() == 2 else (1, -1) for parameter in self.parameters]
+        parts = [part.view(shape).clamp(min=0) for part, shape in zip(curvature.split(self.sizes), shapes)]
+        # Of a number that all keys of a query get (tupe's row of [CLS]), softmax leaves nothing but rounding.
+        least = torch.finfo(torch.float32).eps * max(part.mean() for part in parts)
         scales = []
-        for part, parameter in zip(curvature.split(self.sizes), self.parameters):
-            part = part.view(parameter.shape if parameter.dim() == 2 else (1, -1)).clamp(min=0)
+        for part in parts:
             mean = part.mean().clamp(min=torch.finfo(torch.float32).tiny)
             smooth = part.mean(1, keepdim=True) * part.mean(0, keepdim=True) / mean
-            scales.append(((smooth + 1e-4 * mean).rsqrt() * (part.mean() > 0)).flatten())
+            scales.append(((smooth + 1e-4 * mean).rsqrt() * (part.mean() > least)).flatten())
         return torch.cat(scales)
 
     def run(self, steps: int) -> tuple[float, float]:

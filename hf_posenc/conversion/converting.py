@@ -35,7 +35,7 @@ from .distillation import Distillation, Diverged, distill, is_first_process, set
 from .extension import METHODS, extend, stride_of
 from .measuring import Yardstick
 from .report import REPORT, ConversionReport
-from .start import start
+from .start import best_sinusoids, joined_positions, number_of_positions, start
 from .targets import Batch
 from .texts import Windows, held_out_apart, read_documents
 from .writing import check_installed, check_space, checked_output, kept_files, write_converted
@@ -217,6 +217,7 @@ class Conversion:
         windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.distillation.train != "none")
+        self.flags |= sinusoid_flags(self.original, self.position_scheme, self.flags, self.distillation.trained_length)
         student, report = self.student(), self.report(windows, held_out)
         interrupted = self._interrupted(report)
         stages = [self._start, self._calibrate, self._keep_state, self._distill]
@@ -383,6 +384,23 @@ def bucket_flags(
             if furthest * 2 >= max_length and ends[0] != ends[1]:
                 return {"position_buckets": buckets, "position_max_distance": furthest}
     return {}
+
+
+@torch.no_grad()
+def sinusoid_flags(
+    model: PreTrainedModel, position_scheme: str, flags: dict[str, Any], trained_length: int
+) -> dict[str, Any]:
+    """Base and frequency of `sinusoidal`, concatenated, such that it comes near to what joins a model's words.
+
+    None where they are given, another scheme has the same base, or nothing joins the words.
+    """
+    names, config = {*scheme_names(position_scheme)}, model.config
+    given = {"position_base", "position_frequency"} & {*flags} or names & {"rope", "transformer_xl"}
+    if not is_new("sinusoidal", position_scheme, config) or flags.get("position_combine") != "concat" or given:
+        return {}
+    family = family_of(config)
+    rows = joined_positions(model, family, number_of_positions(model, family))
+    return best_sinusoids(rows, trained_length, flags.get("position_layout", "interleaved")) if rows.any() else {}
 
 
 def convert(

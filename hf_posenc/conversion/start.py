@@ -9,17 +9,21 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.embeddings import Concat
 from ..modeling.family import Family
 from ..modeling.schemes import scheme_names
-from ..modeling.sinusoidal import sinusoids
+from ..modeling.sinusoidal import precise_dtype, sinusoids
 from ..registry import scheme_of
 from .checkpoints import keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
 
-# What a base of sinusoids is chosen among.
+# What bases and frequencies of sinusoids are chosen among.
 BASES = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
+FREQUENCIES = (1.0, 1.5, 2.0)
 # How much a row of the table counts that lies beyond the trained length, beside one within.
 BEYOND = 1e-2
-# Relative size of what keeps a least squares problem solvable.
+# By which part of themselves the products of a fitted matrix may be off: what bfloat16 rounds away. Slow sinusoids are nearly
+# collinear, and without noise in the bargain their weights are huge and cancel each other.
+NOISE = torch.finfo(torch.bfloat16).eps
+# Relative size of what keeps other problems solvable.
 RIDGE = 1e-6
 # Schemes whose terms multiply neither queries nor keys: under these, queries and keys may get another basis.
 BIASES = {"absolute", "sinusoidal", "none", "t5", "alibi", "kerple", "tupe"}
@@ -169,14 +173,19 @@ def place_first_word(student: nn.Module, family: Family, vector: torch.Tensor, b
 
 
 def fit_sinusoids(
-    rows: torch.Tensor, vectors: torch.Tensor, trained_length: int
+    rows: torch.Tensor, vectors: torch.Tensor, trained_length: int, noise: float = NOISE
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A table of positions as an affine function of others, by weighted least squares in float64.
+    """A table of positions as an affine function of others, by weighted ridge regression in float64.
+
+    Minimises Σ_i c_i |row_i - W (v_i + ε_i) - b|² in the mean over ε, which is `noise` times the RMS of the vectors' features in each of
+    them: the ridge is Σ_i c_i · noise² · (mean square of the features), and does not touch the constant (Bishop 1995, "Training with
+    noise is equivalent to Tikhonov regularization").
 
     Args:
         rows: (positions, width), the table.
         vectors: (positions, features).
-        trained_length: rows beyond count [`BEYOND`] times as much as those within.
+        trained_length: rows beyond count [`BEYOND`] times as much as those within (their c_i).
+        noise: part of itself by which a product may be off.
 
     Returns:
         matrix (width, features), constant (width,), and the part of the variance that is lost, both of the first
@@ -188,46 +197,45 @@ def fit_sinusoids(
     means = [(weights * part).sum(0) / weights.sum() for part in (rows, vectors)]
     centred, features = rows - means[0], vectors - means[1]
     gram = features.T @ (weights * features)
-    gram.diagonal().add_(RIDGE * gram.diagonal().mean())
+    gram.diagonal().add_(noise**2 * weights.sum() * vectors.square().mean())
     matrix = torch.linalg.solve(gram, features.T @ (weights * centred)).T
     lost = (centred - features @ matrix.T)[:trained_length].square().sum() / centred[:trained_length].square().sum()
     return matrix, means[0] - matrix @ means[1], float(lost)
 
 
-def best_sinusoidal_base(
-    table: torch.Tensor,
-    trained_length: int | None = None,
-    layout: str = "interleaved",
-    bases: tuple[float, ...] = BASES,
-) -> float:
-    """The `position_base` whose sinusoids, concatenated and projected, come nearest to a table.
+def best_sinusoids(table: torch.Tensor, trained_length: int, layout: str = "interleaved") -> dict[str, float]:
+    """The `position_base` and `position_frequency` whose sinusoids, concatenated and projected, come nearest to a table.
+
+    Learned tables may have much of their variance beyond the fastest of the published sinusoids: all-MiniLM-L6-v2's has a line at 1.08
+    radians from one position to the next.
 
     Args:
-        table: (positions, width), as [`table_rows`] gives it.
-        trained_length: positions that count; by default all.
+        table: (positions, width), as [`joined_positions`] gives it.
+        trained_length: positions that count.
         layout: `position_layout`.
-        bases: to choose among.
     """
-    length = trained_length or len(table)
     slots = torch.arange(len(table), device=table.device)
 
-    def lost(base: float) -> float:
-        return fit_sinusoids(table, sinusoids(slots, table.shape[1], base, layout, torch.float64), length)[2]
+    def lost(base: float, frequency: float) -> float:
+        vectors = sinusoids(slots, table.shape[1], base, layout, precise_dtype(table.device), frequency)
+        return fit_sinusoids(table, vectors, trained_length)[2]
 
-    return min(bases, key=lost)
+    pairs = [(base, frequency) for base in BASES for frequency in FREQUENCIES]
+    base, frequency = min(pairs, key=lambda pair: lost(*pair))
+    return {"position_base": base, "position_frequency": frequency}
 
 
 def _fit_sinusoids(student: nn.Module, family: Family, rows: torch.Tensor, trained_length: int) -> None:
     """Sinusoids that come near the table: any linear function of them (concat), or a multiple."""
     embeddings = family.embeddings_of(student.base_model)
     scheme, width = embeddings.position_scheme, rows.shape[1]
-    vectors = scheme.vectors(embeddings, None, torch.arange(len(rows), device=rows.device)[None])[0]
+    unit = scheme.unscaled(torch.arange(len(rows), device=rows.device), width, precise_dtype(rows.device))
     if type(embeddings.position_combine) is Concat:
-        matrix, constant, _ = fit_sinusoids(rows, vectors, trained_length)
+        matrix, constant, _ = fit_sinusoids(rows, unit * embeddings.position_scale(), trained_length)
         embeddings.position_projection.weight[:, width:] = matrix.to(rows)
         embeddings.position_projection.bias += constant.to(rows)
         return
-    rows, unit = rows[:trained_length], vectors[:trained_length] / embeddings.position_scale()
+    rows, unit = rows[:trained_length], unit[:trained_length].to(rows)
     centred = unit - unit.mean(0)
     scale = (centred * rows).sum() / centred.square().sum()
     embeddings.position_scale.weight.fill_(scale)
@@ -284,7 +292,7 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     places = encoder.pos_ln(table_rows(student, family)[1 : scores.shape[1] + 1]).cpu()
     for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
         target = nn.functional.pad(target, (0, width - target.shape[-1])).transpose(0, 1).flatten(1)
-        matrix, constant, _ = fit_sinusoids(target, places, len(places))
+        matrix, constant, _ = fit_sinusoids(target, places, len(places), noise=RIDGE**0.5)
         linear.weight.copy_(matrix)
         linear.bias.copy_(constant)
     encoder.others_to_cls.weight.copy_(to_first)

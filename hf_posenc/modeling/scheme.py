@@ -134,6 +134,16 @@ class PositionParameter(nn.Module):
         return self.weight.clone()
 
 
+class PositionConstant(PositionParameter):
+    """A tensor like [`PositionParameter`], under the same key of checkpoints, that is a buffer and is never trained."""
+
+    def __init__(self, shape: tuple[int, ...], initial: Initial):
+        super().__init__(shape, initial)
+        value = self.weight.detach()
+        del self.weight
+        self.register_buffer("weight", value)
+
+
 def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tensor:
     """All rows of an embedding, (rows, width), asked of the module.
 

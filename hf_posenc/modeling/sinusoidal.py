@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .flags import Flag, Number, base, layout
-from .scheme import Constant, EmbeddingScheme, PositionParameter
+from .scheme import Constant, EmbeddingScheme, PositionConstant, PositionParameter
 
 
 def precise_dtype(device: torch.device) -> torch.dtype:
@@ -32,18 +32,22 @@ def sines_and_cosines(
     return angles.sin().to(dtype), angles.cos().to(dtype)
 
 
-def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dtype: torch.dtype) -> torch.Tensor:
+def sinusoids(
+    positions: torch.Tensor, width: int, base: float, layout: str, dtype: torch.dtype, frequency: float = 1.0
+) -> torch.Tensor:
     """Sines and cosines of positions.
 
-    `interleaved`: out[2k] = sin(pos / base^(2k/width)), out[2k+1] = cos (Vaswani et al. 2017, section 3.5).
+    `interleaved`: out[2k] = sin(frequency · pos / base^(2k/width)), out[2k+1] = cos (Vaswani et al. 2017, section 3.5).
     `halves`: all sines, then all cosines, wavelengths spaced by log(base) / (width/2 - 1) (tensor2tensor's
     `get_timing_signal_1d`); an odd width ends in a 0.
 
     Args:
         positions: integer tensor (...).
         width: number of features.
+        base: how many times slower than the first the last sinusoids are, about.
         layout: "interleaved" or "halves".
         dtype: of the result.
+        frequency: of the first sinusoids, in radians from one position to the next.
 
     Returns:
         (..., width), unscaled.
@@ -54,17 +58,22 @@ def sinusoids(positions: torch.Tensor, width: int, base: float, layout: str, dty
         frequencies = torch.exp(spacing * -math.log(base))
     else:
         frequencies = inverse_frequencies(width, base, positions.device)
-    sines, cosines = sines_and_cosines(positions, frequencies, dtype)
+    sines, cosines = sines_and_cosines(positions, frequency * frequencies, dtype)
     if layout == "halves":
         return nn.functional.pad(torch.cat([sines, cosines], dim=-1), (0, width % 2))
     return torch.stack([sines, cosines], dim=-1).flatten(-2)[..., :width]
 
 
 class Sinusoidal(EmbeddingScheme):
-    """w + s · sin/cos(position), s a learned scalar `embeddings.position_scale.weight` of shape (1,).
+    """w + s · sin/cos(ω · position), s a learned scalar `embeddings.position_scale.weight` of shape (1,).
+
+    The frequencies ω fall from `position_frequency`, 1 as published, to 1/`position_base` of that. Integer positions tell
+    frequencies up to π apart: those of a learned table between 1 and π are out of reach with the published 1.
 
     Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s starts at
-    `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. The position is
+    `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. With
+    `position_combine="concat"` s stays there, a buffer: the projection scales positions anyway, and a step of an optimizer that
+    changes s by a part would change everything that the projection makes of positions by that part at once. The position is
     the token's index in the sequence or the given `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
 
     Source: Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762); layout `halves` as tensor2tensor's
@@ -83,8 +92,14 @@ class Sinusoidal(EmbeddingScheme):
             "amplitude at the start",
             default_help="the one whose RMS is initializer_range",
         ),
+        Flag(
+            "position_frequency",
+            Number(0),
+            1,
+            "radians from one position to the next of the fastest sinusoids, at most π",
+        ),
     )
-    formula = "w + s·[sin(i/base^(2k/E)), cos(i/base^(2k/E))], s learned"
+    formula = "w + s·f(i), f(r) = [sin, cos](ω·r/base^(2k/E)), s learned (fixed with concat)"
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     extrapolates = "yes: any length"
     silent = False
@@ -92,16 +107,28 @@ class Sinusoidal(EmbeddingScheme):
     def check(self, config) -> None:
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for sinusoidal, got {self.base}")
+        if not 0 < self.frequency <= math.pi:
+            raise ValueError(f"position_frequency must be greater than 0 and at most π, got {self.frequency}")
+        if self.combine == "concat" and self.amplitude == 0:
+            raise ValueError(
+                "position_combine='concat' does not train the amplitude, and with position_amplitude=0 no position would ever "
+                "join: leave it out, or take position_combine='add'"
+            )
 
     def starts_silent(self) -> bool:
         return self.amplitude == 0
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
         amplitude = self.amplitude if self.amplitude is not None else config.sizes.initializer_range * math.sqrt(2)
-        embeddings.position_scale = PositionParameter((1,), Constant(float(amplitude)))
+        kind = PositionConstant if self.combine == "concat" else PositionParameter
+        embeddings.position_scale = kind((1,), Constant(float(amplitude)))
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         positions = slots if position_ids is None else position_ids - embeddings.first_position
         scale = embeddings.position_scale()
         width = embeddings.words.embedding_dim
-        return scale * sinusoids(positions, width, self.base, self.layout, scale.dtype)
+        return scale * self.unscaled(positions, width, scale.dtype)
+
+    def unscaled(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+        """The sinusoids themselves, (..., width), of positions (...) that count from 0."""
+        return sinusoids(positions, width, self.base, self.layout, dtype, self.frequency)

@@ -19,9 +19,9 @@ from .sinusoidal import inverse_frequencies, sines_and_cosines
 
 
 class TransformerXL(AttentionScheme):
-    """score(i, j) = [(q_i + u)·k_j + (q_i + v)·(W_R s[i - j])]/√d, in both directions.
+    """score(i, j) = [(q_i + u)·k_j + (q_i + v)·(W_R f(i - j))]/√d, in both directions.
 
-    s[r] are the sines, then the cosines of r·base^(-2k/hidden_size). In each `encoder.layer.N.attention.self`:
+    f(r) are the sines, then the cosines of r·base^(-2k/hidden_size). In each `encoder.layer.N.attention.self`:
     W_R is `linear_pos.weight` (hidden_size, hidden_size), u and v are `pos_bias_u.weight`, `pos_bias_v.weight` (heads,
     head_dim).
 
@@ -31,7 +31,7 @@ class TransformerXL(AttentionScheme):
 
     name = "transformer_xl"
     flags = (init(), base())
-    formula = "[(q_i + u)·k_j + (q_i + v)·(W_R s[i−j])]/√d"
+    formula = "[(q_i + u)·k_j + (q_i + v)·(W_R f(i−j))]/√d, f(r) = [sin, cos](r/base^(2k/E))"
     paper = "Dai et al. 2019, arXiv:1901.02860"
     extrapolates = "yes: any length"
 

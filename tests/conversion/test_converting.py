@@ -27,6 +27,7 @@ from hf_posenc import convert
 from hf_posenc.conversion import compare
 from hf_posenc.conversion.report import REPORT, ConversionReport
 from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.sinusoidal import sinusoids
 
 
 @pytest.fixture
@@ -44,6 +45,52 @@ def no_weight_is_read(monkeypatch):
 
 def words_of(checkpoint):
     return [checkpoint.with_name(checkpoint.name + ".txt")]
+
+
+class TestBaseAndFrequencyOfSinusoids:
+    """What `convert` chooses after the table, and leaves as it is asked for."""
+
+    @pytest.fixture
+    def planted(self, checkpoint):
+        """A checkpoint whose table has waves of up to 2 radians a position."""
+        model = AutoModel.from_pretrained(checkpoint, dtype=torch.float32)
+        table = model.embeddings.position_embeddings.weight
+        with torch.no_grad():
+            table.copy_(
+                0.1 * sinusoids(torch.arange(len(table)), table.shape[1], 20.0, "interleaved", table.dtype, 2.0)
+            )
+        model.save_pretrained(checkpoint)
+        return checkpoint
+
+    def converted(self, checkpoint, scheme="sinusoidal", **flags):
+        model, report = convert(checkpoint, scheme, text=words_of(checkpoint), train="none", **flags)
+        chosen = {
+            name: value for name, value in report.flags.items() if name in ("position_base", "position_frequency")
+        }
+        assert all(getattr(model.config, name) == value for name, value in chosen.items())
+        return chosen, cosines(report, "start")[32]
+
+    def test_the_nearest_are_chosen(self, planted, tmp_path):
+        chosen, cosine = self.converted(planted, position_combine="concat", output=tmp_path / "out")
+        assert chosen["position_frequency"] == 2.0
+        loaded = AutoModel.from_pretrained(tmp_path / "out")
+        assert loaded.config.position_frequency == 2.0 and loaded.config.position_base == chosen["position_base"]
+        published, worse = self.converted(planted, position_combine="concat", position_frequency=1.0)
+        assert published == {"position_frequency": 1.0} and worse < cosine - 0.003
+
+    @pytest.mark.parametrize(
+        ("scheme", "flags"),
+        [
+            ("sinusoidal", {}),
+            ("sinusoidal", {"position_combine": "gate"}),
+            ("sinusoidal+rope", {"position_combine": "concat"}),
+            ("sinusoidal", {"position_combine": "concat", "position_base": 30.0}),
+        ],
+        ids=str,
+    )
+    def test_nothing_is_chosen_for_others(self, scheme, flags, planted):
+        chosen, _ = self.converted(planted, scheme, **flags)
+        assert chosen == {name: value for name, value in flags.items() if name == "position_base"}
 
 
 def cosines(report: ConversionReport, stage: str) -> dict[int, float]:

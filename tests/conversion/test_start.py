@@ -14,8 +14,9 @@ from hf_posenc.conversion.start import (
     agreeing_heads,
     balanced_basis,
     best_assignment,
-    best_sinusoidal_base,
+    best_sinusoids,
     fit_sinusoids,
+    joined_positions,
     missing_scores,
     order_heads,
     project_positions,
@@ -25,6 +26,7 @@ from hf_posenc.conversion.start import (
 )
 from hf_posenc.modeling.alibi import alibi_slopes
 from hf_posenc.modeling.sinusoidal import sinusoids
+from hf_posenc.training import tables_and_biases
 
 
 def family_of(name: str):
@@ -191,13 +193,66 @@ def test_a_table_of_projected_sinusoids_is_found_again(family, tmp_path):
     assert after < 0.02 < 0.1 * before
 
 
-def test_the_base_is_the_one_that_the_table_was_made_with():
-    sines = sinusoids(torch.arange(200), 32, 100.0, "interleaved", torch.float64)
+@pytest.mark.parametrize("frequency", [1.0, 2.0])
+def test_base_and_frequency_are_those_that_the_table_was_made_with(frequency):
+    sines = sinusoids(torch.arange(200), 32, 100.0, "interleaved", torch.float64, frequency)
     mixing = torch.randn(32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     table = sines @ mixing + 0.5
-    assert best_sinusoidal_base(table) == 100.0
-    assert fit_sinusoids(table, sines, 200)[2] < 1e-6
+    assert best_sinusoids(table, 200) == {"position_base": 100.0, "position_frequency": frequency}
+    assert fit_sinusoids(table, sines, 200)[2] < 1e-2
     assert fit_sinusoids(table, sines.flip(0)[:, :4], 200)[2] > 0.1
+
+
+def smooth_table(length: int, width: int) -> torch.Tensor:
+    """A table as training leaves it: slow and fast waves, of the RMS of BERT's, and a little noise in each row."""
+    generator = torch.Generator().manual_seed(0)
+    waves = sinusoids(torch.arange(length), 16, 300.0, "halves", torch.float64, 1.1)
+    table = waves @ torch.randn(16, width, generator=generator, dtype=torch.float64)
+    table += 0.3 * table.std() * torch.randn(table.shape, generator=generator, dtype=torch.float64)
+    return 0.025 * table / table.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("unit", [1.0, 0.03])
+def test_fitted_weights_cancel_no_more_than_bfloat16_can_say(unit):
+    """Slow sinusoids are nearly collinear; a fit that is exact to the last digit has weights of many times the size."""
+    table, sines = (
+        smooth_table(256, 96),
+        unit * sinusoids(torch.arange(256), 96, 10000.0, "interleaved", torch.float64),
+    )
+    matrix, constant, lost = fit_sinusoids(table, sines, 256)
+    exact = sines @ matrix.T + constant
+    rounded = (sines.bfloat16() @ matrix.T.bfloat16()).double() + constant
+    centred = table - table.mean(0)
+    assert (rounded - exact).square().mean().sqrt() < 0.05 * centred.square().mean().sqrt()
+    with_constant = torch.cat([sines, torch.ones(256, 1, dtype=torch.float64)], dim=1)
+    rest = centred - with_constant @ torch.linalg.lstsq(with_constant, centred).solution
+    assert lost < rest.square().sum() / centred.square().sum() + 0.05
+
+
+def test_the_constant_is_not_penalised():
+    table, sines = smooth_table(64, 32), sinusoids(torch.arange(64), 32, 50.0, "interleaved", torch.float64)
+    (matrix, constant, lost), moved = fit_sinusoids(table, sines, 64), fit_sinusoids(table + 100, sines, 64)
+    torch.testing.assert_close(moved[0], matrix)
+    torch.testing.assert_close(moved[1], constant + 100)
+    assert moved[2] == pytest.approx(lost)
+
+
+def test_a_step_of_fine_tuning_keeps_positions_where_the_fit_has_put_them(tmp_path):
+    """With the rates of the quick start: 5e-4, and 0.1 for tables and biases, among which a learned amplitude would be."""
+    teacher = original("bert", initializer_range=0.02)
+    plant(teacher, "bert", smooth_table(*table_rows(teacher, family_of("bert")).shape))
+    student = student_of(teacher, tmp_path, "sinusoidal", position_combine="concat")
+    start(student, teacher)
+    with torch.no_grad():
+        before = joined_positions(student, family_of("bert"), 64)
+    apart = {id(parameter) for parameter in tables_and_biases(student).values()}
+    groups = [[p for p in student.parameters() if (id(p) in apart) == is_apart] for is_apart in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": own, "lr": rate} for own, rate in zip(groups, (0.1, 5e-4))])
+    student(**tiny.inputs())[0].pow(3).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        moved = joined_positions(student, family_of("bert"), 64) - before
+    assert 0 < moved.square().mean().sqrt() < 0.1 * (before - before.mean(0)).square().mean().sqrt()
 
 
 @every_family
@@ -351,8 +406,8 @@ class TestOriginalsWithoutTheirTable:
 @pytest.mark.slow
 def test_minilm_s_table_is_kept_by_sinusoids(minilm, python_text):
     teacher = AutoModel.from_pretrained(minilm).eval()
-    base = best_sinusoidal_base(table_rows(teacher, family_of("bert")), trained_length=128)
-    flags = {"position_scheme": "sinusoidal", "position_combine": "concat", "position_base": base}
+    flags = best_sinusoids(table_rows(teacher, family_of("bert")), 128)
+    flags |= {"position_scheme": "sinusoidal", "position_combine": "concat"}
     student = AutoModel.from_pretrained(minilm, **flags).eval()
     start(student, teacher, trained_length=128)
     assert token_cosine(student, teacher, python_text[1]) > 0.988

@@ -12,11 +12,13 @@ import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
 from matplotlib.text import Text
 from scripts import save_checkpoint, tokens_kept
+from transformers import BertConfig
 
 import hf_posenc
 
 
 TINY = ["--max_steps", "3", "--logging_steps", "1", "--use_cpu", "true", "--disable_tqdm", "true"]
+YARN = 'rope:position_rope_scaling={"rope_type": "yarn", "factor": 4.0},position_base=500'
 FILES = {"results.json", "results.csv", "results.md", "quality_and_cost.png", "learning_curves.png", "settings.json"}
 
 
@@ -201,6 +203,8 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
         (["--schemes", "t6"], "unknown scheme 't6'"),
         (["--schemes", "t5:position_max_distance=3"], "position_max_distance"),
         (["--schemes", "t5:buckets"], "'buckets' should have the form key=value"),
+        (["--schemes", "t5:buckets,position_buckets=8"], "'buckets' should have the form key=value"),
+        (["--schemes", "deberta:position_attention_types=[c2p,p2c]"], "strings inside of it need double quotes"),
         (["--task", "masked_lm"], "needs --train_file and --eval_file"),
         (["--train_file", "missing.txt"], "missing.txt"),
         (["--length", "4"], "at least 8"),
@@ -231,6 +235,29 @@ def test_flags_after_a_colon_are_json_or_strings():
     assert candidate.flags == {"position_scheme": "deberta", "position_buckets": 64, "position_norm": True}
     assert candidate.position_learning_rate == 0.01
     assert Candidate.parse("absolute:position_combine=gate").flags["position_combine"] == "gate"
+
+
+@pytest.mark.parametrize(
+    ("written", "flags"),
+    [
+        ('position_attention_types=["c2p","p2c","p2p"]', {"position_attention_types": ["c2p", "p2c", "p2p"]}),
+        (
+            'position_rope_scaling={"rope_type": "yarn", "factor": 4.0}, position_base=500 ,',
+            {"position_rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "position_base": 500},
+        ),
+        ('a="x,y=1",b=gate,c=1e-3', {"a": "x,y=1", "b": "gate", "c": 1e-3}),
+        ("a=12px,b=null", {"a": "12px", "b": None}),
+        ("", {}),
+    ],
+)
+def test_values_may_have_commas_of_their_own(written, flags):
+    assert compare_schemes.parse_overrides(written) == flags
+
+
+@pytest.mark.parametrize("scheme", ['deberta:position_attention_types=["c2p","p2c","p2p"]', YARN])
+def test_schemes_with_lists_and_objects_can_be_asked_for(scheme):
+    flags = Candidate.parse(scheme).flags
+    assert BertConfig(**flags).position_scheme == flags["position_scheme"]
 
 
 def test_no_two_names_of_the_plot_overlap():

@@ -26,6 +26,15 @@ def test_interleaved_is_the_closed_form_up_to_position_8192(base, width):
             assert abs(value - (math.cos(angle) if feature % 2 else math.sin(angle))) < 1e-7
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_the_frequency_multiplies_all_angles(layout):
+    ours = sinusoids(torch.tensor(FAR), 24, 123.0, layout, torch.float64, frequency=2.0)
+    twice = sinusoids(2 * torch.tensor(FAR), 24, 123.0, layout, torch.float64)
+    assert (ours - twice).abs().max() < 1e-9
+    once = sinusoids(torch.tensor(FAR), 24, 123.0, layout, torch.float64)
+    assert (ours - once).abs().max() > 0.5
+
+
 def test_angles_in_single_precision_would_show():
     frequencies = 10000.0 ** (-torch.arange(0, 768, 2, dtype=torch.float32) / 768)
     single = (torch.tensor(FAR, dtype=torch.float32)[:, None] * frequencies).sin()
@@ -56,13 +65,15 @@ def positions_added(model, length: int, position_ids: torch.Tensor | None = None
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "electra"])
-@pytest.mark.parametrize("flags", [{}, {"position_layout": "halves"}, {"position_base": 50.0}], ids=str)
+@pytest.mark.parametrize(
+    "flags", [{}, {"position_layout": "halves"}, {"position_base": 50.0}, {"position_frequency": 2.0}], ids=str
+)
 def test_embeddings_are_words_plus_scaled_sinusoids(family, flags):
     model = tiny.build("sinusoidal", family=family, **flags)
     embeddings, inputs = model.embeddings, tiny.inputs(family=family, length=100, padding="left")
     width = embeddings.word_embeddings.embedding_dim
     base, layout = flags.get("position_base", 10000.0), flags.get("position_layout", "interleaved")
-    signal = sinusoids(torch.arange(100), width, base, layout, torch.float32)
+    signal = sinusoids(torch.arange(100), width, base, layout, torch.float32, flags.get("position_frequency", 1.0))
     with torch.no_grad():
         words = embeddings.word_embeddings(inputs["input_ids"]) + embeddings.token_type_embeddings.weight[0]
         ours = embeddings(inputs["input_ids"])
@@ -101,6 +112,31 @@ def test_amplitude_zero_starts_as_no_positions_and_learns():
     assert torch.equal(output, none(**inputs).last_hidden_state)
     output[inputs["attention_mask"].bool()].pow(3).sum().backward()
     assert model.embeddings.position_scale.weight.grad.abs() > 1e-3
+
+
+def test_concatenated_the_amplitude_is_a_constant_under_the_same_key(tmp_path):
+    """The projection scales positions by itself, and a learned factor beside it would move all that it computes at once."""
+    model = tiny.build("sinusoidal", position_combine="concat")
+    key = "embeddings.position_scale.weight"
+    assert key in model.state_dict() and key not in dict(model.named_parameters())
+    assert list(position_parameters(model)) == [
+        f"embeddings.position_projection.{part}" for part in ("weight", "bias")
+    ]
+    amplitude = tiny.variant_config().initializer_range * math.sqrt(2)
+    assert model.embeddings.position_scale().item() == pytest.approx(amplitude)
+    # A checkpoint in which it was learned.
+    with torch.no_grad():
+        model.embeddings.position_scale.weight.fill_(0.7)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    assert again.embeddings.position_scale().item() == pytest.approx(0.7)
+    with torch.no_grad():
+        assert torch.equal(again(**tiny.inputs())[0], model.eval()(**tiny.inputs())[0])
+
+
+def test_an_amplitude_of_zero_that_is_never_trained_is_refused():
+    with pytest.raises(ValueError, match="position_amplitude=0 no position would ever join"):
+        tiny.variant_config(position_scheme="sinusoidal", position_combine="concat", position_amplitude=0)
 
 
 def test_any_length_is_read():
@@ -151,7 +187,14 @@ def test_half_precision_casts_sines_not_positions(dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "flags", [{"position_base": 1.0}, {"position_amplitude": -1.0}, {"position_layout": "thirds"}]
+    "flags",
+    [
+        {"position_base": 1.0},
+        {"position_amplitude": -1.0},
+        {"position_layout": "thirds"},
+        {"position_frequency": 0},
+        {"position_frequency": 3.2},
+    ],
 )
 def test_flags_out_of_range_are_refused_by_name(flags):
     with pytest.raises(ValueError, match=next(iter(flags))):
