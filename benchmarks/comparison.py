@@ -33,6 +33,8 @@ COMBINED = {
     ":position_combine=attention": "by attention",
 }
 COMBINATIONS = [f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for how in COMBINED if how]
+# Sinusoids whose amplitude is left as it starts.
+CONSTANT = "sinusoidal:position_learning_rate=0"
 # Beside the positions that the checkpoint has.
 ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true", "use_cpu": "true"}
@@ -81,7 +83,7 @@ PARTS = {
         "cost_rounds": 0,
         "position_learning_rate": 0.02,
     },
-    "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS], "position_learning_rates": RATES},
+    "scratch": {**SCRATCH, "schemes": [*SCHEMES, *COMBINATIONS, CONSTANT], "position_learning_rates": RATES},
 }
 
 Runs = dict[str, list[dict[str, Any]]]

@@ -333,6 +333,7 @@ def figures() -> dict[str, list[str]]:
             f"{ahead('absolute+relative_key')};",
             f"bring `absolute` to {f1('absolute', 64, longer)} at 64 tokens and {f1('absolute', 256, longer)} at 256, and `deberta`, not "
             f"converted, to {f1('deberta', 64, longer)} and {f1('deberta', 256, longer)}",
+            f"the loss at 32 tokens is {loss(comparison.CONSTANT, 32)} (",
             f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
             f"{percent(directions)} of the rest",
         ],
