@@ -152,6 +152,8 @@ table = accelerator.unwrap_model(model).bert.encoder.relative_attention_bias.wei
 tables = accelerator.gather(table[None])
 same = bool(torch.equal(tables[0], tables[-1]) and tables.abs().max() > 0)
 accelerator.print(type(model).__name__, accelerator.num_processes, len(tables), same)
+# Without this a thread of gloo may still hold a tensor at exit, and torch aborts (no fault of the model).
+model, optimizer = accelerator.free_memory(model, optimizer)
 accelerator.end_training()
 """
 
