@@ -33,6 +33,7 @@ def blocks(monkeypatch):
     attend = own_attention.blockwise_attention
     monkeypatch.setattr(own_attention, "blockwise_attention", counted)
     monkeypatch.setattr(position_attention, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(position_attention, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)
     return calls
 
@@ -491,6 +492,35 @@ def test_kept_tables_follow_settings(dtype):
         caching.clear_cache()
         assert torch.equal(without, outputs(model, "sdpa", inputs))
     assert (after - before).abs().max() > 1e-3 and (without - after).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_short_texts_of_a_large_model_read_each_matrix_once():
+    """Matrices of 2^16 numbers and more are told by a product, which goes along with that of the hidden states."""
+    model = build("v3", hidden_size=256, intermediate_size=64)
+    texts = [batch(length, number=number) for length, number in ((16, 1), (16, 2), (9, 1), (48, 2))]
+    hf_posenc.set_attn_implementation(model, "sdpa")
+    model(**texts[0])
+    sizes, linear = [], nn.functional.linear
+    for repeated in range(3):
+        for text in texts:
+            expected = exact_large_outputs(model, text)
+            torch.testing.assert_close(outputs(model, "sdpa", text), expected, rtol=0, atol=1e-4)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                nn.functional, "linear", lambda rows, *given: sizes.append(len(rows)) or linear(rows, *given)
+            )
+            outputs(model, "sdpa", texts[0])
+        assert sizes.count(16 + 2) == 2 * len(model.encoder.layer) or repeated == 0
+        sizes.clear()
+        model.encoder.layer[repeated % 2].attention.self.key_proj.weight.data[repeated, 3] += 0.5
+        model.encoder.layer[1].attention.self.query_proj.bias.data[repeated] -= 0.5
+
+
+def exact_large_outputs(model: nn.Module, text: dict) -> torch.Tensor:
+    exact = type(model)(model.config).double().eval()
+    exact.load_state_dict(model.state_dict())
+    return outputs(exact, "eager", text).float()
 
 
 @torch.no_grad()

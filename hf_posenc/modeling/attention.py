@@ -11,8 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from .blocks import aligned
 from .blockwise import Term, allowed, blockwise_attention
 from .cached_positions import self_attention_cache
+from .distance_products import RelativeShift, Table, reversed_rows
 from .family import Family
 from .packing import Packing
 from .relative_positions import expand_to_pairs
@@ -38,8 +40,9 @@ _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compil
 # absolute positions, come to each layer beside the schemes' own.
 ENCODER, EMBEDDINGS = "encoder", "embeddings"
 
-# Scores of a sequence below which whole matrices are faster than blocks (about 50 tokens and 12 heads).
-FEWEST_SCORES = 1 << 15
+# Scores of a sequence below which whole matrices are faster than blocks (about 50 tokens and 12 heads), and scores of a batch up
+# to which they are where they are read through views (128 tokens and 12 heads).
+FEWEST_SCORES, FEWEST_SCORES_WITH_VIEWS = 1 << 15, 3 << 16
 
 
 class ModuleReference:
@@ -92,6 +95,13 @@ def by_distance(term: Term) -> Term:
     return replace(term, rows=torch.arange(term.rows.shape[0], device=term.rows.device), **reached)
 
 
+def reads_through_views(query: torch.Tensor) -> bool:
+    """Whether products with vectors per distance are read per pair through views, which have no gradient, and not gathered."""
+    return query.device.type == "cpu" and not (
+        torch.is_grad_enabled() or is_traced() or is_transformed() or may_carry_tangents()
+    )
+
+
 def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
     """What the score terms add to the content score, (batch or 1, heads or 1, query, key), or None.
 
@@ -119,6 +129,8 @@ def _relative_parts(
 ) -> list[torch.Tensor]:
     """The parts of a table term, each (batch or 1, heads or 1, query, key)."""
     batch, heads, query_length, key_length = shape
+    if term.rows.dim() == 1 and term.bias is None and key_length > 0 and reads_through_views(query):
+        return _parts_through_views(query, key, term)
     parts = []
     rows = pair_rows(term, query_length, key_length).to(query.device)
     if term.bias is not None:
@@ -133,6 +145,26 @@ def _relative_parts(
         of_key = rows.transpose(1, 2)[:, None].expand(batch, heads, key_length, query_length)
         parts.append(by_row.gather(-1, of_key).transpose(-1, -2))
     return parts
+
+
+def _parts_through_views(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[torch.Tensor]:
+    """The parts of a term with vectors per distance, each (batch, heads, query, key), a view."""
+    parts = []
+    if term.query_table is not None:
+        vectors = Table([(term.query_table, term.rows)], query.shape[1], 0)
+        parts.append(_products_by_pair(term.biased_query(query), vectors, key.shape[2]))
+    if term.key_table is not None:
+        # The roles are exchanged, and distances counted from the other end.
+        vectors = Table([(term.key_table, reversed_rows(term.rows))], query.shape[1], 0)
+        parts.append(_products_by_pair(key, vectors, query.shape[2]).mT)
+    return parts
+
+
+def _products_by_pair(states: torch.Tensor, vectors: Table, columns: int) -> torch.Tensor:
+    """state_i · vector of the distance j - i: (batch, heads, rows, head_dim) -> (batch, heads, rows, columns), a view."""
+    rows = states.shape[2]
+    by_distance = states @ vectors.columns(slice(0, states.shape[1]))[..., : aligned(rows + columns - 1)]
+    return RelativeShift(by_distance, rows, columns).by_pair
 
 
 def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
@@ -151,8 +183,12 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
     if key.shape[2] == 0 or any(table.rows.dim() != 1 for table in tables):
         return False
     # Whole matrices of weights would have to come from another function.
-    has_values = any(table.value_table is not None for table in tables)
-    return has_values or query.shape[1] * query.shape[2] * key.shape[2] >= FEWEST_SCORES
+    if any(table.value_table is not None for table in tables):
+        return True
+    scores = query.shape[1] * query.shape[2] * key.shape[2]
+    if tables and reads_through_views(query) and query.shape[0] * scores <= FEWEST_SCORES_WITH_VIEWS:
+        return False
+    return scores >= FEWEST_SCORES
 
 
 def leaves_causal_mask_to_kernel(mask, module: nn.Module, query: torch.Tensor) -> bool:
@@ -196,6 +232,38 @@ def additive_mask(
     nowhere = ~attended.any(-1, keepdim=True)
     bias = torch.where(attended, bias, torch.finfo(bias.dtype).min).masked_fill(nowhere, 0.0)
     return query.masked_fill(nowhere, 0.0), bias
+
+
+def whole_position_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+) -> torch.Tensor:
+    """Attention with whole matrices of what is added to the scores: by PyTorch's kernel, or, where that is faster, written out.
+
+    Args:
+        query, key, value: (batch, heads, query or key, head_dim).
+        bias: (batch or 1, heads or 1, query, key), added to the content score.
+        mask: boolean or additive, (batch or 1, heads or 1, query or 1, key), or None.
+
+    Returns:
+        (batch, query, heads, head_dim).
+    """
+    shape = query.shape[:2]
+    is_whole = bias.shape[:2] == shape and query.dtype == bias.dtype == torch.float32
+    if is_whole and mask is None and not dropout and reads_through_views(query):
+        query, key, value, bias = (tensor.flatten(0, 1) for tensor in (query, key, value, bias))
+        weights = torch.baddbmm(bias, query, key.mT, alpha=scaling).softmax(-1)
+        output = torch.bmm(weights, value).unflatten(0, shape)
+    else:
+        query, bias = additive_mask(query, bias.to(key.dtype), mask)
+        settings = {"attn_mask": bias, "dropout_p": dropout, "scale": scaling}
+        output = nn.functional.scaled_dot_product_attention(query, key, value, **settings)
+    return output.transpose(1, 2).contiguous()
 
 
 def eager_position_attention(
@@ -524,7 +592,8 @@ class PositionSelfAttention:
             inputs = content_query, query, key, value, terms, mask
             return blockwise_attention(*inputs, scaling, dropout, is_causal), None
 
-        terms = [by_distance(term) for term in terms]
+        if not reads_through_views(query):
+            terms = [by_distance(term) for term in terms]
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
         if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
@@ -538,5 +607,5 @@ class PositionSelfAttention:
             settings |= {"position_bias": bias, "value_terms": value_terms}
             return eager_position_attention(self, content_query, key, value, attention_mask, **settings)
         mask = dense_mask(attention_mask, self, query, key)
-        content_query, mask = additive_mask(content_query, bias.to(key.dtype), mask)
-        return ALL_ATTENTION_FUNCTIONS["sdpa"](self, content_query, key, value, mask, **settings)
+        scaling, dropout = settings["scaling"], settings["dropout"]
+        return whole_position_attention(content_query, key, value, bias, mask, scaling, dropout), None

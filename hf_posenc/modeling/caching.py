@@ -38,6 +38,8 @@ LARGE = 1 << 16
 
 # A tensor, or several (None among them for what is not needed).
 Result = TypeVar("Result")
+# By the id of a matrix: the product of its snapshot's vector with it, as the row of a product of so many rows.
+Products = dict[int, tuple[int, torch.Tensor]]
 
 # By module, and outside of it: no copy, pickle or state dict of a model carries this along.
 _cache: "weakref.WeakKeyDictionary[nn.Module, Kept]" = weakref.WeakKeyDictionary()
@@ -72,6 +74,7 @@ def cached(
     constants: tuple,
     compute: Callable[[], Result],
     otherwise: Callable[[], Result] | None = None,
+    products: "Products | None" = None,
 ) -> Result:
     """`compute()`, or what it returned last if nothing that it depends on has changed since.
 
@@ -86,6 +89,7 @@ def cached(
         constants: the settings that it reads beside those of the modules: numbers, names, tuples of them.
         compute: a function of the three, and of nothing else that can change.
         otherwise: called in its place where nothing is kept.
+        products: what [`vectors_of`] gave, multiplied with the same matrices beside hidden states.
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
@@ -95,7 +99,7 @@ def cached(
         return (otherwise or compute)()
     settings = constants, [_settings_of(module) for module in modules]
     last = _cache.get(owner)
-    if last is not None and last.holds(sources, settings):
+    if last is not None and last.holds(sources, settings, products or {}):
         return last.result
     # Taken first: who changes a parameter meanwhile, in another thread, finds other values than these.
     snapshots = [Snapshot(source) for source in sources]
@@ -105,6 +109,20 @@ def cached(
         if tensor is not None:
             declare_constant(tensor)
     return result
+
+
+def vectors_of(owner: nn.Module, modules: Iterable[nn.Linear]) -> list[torch.Tensor] | None:
+    """The vectors, (1, in_features) each, whose products tell whether the modules' matrices still are what they were, if any.
+
+    Where hidden states are multiplied with a matrix anyway, its vector as one more row costs less than reading the matrix for it
+    alone, which takes as long as the product of a short text. [`cached`] takes these products.
+    """
+    modules, last = list(modules), _cache.get(owner)
+    if last is None or not caches_on(torch.device("cpu")) or not all(is_plain(module) for module in modules):
+        return None
+    vectors = {id(snapshot.source()): snapshot.vector for snapshot in last.snapshots if snapshot.is_by_product}
+    found = [vectors.get(id(module.weight)) for module in modules]
+    return None if any(vector is None for vector in found) else [vector[None] for vector in found]
 
 
 def clear_cache() -> None:
@@ -129,7 +147,8 @@ def caches_on(device: torch.device) -> bool:
 
 
 def _may_cache(sources: list[torch.Tensor]) -> bool:
-    return all(caches_on(source.device) and type(source) in (torch.Tensor, nn.Parameter) for source in sources)
+    types, devices = {type(source) for source in sources}, {source.device for source in sources}
+    return types <= {torch.Tensor, nn.Parameter} and all(map(caches_on, devices))
 
 
 def _settings_of(module: nn.Module) -> list[tuple[str, Any]]:
@@ -150,21 +169,33 @@ class Snapshot:
     """
 
     def __init__(self, source: torch.Tensor):
-        self.is_by_product = _is_large(source) and not source.is_inference()
+        # Nobody writes to a constant.
+        self.is_by_product = _is_large(source) and not source.is_inference() and not is_constant(source)
         if not self.is_by_product:
-            # Nobody writes to a constant.
             self.copy = source if is_constant(source) else source.detach().clone()
             return
         self.source, self.place = weakref.ref(source), _place_of(source)
         sizes = source.detach().abs().amax(0).clamp_(min=torch.finfo(source.dtype).tiny ** 0.5)
         self.vector = _random_vector(source.shape[1], source.dtype) / sizes
         self.product = source.detach() @ self.vector
+        # The same product among so many rows: each number of rows may round it in another way.
+        self.rows: dict[int, torch.Tensor] = {}
 
-    def is_of(self, source: torch.Tensor) -> bool:
-        """Whether a tensor is what was seen."""
+    def is_of(self, source: torch.Tensor, product: tuple[int, torch.Tensor] | None = None) -> bool:
+        """Whether a tensor is what was seen.
+
+        Args:
+            product: of the vector with the tensor, if it is known: the number of rows of the product that it is from, and it.
+        """
         if self.is_by_product:
-            is_same = self.source() is source and self.place == _place_of(source)
-            return is_same and torch.equal(source.detach() @ self.vector, self.product)
+            if self.source() is not source or self.place != _place_of(source):
+                return False
+            if product is not None and (row := self.rows.get(product[0])) is not None and torch.equal(row, product[1]):
+                return True
+            is_same = torch.equal(source.detach() @ self.vector, self.product)
+            if is_same and product is not None:
+                self.rows[product[0]] = product[1].clone()
+            return is_same
         copy = self.copy
         return copy is source or (
             copy.dtype == source.dtype and copy.shape == source.shape and torch.equal(copy, source)
@@ -197,10 +228,12 @@ class Kept:
     settings: tuple
     result: Any
 
-    def holds(self, sources: list[torch.Tensor], settings: tuple) -> bool:
+    def holds(self, sources: list[torch.Tensor], settings: tuple, products: Products) -> bool:
         """Whether it would be the same, computed from these."""
         return (
             settings == self.settings
             and len(sources) == len(self.snapshots)
-            and all(snapshot.is_of(source) for snapshot, source in zip(self.snapshots, sources))
+            and all(
+                snapshot.is_of(source, products.get(id(source))) for snapshot, source in zip(self.snapshots, sources)
+            )
         )

@@ -13,7 +13,8 @@ from .blocks import LINE, aligned
 
 # Of so many distances at most, the layout of a constant table is kept with it: where more are, products take the time.
 KEPT_DISTANCES = 1024
-# Tables that nobody writes to as long as they live; with each the last layout of it, if any: rows per distance, and columns.
+# Tensors that nobody writes to as long as they live; with each what was last made of it, if anything: of a table rows per distance
+# and columns, of rows their reverse.
 _constants: "WeakTensorKeyDictionary" = WeakTensorKeyDictionary()
 
 
@@ -27,21 +28,30 @@ def is_constant(tensor: torch.Tensor) -> bool:
     return tensor in _constants
 
 
+def reversed_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Rows per distance, (distances,), counted from the other end; those of a constant are kept with it."""
+    if not is_constant(rows):
+        return rows.flip(0)
+    if _constants[rows] is None:
+        _constants[rows] = rows.flip(0)
+    return _constants[rows]
+
+
 class RelativeShift:
     """One memory seen per distance and per pair: the relative shift of Transformer-XL, as a view.
 
     Attributes:
-        by_distance: (heads, rows, width), `width` rows + columns - 1 or somewhat more; entry c of row i belongs to the
+        by_distance: (..., rows, width), contiguous, `width` rows + columns - 1 or somewhat more; entry c of row i belongs to the
             distance c - (rows - 1).
-        by_pair: (heads, rows, columns), the same numbers: entry (i, j) is that of the distance j - i.
+        by_pair: (..., rows, columns), the same numbers: entry (i, j) is that of the distance j - i.
     """
 
     def __init__(self, by_distance: torch.Tensor, rows: int, columns: int):
         self.by_distance = by_distance
-        width = by_distance.shape[-1]
+        *outer, _, width = by_distance.shape
         self.by_pair = by_distance.as_strided(
-            (by_distance.shape[0], rows, columns),
-            (rows * width, width - 1, 1),
+            (*outer, rows, columns),
+            (*by_distance.stride()[:-2], width - 1, 1),
             by_distance.storage_offset() + rows - 1,
         )
 
@@ -166,6 +176,8 @@ class Table:
         # Those of a longer sequence serve a shorter one, whose distances lie in the middle of its own.
         kept = _constants[table]
         if kept is not None:
+            if kept[0] is rows:
+                return kept[1][heads]
             before, is_odd = divmod(len(kept[0]) - len(rows), 2)
             if before >= 0 and not is_odd and torch.equal(kept[0][before : before + len(rows)], rows):
                 return kept[1][heads, :, before : before + len(rows) + LINE - 1]

@@ -12,9 +12,9 @@ from .blocks import AttentionShape, Clipping, clipping_of, equal_parts
 BLOCK_SIZE, FEWEST_HEADS = 1 << 20, 4
 # Queries of a block, and keys of it that are multiplied with their own rows of a table at a time.
 ROWS, KEYS = 128, 64
-# Weights of sequences with so many pairs or fewer are kept for the backward pass: they take less than a layer's other
-# activations do, and less time to write than to compute again.
-KEPT_PAIRS = 128 * 128
+# Weights of sequences with so many pairs or fewer are kept for the backward pass: with heads of 64 numbers they take about half of
+# what a layer's other activations take at 512 tokens, and less time to write and read than to compute again.
+KEPT_PAIRS = 512 * 512
 # From so many keys on, PyTorch's kernel takes what it can, and where keys have a table and every distance vectors of its own,
 # blocks have four times as many queries, and two times as many such keys: they meet fewer distances beside their pairs.
 MANY_KEYS = 2048

@@ -6,17 +6,21 @@ from tiny import PATHS
 from hf_posenc.modeling import attention
 
 
-FEWEST_SCORES = attention.FEWEST_SCORES
+def compute_in_blocks(monkeypatch) -> None:
+    """Sequences of any length, with and without gradients."""
+    for limit in ("FEWEST_SCORES", "FEWEST_SCORES_WITH_VIEWS"):
+        monkeypatch.setattr(attention, limit, 0)
 
 
 @pytest.fixture
 def blocks_for_all_lengths(monkeypatch):
     """Tiny inputs take the way of long ones."""
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
+    compute_in_blocks(monkeypatch)
 
 
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch) -> str:
     """The way of short inputs, whole matrices, and that of long ones, blocks: a test is run with each, unless it is given one."""
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0 if request.param == "blocks" else FEWEST_SCORES)
+    if request.param == "blocks":
+        compute_in_blocks(monkeypatch)
     return request.param

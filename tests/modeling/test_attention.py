@@ -7,6 +7,9 @@ import tiny
 import torch
 
 from hf_posenc import position_parameters
+from hf_posenc.modeling import attention
+from hf_posenc.modeling.distance_products import declare_constant
+from hf_posenc.modeling.scheme import RelativeTerm
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -350,3 +353,61 @@ def test_attention_dropout_is_applied_with_score_terms():
         assert (first - second).abs().max() > 1e-3
         mean = torch.stack([run(model, backend, **inputs) for _ in range(100)]).mean(0)
         assert (mean - quiet).abs().mean() < (first - quiet).abs().mean() / 2
+
+
+@tiny.cross(
+    tables=[("query",), ("key",), ("query", "key"), ("query", "key", "bias")],
+    lengths=[(1, 1), (7, 7), (16, 16), (3, 9), (1, 6)],
+    shared=[False, True],
+    batch=[1, 3],
+    constant=[False, True],
+)
+def test_products_read_through_views_are_those_that_are_gathered(
+    tables, lengths, shared, batch, constant, monkeypatch
+):
+    torch.manual_seed(0)
+    (query_length, key_length), heads, head_dim, count = lengths, 4, 6, 11
+    rows = torch.randint(count, (query_length + key_length - 1,))
+    made = {
+        f"{name}_table": torch.randn(1 if shared else heads, count, head_dim, dtype=torch.float64)
+        for name in tables
+        if name != "bias"
+    }
+    if constant:
+        for tensor in (rows, *made.values()):
+            declare_constant(tensor)
+    if "bias" in tables:
+        made["query_bias"] = torch.randn(heads, head_dim, dtype=torch.float64)
+    term = RelativeTerm(rows, **made)
+    query, key = (
+        torch.randn(batch, length, heads, head_dim, dtype=torch.float64).transpose(1, 2)
+        for length in (query_length, key_length)
+    )
+    gathered = attention.score_bias(query, key, [term])
+    assert not attention.reads_through_views(query)
+    with torch.no_grad():
+        for _ in range(2):  # the second time from what is kept with constants
+            assert attention.reads_through_views(query)
+            seen = attention.score_bias(query, key, [term])
+            torch.testing.assert_close(seen, gathered, rtol=0, atol=1e-12)
+
+
+@tiny.cross(
+    mask=[None, "padding", "additive"], shared=[False, True], dtype=[torch.float32, torch.float64, torch.bfloat16]
+)
+def test_attention_written_out_for_short_texts_is_that_of_the_kernel(mask, shared, dtype):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 9, 4, 6, dtype=dtype).transpose(1, 2) for _ in range(3))
+    bias = torch.randn(1 if shared else 2, 4, 9, 9, dtype=dtype)
+    attended = torch.rand(2, 1, 9, 9) < 0.7
+    attended[..., 0] = True
+    given = {"padding": attended, "additive": torch.where(attended, 0.5, -torch.inf).to(dtype)}.get(mask)
+    scores = query.double() @ key.double().mT * 0.3 + bias.double()
+    if mask is not None:
+        scores = scores.masked_fill(~attended, -torch.inf) + (0.5 if mask == "additive" else 0.0)
+    expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
+    with torch.no_grad():
+        output = attention.whole_position_attention(query, key, value, bias, given, 0.3)
+    assert output.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)

@@ -387,7 +387,7 @@ def test_short_sequences_by_whole_matrices_give_the_same(scheme, monkeypatch):
     model = tiny.build(scheme).double()
     used = []
     monkeypatch.setattr(attention, "blockwise_attention", lambda *given: used.append(1) or blockwise_attention(*given))
-    found = []
+    found = []  # with gradients, by gathering
     # Values by distance have no other way, but by way of `eager`.
     for fewest, count in ((0, 2), (1 << 15, 4 if scheme == "relative" else 2)):
         monkeypatch.setattr(attention, "FEWEST_SCORES", fewest)

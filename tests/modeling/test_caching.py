@@ -159,6 +159,60 @@ def kept() -> Kept:
     return kept
 
 
+class KeptWithProducts(Kept):
+    """The same, told by a product with hidden states that is computed anyway."""
+
+    @torch.no_grad()
+    def is_computed(self, tokens: int = 16) -> bool:
+        before, states = self.calls, torch.randn(tokens, self.linear.in_features)
+        vectors = caching.vectors_of(self.linear, [self.linear])
+        assert (vectors is None) == (before == 0)
+        joint = self.linear(torch.cat([states, *(vectors or [])]))
+        products = {id(self.linear.weight): (len(joint), joint[-1])} if vectors else None
+        found = caching.cached(self.linear, [self.linear], [self.rows], (), self.compute, products=products)
+        assert torch.equal(found, self.linear(self.rows))
+        return self.calls > before
+
+
+@pytest.fixture
+def kept_with_products() -> KeptWithProducts:
+    torch.manual_seed(0)
+    kept = KeptWithProducts(nn.Linear(256, 512))
+    assert kept.is_computed()
+    return kept
+
+
+def test_a_product_with_hidden_states_tells_what_reading_the_matrix_tells(kept_with_products, monkeypatch):
+    weight = kept_with_products.linear.weight.data
+    for _ in range(2):
+        assert not any(kept_with_products.is_computed(tokens) for tokens in (1, 16, 17))
+        # Each number of rows is known by now, and nothing is read for it alone.
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "__matmul__", None)
+            assert not any(kept_with_products.is_computed(tokens) for tokens in (1, 16, 17))
+        before = weight.clone()
+        for change in (weight[300, 77].add_, weight[5].mul_, weight.mul_):
+            change(1 + 1e-2)
+            assert kept_with_products.is_computed() and not kept_with_products.is_computed()
+        weight.copy_(before)
+        assert kept_with_products.is_computed()
+        kept_with_products.linear.bias.data[3] += 1
+        assert kept_with_products.is_computed()
+
+
+@pytest.mark.parametrize("change", ["training", "hook", "parametrization"])
+def test_no_vectors_are_given_for_a_module_that_is_more_than_a_matrix(kept_with_products, change):
+    linear = kept_with_products.linear
+    if change == "training":
+        linear.train()
+    elif change == "hook":
+        linear.register_forward_hook(lambda *arguments: None)
+    else:
+        nn.utils.parametrizations.weight_norm(linear)
+    with torch.no_grad():
+        assert caching.vectors_of(linear, [linear]) is None
+
+
 def test_which_changes_are_seen_is_not_known_beforehand(kept):
     """Whoever knows the vector that tells changes can make one that it does not tell."""
     vector = torch.randn(256, generator=torch.Generator().manual_seed(0))

@@ -68,10 +68,10 @@ def test_clipping_is_made_use_of_where_it_saves_enough():
 @pytest.mark.parametrize(
     "kinds, length, facts, keeps",
     [
-        ({QueryTable}, 128, {"has_backward": True}, True),
-        ({QueryTable}, 128, {}, False),
-        ({QueryTable}, 129, {"has_backward": True}, False),
-        ({DistanceBias}, 128, {"has_backward": True, "dropout": True}, True),
+        ({QueryTable}, 512, {"has_backward": True}, True),
+        ({QueryTable}, 512, {}, False),
+        ({QueryTable}, 513, {"has_backward": True}, False),
+        ({DistanceBias}, 512, {"has_backward": True, "dropout": True}, True),
         # PyTorch's kernel does not tell its weights.
         ({DistanceBias}, 128, {"has_backward": True}, False),
     ],

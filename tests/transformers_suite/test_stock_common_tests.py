@@ -81,6 +81,7 @@ def test_common_tests_pass_in_blocks_and_skip_nothing_that_passes_in_eager(case,
 
     monkeypatch.setattr(stock_attention, "blockwise_attention", counted)
     monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)
     eager = run(modeling, case, "eager")
     assert not calls

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from ...modeling.attention import additive_mask, carrying_tangents, flex_position_attention, score_bias, suits_blocks
+from ...modeling.attention import (
+    carrying_tangents,
+    flex_position_attention,
+    score_bias,
+    suits_blocks,
+    whole_position_attention,
+)
 from ...modeling.blockwise import Term, blockwise_attention
 from ...modeling.scheme import PairTerm, is_traced
 from ..unpadding import packing_of_states
@@ -115,10 +121,8 @@ def _attend_whole(query, key, value, terms, mask, scaling: float, dropout: float
     if bias is None and mask is not None:
         bias = query.new_zeros(1, 1, 1, 1)
     if bias is not None:
-        query, bias = additive_mask(query, bias.to(query.dtype), mask)
-    output = nn.functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling
-    )
+        return whole_position_attention(query, key, value, bias, mask, scaling, dropout)
+    output = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2)
 
 

@@ -17,7 +17,8 @@ from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
 from ...modeling.attention import split_heads
-from ...modeling.caching import cached, is_plain
+from ...modeling.caching import Products, cached, caches_on, is_plain, vectors_of
+from ...modeling.distance_products import declare_constant
 from ...modeling.relative_positions import expand_to_pairs, relative_distances
 from ...modeling.scheme import RelativeTerm, is_traced
 from ...modeling.stock_interface import Receives
@@ -29,8 +30,9 @@ from .attention import IMPLEMENTATIONS, TokenMask, self_attend
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
 ENCODERS = (v1.DebertaEncoder, v2.DebertaV2Encoder)
 SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
-# So many rows are projected in less time than is needed to see that the projections of before still hold.
-FEW_ROWS = 64
+# So many rows of the table, and tokens with further rows beside them, are multiplied with a matrix in little more time than
+# reading the matrix takes.
+FEW_ROWS, FEW_TOKENS = 64, 96
 
 
 class RelativeRows(NamedTuple):
@@ -69,6 +71,7 @@ def _reached(length: int, span: int, buckets: int, max_distance: int) -> tuple[t
     """[`rows_of_table`] on CPUs, kept; and the first row that is reached, and the one after the last."""
     with torch.inference_mode(False):  # they may be used in training later
         relative, rows = rows_of_table(length, span, buckets, max_distance, torch.device("cpu"))
+        declare_constant(rows)
         start, stop = int(rows.min()), int(rows.max()) + 1
         return relative, rows, start, stop
 
@@ -204,22 +207,42 @@ def _project_v2(
     scaling = 1 / math.sqrt(attention.attention_head_size * (1 + ("c2p" in types) + ("p2c" in types)))
     if _projects_jointly(attention, distances, table):
         return _project_jointly(attention, hidden_states, distances, table, scaling)
-    inputs = (attention.query_proj, attention.key_proj, attention.value_proj)
-    query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
+    query, key, products = _project_with_vectors(attention, hidden_states)
+    query, key, value = (split_heads(states, heads) for states in (query, key, attention.value_proj(hidden_states)))
     key_projection = query_projection = None
     if attention.relative_attention:  # without, the types still count for the scale
         own = "" if attention.share_att_key else "pos_"
         key_projection = getattr(attention, f"{own}key_proj") if "c2p" in types else None
         query_projection = getattr(attention, f"{own}query_proj") if "p2c" in types else None
-    terms = _terms(attention, distances, table, key_projection, query_projection, scaling)
+    terms = _terms(attention, distances, table, key_projection, query_projection, scaling, products)
     return query, key, value, scaling, terms
 
 
+def _project_with_vectors(
+    attention: nn.Module, hidden_states: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, Products]:
+    """Queries and keys, (batch, length, hidden_size), and products that tell whether what was projected before still holds."""
+    projections = attention.query_proj, attention.key_proj
+    count, vectors = hidden_states.shape[:2].numel(), None
+    if not is_traced() and count <= FEW_TOKENS and attention.share_att_key:
+        vectors = vectors_of(attention, projections)
+    if vectors is None:
+        return *(projection(hidden_states) for projection in projections), {}
+    joint = torch.cat([hidden_states.flatten(0, 1), *vectors])
+    outputs = [projection(joint) for projection in projections]
+    products = {
+        id(projection.weight): (len(joint), output[count + index])
+        for index, (projection, output) in enumerate(zip(projections, outputs))
+    }
+    return *(output[:count].unflatten(0, hidden_states.shape[:2]) for output in outputs), products
+
+
 def _projects_jointly(attention: nn.Module, distances: RelativeRows, table: torch.Tensor | None) -> bool:
-    """Whether hidden states and rows of the table make one product with each matrix: a short text takes as long as reading
-    the matrix does."""
+    """Whether hidden states and rows of the table make one product with each matrix, where nothing is kept: a short text takes
+    as long as reading the matrix does."""
     return (
         attention.share_att_key
+        and not (table is not None and caches_on(table.device))
         and bool(attention.pos_att_type)
         and table is not None
         and distances.rows is not None
@@ -252,6 +275,7 @@ def _terms(
     key_projection: nn.Module | None,
     query_projection: nn.Module | None,
     scaling: float,
+    products: Products | None = None,
 ) -> list[RelativeTerm]:
     """c2p and p2c with the rows of the table that the distances reach."""
     projections = [module for module in (key_projection, query_projection) if module is not None]
@@ -266,9 +290,10 @@ def _terms(
 
     # What is kept serves all lengths; what is not, only needs the rows that this length reaches.
     constants = scaling, attention.num_attention_heads
-    tables, rows, modules = None, distances.rows, [attention.pos_dropout, *projections]
-    if distances.stop - distances.start > FEW_ROWS:
-        tables = cached(attention, modules, (table,), constants, lambda: project(table), otherwise=lambda: None)
+    rows, modules = distances.rows, [attention.pos_dropout, *projections]
+    tables = cached(
+        attention, modules, (table,), constants, lambda: project(table), otherwise=lambda: None, products=products
+    )
     if tables is None:
         tables, rows = project(table[distances.start : distances.stop]), rows - distances.start
     tables = list(tables)
