@@ -246,21 +246,26 @@ def main() -> None:
     parser.add_argument("--candidates", nargs="+", type=int, default=[20, 50, 100], help="texts of a request")
     parser.add_argument("--lists", type=int, default=20, help="requests of each kind")
     parser.add_argument("--name", default="serving", help="name of the results")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before with as many requests")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
-    rows: list[Row] = []
+    settings = {"lists": arguments.lists, "longest": LONGEST}
+    before = report.stopped_at(arguments.name, settings) if arguments.resume else {}
+    rows = [Row(**row) for row in before.get("rows", [])]
+    done = {(row.shape, row.task, row.candidates) for row in rows}
     for shape in arguments.shapes:
         for task in arguments.tasks:
+            wanted = [candidates for candidates in arguments.candidates if (shape, task, candidates) not in done]
+            if not wanted:
+                continue
             with tempfile.TemporaryDirectory() as folder:
                 found = Contestants(task, known[shape], Path(folder))
-                for candidates in arguments.candidates:
+                for candidates in wanted:
                     given = requests(arguments.data, candidates, arguments.lists)
                     rows += measure(shape, task, candidates, found, given)
                     print(table(rows[-len(found.calls) :]), flush=True)
-                    settings = {"lists": arguments.lists, "longest": LONGEST}
-                    report.write(
-                        arguments.name, {"settings": settings, "rows": [asdict(row) for row in rows]}, table(rows)
-                    )
+                    entries = [asdict(row) for row in rows]
+                    report.write(arguments.name, {"settings": settings, "rows": entries}, table(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -223,11 +223,13 @@ def _project_with_vectors(
 ) -> tuple[torch.Tensor, torch.Tensor, Products]:
     """Queries and keys, (batch, length, hidden_size), and products that tell whether what was projected before still holds."""
     projections = attention.query_proj, attention.key_proj
-    count, vectors = hidden_states.shape[:2].numel(), None
-    if not is_traced() and count <= FEW_TOKENS and attention.share_att_key:
+    vectors = None
+    # A number of tokens that is looked at while it is traced would be fixed.
+    if attention.share_att_key and not is_traced() and hidden_states.shape[:2].numel() <= FEW_TOKENS:
         vectors = vectors_of(attention, projections)
     if vectors is None:
         return *(projection(hidden_states) for projection in projections), {}
+    count = hidden_states.shape[:2].numel()
     joint = torch.cat([hidden_states.flatten(0, 1), *vectors])
     outputs = [projection(joint) for projection in projections]
     products = {
