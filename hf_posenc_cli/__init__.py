@@ -7,6 +7,7 @@ hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
 hf-posenc convert path/to/checkpoint --out outputs/t5 --position-scheme t5 --text corpus/
 hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
+hf-posenc export onnx outputs/t5 model.onnx
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
@@ -326,6 +327,32 @@ def compare(
     if out is not None:
         write_whole({out: found.to_json()})
     typer.echo(found.table())
+
+
+exports = typer.Typer(help="Write a model in another format.", rich_markup_mode=None)
+app.add_typer(exports, name="export")
+
+
+@exports.callback()
+def _exports() -> None:
+    """Write a model in another format."""
+
+
+@exports.command("onnx")
+def export_onnx(
+    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a variant, or a stock model.")],
+    out: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx; whole or not at all.")],
+    revision: Revision = None,
+) -> None:
+    """Write a model as ONNX, for ONNX Runtime.
+
+    Variants of all families and schemes, with their heads, and stock models of the same families and of DeBERTa (v1, v2, v3); any
+    batch and length. What depends on parameters alone is in the file as numbers. Before the file is there, ONNX Runtime has
+    computed what PyTorch computes, at several shapes and with padding. Needs the extra `export`.
+    """
+    from hf_posenc.integrations import onnx
+
+    typer.echo(onnx.export(checkpoint, out, revision))
 
 
 @app.command()

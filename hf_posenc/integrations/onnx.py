@@ -1,0 +1,599 @@
+"""Models as ONNX, written for ONNX Runtime on CPUs.
+
+`torch.onnx.export` records a model whose attention is written for the purpose: ONNX Runtime's own operator for attention
+(`com.microsoft.MultiHeadAttention`, with the position terms as its bias), and the scores of tables by distance as a function
+of a few nodes that is in the file ([`_score_function`]). What depends on parameters alone is computed then, and is in the file as numbers.
+"""
+
+import functools
+import importlib.util
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .. import inspection
+from ..files import whole_file
+from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
+from ..modeling.blockwise import Term
+from ..modeling.scheme import RelativeTerm
+from ..registry import CONFIG_CLASSES, saved_class
+from .stock_attention import deberta, mpnet
+from .stock_attention.attention import TokenMask
+
+
+OPSET = 20
+EXPORTER = "torch.onnx.export, dynamo"
+LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
+# Where the model has no table that ends.
+LONGEST = 100_000
+# Of a kind of attention, in transformers' tables, while a model is exported.
+IMPLEMENTATION = "hf_posenc_onnx"
+# Own functions in the file, and ONNX Runtime's operators.
+OWN, CONTRIB = "hf_posenc", "com.microsoft"
+# Stock models without a variant whose attention is replaced here; the families with variants are the rest.
+OF_THEIR_OWN = ("deberta", "deberta-v2")
+# Parity: batch x length, and how far results may be apart relative to their size.
+SHAPES, TOLERANCE = ((1, 2), (1, 11), (3, 40), (2, 150), (2, 300)), 1e-4
+# A file of ONNX holds so many bytes.
+LARGEST = (1 << 31) - 1
+
+
+class Exported(NamedTuple):
+    """What was written.
+
+    Attributes:
+        file: where it is.
+        inputs, outputs: their names.
+        longest: number of tokens at which a table ends, or None.
+        difference: largest difference from PyTorch's results where tokens are attended to.
+        metadata: what the file itself says of its making.
+    """
+
+    file: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    longest: int | None
+    difference: float
+    metadata: dict[str, str]
+
+    def __str__(self) -> str:
+        length = "any length" if self.longest is None else f"up to {self.longest} tokens"
+        return (
+            f"{self.file}: {', '.join(self.inputs)} -> {', '.join(self.outputs)}; any batch, {length}; "
+            f"opset {OPSET}; largest difference from PyTorch {self.difference:.1e}"
+        )
+
+
+def export(checkpoint: str | Path, out: str | Path, revision: str | None = None) -> Exported:
+    """Write a checkpoint as ONNX.
+
+    Args:
+        checkpoint: a folder or a name on the Hub; a variant, or a stock model of the same families or DeBERTa (v1, v2, v3).
+        out: the file to write; whole or not at all.
+        revision: branch, tag or commit on the Hub.
+
+    Raises:
+        ImportError: `onnx`, `onnxruntime` or `onnxscript` is not installed (extra `export`).
+        FileExistsError: the file exists.
+        OSError: there is no such checkpoint, or the file cannot be written.
+        ValueError: the checkpoint is of another kind, or ONNX Runtime computes something else than PyTorch does.
+    """
+    out = Path(out)
+    if out.exists():
+        raise FileExistsError(f"{out} exists: name another file, or remove it")
+    check_installed()
+    inspection.check_exists(str(checkpoint), revision)
+    config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
+    check_config(config)
+    model = _class_of(config).from_pretrained(checkpoint, revision=revision, dtype=torch.float32)
+    return export_model(model, out)
+
+
+def check_installed() -> None:
+    """Raise ImportError where a library that exporting needs is not installed."""
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"exporting needs {', '.join(missing)}: pip install 'hf_posenc[export]'")
+    if not hasattr(torch.onnx, "ops"):
+        raise ImportError(f"exporting needs torch 2.8 or newer, this is {torch.__version__}")
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Raise ValueError for a model that is not exported."""
+    if config.model_type not in (*CONFIG_CLASSES, *OF_THEIR_OWN):
+        known = ", ".join(dict.fromkeys((*CONFIG_CLASSES, *OF_THEIR_OWN)))
+        raise ValueError(f"model type {config.model_type!r} is not exported; these are: {known}")
+    if getattr(config, "is_decoder", False):
+        raise ValueError("the model is a decoder (is_decoder); only encoders are exported")
+    if config.model_type == "deberta":
+        deberta.refuse_options(config)
+
+
+def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    if config.model_type in CONFIG_CLASSES:
+        return saved_class(config)
+    [name] = (config.architectures or [])[:1] or [type(config).__name__.removesuffix("Config") + "Model"]
+    found = getattr(transformers, name, None)
+    if found is None or getattr(found, "config_class", None) is not type(config):
+        raise ValueError(f"the checkpoint is a {name}, which is no class of {config.model_type} in transformers")
+    return found
+
+
+class _Outputs(nn.Module):
+    """A model as a function of tensors; of a base model the last hidden state, of a head all that it answers."""
+
+    def __init__(self, model: PreTrainedModel, inputs: tuple[str, ...], outputs: tuple[str, ...]):
+        super().__init__()
+        self.model, self.inputs, self.outputs = model, inputs, outputs
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        answers = self.model(**dict(zip(self.inputs, tensors, strict=True)))
+        return tuple(answers[name] for name in self.outputs)
+
+
+def export_model(model: PreTrainedModel, out: Path) -> Exported:
+    """[`export`] of a model, which is left as it was, but for eval mode while this runs."""
+    check_installed()
+    check_config(model.config)
+    if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
+        raise ValueError("the model is exported in float32: load it with dtype=torch.float32")
+    if sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()) > LARGEST:
+        raise ValueError("the model has more than 2 GiB, which is as much as a file of ONNX holds")
+    trains = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            return _export(model, out)
+    finally:
+        model.train(trains)
+
+
+def _export(model: PreTrainedModel, out: Path) -> Exported:
+    import onnx
+
+    longest = _longest(model.config)
+    examples = _example(model, 2, 10)
+    answers = model(**examples)
+    has_head = model.base_model is not model
+    names = [name for name, value in answers.items() if isinstance(value, torch.Tensor)]
+    outputs = tuple(names) if has_head else ("last_hidden_state",)
+    module = _Outputs(model, tuple(examples), outputs)
+    try:
+        program = _trace(module, examples, longest)
+    except Exception as error:  # of whatever kind the exporter has, some of them a page long
+        raise ValueError(f"the export of {type(model).__name__} failed: {_first_line(error)}") from error
+    fold_constants(program)
+    for function in (_score_function(kind) for kind in KINDS):
+        if any(node.op_type == function.name for node in program.graph.node):
+            program.functions.append(function)
+    _declare_domains(program)
+    metadata = _describe(model, program)
+    onnx.helper.set_model_props(program, metadata)
+    if program.ByteSize() > LARGEST:
+        raise ValueError("the model and its tables have more than 2 GiB, which is as much as a file of ONNX holds")
+    with whole_file(out) as file:
+        onnx.save_model(program, file)
+        difference = check_parity(module, file, longest)
+        metadata["largest difference from PyTorch"] = f"{difference:.1e}"
+        onnx.helper.set_model_props(program, metadata)
+        onnx.save_model(program, file)
+    return Exported(out, tuple(examples), outputs, longest, difference, metadata)
+
+
+def _first_line(error: Exception) -> str:
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+
+
+def _longest(config: PreTrainedConfig) -> int | None:
+    if config.model_type in CONFIG_CLASSES:
+        return inspection.longest_sequence(config)
+    return config.max_position_embeddings if getattr(config, "position_biased_input", True) else None
+
+
+def _example(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Inputs of a model; every row but the first is padded at its end."""
+    config = model.config
+    shape = (batch, 2, length) if type(model).__name__.endswith("ForMultipleChoice") else (batch, length)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, config.vocab_size, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    pad = config.pad_token_id if config.pad_token_id is not None else 0
+    # The id of padding stands for padding alone: some families number positions by it.
+    ids[ids == pad] = (pad + 1) % config.vocab_size
+    for row in range(1, batch):
+        padding = min(3 * row, length - 1)
+        mask[row, ..., length - padding :] = 0
+        ids[row, ..., length - padding :] = pad
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if getattr(config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape, generator=generator)
+    return inputs
+
+
+def _trace(module: _Outputs, examples: dict[str, torch.Tensor], longest: int | None):
+    """The model as `torch.onnx.export` writes it, with this module's attention."""
+    names = ("batch", "choices") if examples["input_ids"].dim() == 3 else ("batch",)
+    shape: dict[int, Any] = {at: torch.export.Dim(name) for at, name in enumerate(names)}
+    shape[len(names)] = torch.export.Dim("length", max=longest or LONGEST)
+    with warnings.catch_warnings(), attention_for_onnx(module.model):
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            module,
+            tuple(examples.values()),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[*examples],
+            output_names=[*module.outputs],
+            dynamic_shapes=((shape,) * len(examples),),
+        )
+    return program.model_proto
+
+
+@contextmanager
+def attention_for_onnx(model: nn.Module) -> Iterator[None]:
+    """Within, what a model's attention computes is recorded in operators of ONNX Runtime."""
+    configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _attend_without_terms)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, _mask_of_tokens)
+    replaced = [
+        (PositionSelfAttention, "_attend", _attend_with_terms),
+        (deberta, "self_attend", _self_attend),
+        (mpnet, "self_attend", _self_attend),
+    ]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in replaced]
+    is_hooked = type(model.base_model).__name__ in ("DebertaModel", "DebertaV2Model", "MPNetModel")
+    try:
+        for config in configs.values():
+            config._attn_implementation = "sdpa" if is_hooked else IMPLEMENTATION
+        for place, name, function in replaced:
+            setattr(place, name, function)
+        yield
+    finally:
+        for place, name, function in originals:
+            setattr(place, name, function)
+        for key, config in configs.items():
+            config._attn_implementation = before[key]
+        for functions in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+            functions._global_mapping.pop(IMPLEMENTATION, None)
+
+
+def _mask_of_tokens(*, attention_mask: torch.Tensor | None = None, **kwargs) -> torch.Tensor | None:
+    """The mask of tokens, (batch, 1, 1, length)."""
+    return None if attention_mask is None else attention_mask[:, None, None, :].bool()
+
+
+def _attend_without_terms(module, query, key, value, attention_mask, scaling=None, **kwargs):
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return multi_head_attention(query, key, value, attention_mask, None, scaling), None
+
+
+def _attend_with_terms(self, content_query, key, value, attention_mask, query, terms, kwargs):
+    """`PositionSelfAttention._attend`."""
+    values = tuple(term for term in terms if isinstance(term, RelativeTerm) and term.value_table is not None)
+    bias = _score_bias(query, key, terms)
+    if values:
+        settings = {"position_bias": bias, "value_terms": values}
+        return eager_position_attention(self, content_query, key, value, attention_mask, self.scaling, **settings)
+    return multi_head_attention(content_query, key, value, attention_mask, bias, self.scaling), None
+
+
+def _self_attend(implementation, module, query, key, value, terms, mask, scaling, dropout):
+    """[`self_attend`] of stock DeBERTa and MPNet. What queries get that are padding is not what they get there."""
+    if isinstance(mask, TokenMask):
+        mask = mask.given[:, None, None, :].bool()
+    if isinstance(mask, torch.Tensor) and mask.shape[2] != 1:
+        mask = mask[:, :, :1]  # of pairs, as transformers makes it of tokens
+    return multi_head_attention(query, key, value, mask, _score_bias(query, key, terms), scaling).flatten(2)
+
+
+def multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    scaling: float,
+) -> torch.Tensor:
+    """ONNX Runtime's operator.
+
+    Args:
+        query, key, value: (batch, heads, length, head_dim).
+        mask: (batch, 1, 1, length), True for what is attended to.
+        bias: (batch or 1, heads or 1, length, length).
+
+    Returns:
+        (batch, length, heads, head_dim).
+    """
+    heads, width = query.shape[1], query.shape[3]
+    states = [states.transpose(1, 2).flatten(2) for states in (query, key, value)]
+    tokens = None if mask is None else mask[:, 0, 0].to(torch.int32)
+    attributes = {"num_heads": heads, "scale": float(scaling), "mask_filter_value": torch.finfo(torch.float32).min}
+    output = torch.onnx.ops.symbolic(
+        f"{CONTRIB}::MultiHeadAttention",
+        [*states, None, tokens, bias],
+        attributes,
+        dtype=query.dtype,
+        shape=states[0].shape,
+        version=1,
+    )
+    return output.unflatten(2, (heads, width))
+
+
+def _score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
+    """[`score_bias`], with tables by distance in few nodes."""
+    parts, others = [], []
+    for term in terms:
+        if not isinstance(term, RelativeTerm) or term.rows.dim() != 1:
+            others.append(term)
+            continue
+        parts += _scores(query, key, term)
+        if term.bias is not None:
+            others.append(RelativeTerm(term.rows, bias=term.bias))
+    rest = score_bias(query, key, others)
+    parts += [] if rest is None else [rest]
+    return functools.reduce(torch.add, parts) if parts else None
+
+
+def _scores(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[torch.Tensor]:
+    """Products with a term's tables, (batch, heads, length, length)."""
+    inputs = {}
+    if term.query_table is not None:
+        inputs["Query"] = term.biased_query(query), term.query_table
+    if term.key_table is not None:
+        inputs["Key"] = key, term.key_table
+    if not inputs:
+        return []
+    tensors = [tensor.contiguous() for pair in inputs.values() for tensor in pair]
+    shape = (*query.shape[:3], key.shape[2])
+    name = f"{OWN}::{''.join(inputs)}Scores"
+    return [torch.onnx.ops.symbolic(name, [term.rows, *tensors], dtype=query.dtype, shape=shape, version=1)]
+
+
+KINDS = (("Query",), ("Key",), ("Query", "Key"))
+
+
+def _score_function(kinds: tuple[str, ...]):
+    """The function of ONNX that computes a term's scores: `QueryScores`, `KeyScores`, `QueryKeyScores`.
+
+    Where the table has more rows than there are distances, it is laid out by distance, multiplied with, and the products are moved by the
+    relative shift: a line of 2 · length numbers, read on as if it had one number less. Otherwise products with the whole table are
+    gathered per pair.
+    """
+    from onnx import TensorProto, helper
+
+    def node(kind: str, inputs: str, outputs: str, domain: str = "", **attributes):
+        return helper.make_node(kind, inputs.split(), outputs.split(), domain=domain, **attributes)
+
+    def constant(name: str, *values: int, scalar: bool = False):
+        tensor = helper.make_tensor(name, TensorProto.INT64, [] if scalar else [len(values)], values)
+        return helper.make_node("Constant", [], [name], value=tensor)
+
+    def branch(name: str, nodes: list):
+        result = helper.make_tensor_value_info(f"{name}_scores", TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [result])
+
+    first = kinds[0].lower()
+    shared = [
+        constant("zero", 0),
+        constant("one", 1),
+        constant("two", 2),
+        constant("last_axis", -1),
+        constant("minus_one", -1),
+        constant("large", 1 << 62),
+        node("Shape", first, "length", start=2, end=3),
+        node("Shape", f"{first}_table", "table_rows", start=-2, end=-1),
+        node("Mul", "length two", "width"),
+        node("LessOrEqual", "width table_rows", "fits"),
+        node("Squeeze", "fits", "is_short"),
+        node("Sub", "length one", "shift"),
+    ]
+    by_shift = [
+        constant("flat", 0, 0, -1),
+        constant("leading", 0, 0),
+        node("Concat", "leading length minus_one", "skewed", axis=0),
+    ]
+    by_pair = [
+        node("Shape", first, "leading_sizes", start=0, end=2),
+        node("Concat", "leading_sizes length length", "pairs", axis=0),
+        constant("scalar_zero", 0, scalar=True),
+        constant("scalar_one", 1, scalar=True),
+        node("Squeeze", "length", "scalar_length"),
+        node("Range", "scalar_zero scalar_length scalar_one", "places"),
+        node("Unsqueeze", "places one", "queries"),
+        node("Unsqueeze", "places zero", "keys"),
+        node("Sub", "keys queries", "distances"),
+        node("Add", "distances shift", "at"),
+    ]
+    for kind in kinds:
+        name = kind.lower()
+        is_key = kind == "Key"
+        rows = "rows"
+        if is_key:
+            # Laid out per key and query: the distances are seen from the other side.
+            by_shift += [
+                constant("small", -(1 << 62)),
+                node("Slice", "rows minus_one small zero minus_one", "key_reversed"),
+            ]
+            rows = "key_reversed"
+        by_shift += [
+            # A row once more, so that lines are even; nobody reads what comes of it.
+            node("Slice", "rows zero one zero" if is_key else "rows minus_one large zero", f"{name}_end"),
+            node("Concat", f"{rows} {name}_end", f"{name}_rows", axis=0),
+            node("Gather", f"{name}_table {name}_rows", f"{name}_laid", axis=-2),
+            node("FusedMatMul", f"{name} {name}_laid", f"{name}_products", CONTRIB, transB=1),
+            node("Reshape", f"{name}_products flat", f"{name}_line"),
+            node("Slice", f"{name}_line shift minus_one last_axis", f"{name}_cut"),
+            node("Reshape", f"{name}_cut skewed", f"{name}_lines"),
+            node("Slice", f"{name}_lines zero length last_axis", f"{name}_by_row"),
+        ]
+        at = "at"
+        if is_key:
+            by_pair.append(node("Transpose", "at", "key_at", perm=[1, 0]))
+            at = "key_at"
+        by_pair += [
+            node("Gather", f"rows {at}", f"{name}_index", axis=0),
+            node("Expand", f"{name}_index pairs", f"{name}_indices"),
+            node("FusedMatMul", f"{name} {name}_table", f"{name}_all", CONTRIB, transB=1),
+            node("GatherElements", f"{name}_all {name}_indices", f"{name}_by_pair", axis=-1),
+        ]
+    for nodes, graph, end in ((by_shift, "shifted", "by_row"), (by_pair, "gathered", "by_pair")):
+        parts = []
+        for kind in kinds:
+            part = f"{kind.lower()}_{end}"
+            if kind == "Key":
+                nodes.append(node("Transpose", part, f"{part}_transposed", perm=[0, 1, 3, 2]))
+                part = f"{part}_transposed"
+            parts.append(part)
+        nodes.append(node("Add" if len(parts) > 1 else "Identity", " ".join(parts), f"{graph}_scores"))
+    choice = helper.make_node(
+        "If",
+        ["is_short"],
+        ["scores"],
+        then_branch=branch("shifted", by_shift),
+        else_branch=branch("gathered", by_pair),
+    )
+    inputs = ["rows", *(name for kind in kinds for name in (kind.lower(), f"{kind.lower()}_table"))]
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_function(OWN, f"{''.join(kinds)}Scores", inputs, ["scores"], [*shared, choice], opsets)
+
+
+def _declare_domains(program) -> None:
+    from onnx import helper
+
+    declared = {entry.domain for entry in program.opset_import}
+    program.opset_import.extend(helper.make_opsetid(name, 1) for name in (OWN, CONTRIB) if name not in declared)
+
+
+def constant_nodes(program) -> list:
+    """The nodes of a model's graph that depend on no input, `Constant` left out, in their order."""
+    known = {tensor.name for tensor in program.graph.initializer}
+    found = []
+    for node in program.graph.node:
+        names = [name for name in node.input if name]
+        if node.op_type == "Constant" or (names and all(name in known for name in names)):
+            known.update(node.output)
+            if node.op_type != "Constant":
+                found.append(node)
+    return found
+
+
+def fold_constants(program) -> None:
+    """Compute what depends on no input, by ONNX Runtime, and put the numbers in its place."""
+    import onnxruntime
+    from onnx import helper, numpy_helper
+
+    graph = program.graph
+    folded = constant_nodes(program)
+    if not folded:
+        return
+    own = {id(node) for node in folded}
+    made = {name for node in folded for name in node.output if name}
+    rest = [node for node in graph.node if id(node) not in own]
+    # What subgraphs read has the outer names.
+    read = {name for node in rest for name in _names_read(node)} | {output.name for output in graph.output}
+    wanted = sorted(made & read)
+    constants = [node for node in graph.node if node.op_type == "Constant"]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in wanted]
+    of_part = {name for node in folded for name in node.input}
+    given = [tensor for tensor in graph.initializer if tensor.name in of_part]
+    part = helper.make_graph([*constants, *folded], "constants", [], outputs, initializer=given)
+    session = onnxruntime.InferenceSession(
+        helper.make_model(part, opset_imports=program.opset_import, ir_version=program.ir_version).SerializeToString(),
+        providers=["CPUExecutionProvider"],
+    )
+    values = session.run(wanted, {})
+    del graph.node[:]
+    graph.node.extend(rest)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in zip(wanted, values))
+    kept = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _names_read(node) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _names_read(inner)
+
+
+def _describe(model: PreTrainedModel, program) -> dict[str, str]:
+    """What the file says of its making, beside the largest difference."""
+    import onnx
+    import onnxruntime
+
+    from .. import __version__
+
+    kinds = [node.op_type for node in program.graph.node]
+    contrib = sorted({node.op_type for node in program.graph.node if node.domain == CONTRIB})
+    own = sorted(function.name for function in program.functions)
+    return {
+        "model": type(model).__name__,
+        "position_scheme": str(getattr(model.config, "position_scheme", "")),
+        "exporter": f"{EXPORTER}; hf_posenc {__version__}, torch {torch.__version__}, onnx {onnx.__version__}",
+        "checked by": f"ONNX Runtime {onnxruntime.__version__}",
+        "opset": str(OPSET),
+        "operators of ONNX Runtime": ", ".join(contrib),
+        "functions": ", ".join(own),
+        "nodes": str(len(kinds)),
+        "constants": "folded",
+        "shapes checked": json.dumps(SHAPES),
+    }
+
+
+def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
+    """The largest difference between ONNX Runtime and PyTorch at several shapes, where tokens are attended to.
+
+    Raises:
+        ValueError: it is too large, relative to the results.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # pybind's, of many kinds
+        raise ValueError(f"ONNX Runtime does not load what was exported: {_first_line(error)}") from error
+    largest = 0.0
+    for seed, (batch, length) in enumerate(SHAPES):
+        if longest is not None and length > longest:
+            continue
+        inputs = _example(module.model, batch, length, seed)
+        expected = module(*inputs.values())
+        try:
+            found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        except Exception as error:
+            raise ValueError(f"ONNX Runtime fails at {batch} x {length}: {_first_line(error)}") from error
+        for name, one, other in zip(module.outputs, expected, map(torch.from_numpy, found), strict=True):
+            if one.shape != other.shape:
+                raise ValueError(f"{name} has shape {tuple(other.shape)} in ONNX, {tuple(one.shape)} in PyTorch")
+            attended = inputs["attention_mask"].bool()
+            if one.shape[: attended.dim()] == attended.shape and one.dim() >= attended.dim():
+                one, other = one[attended], other[attended]
+            difference = (one - other).abs().max().item()
+            size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
+            if not difference <= TOLERANCE * size:  # also if it is no number
+                raise ValueError(
+                    f"ONNX Runtime computes another {name} than PyTorch at {batch} x {length}: {difference:.1e} apart, "
+                    f"where values reach {size:.1e}; nothing is written"
+                )
+            largest = max(largest, difference)
+    return largest
