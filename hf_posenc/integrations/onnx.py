@@ -172,8 +172,11 @@ def _export(model: PreTrainedModel, out: Path) -> Exported:
         program = _trace(module, examples, longest)
     except Exception as error:  # of whatever kind the exporter has, some of them a page long
         raise ValueError(f"the export of {type(model).__name__} failed: {_first_line(error)}") from error
+    # Shapes between nodes are those of the example where this module's operators begin, and ONNX Runtime would believe them.
+    del program.graph.value_info[:]
+    merge_equal_nodes(program)
     fold_constants(program)
-    for function in (_score_function(kind) for kind in KINDS):
+    for function in _functions():
         if any(node.op_type == function.name for node in program.graph.node):
             program.functions.append(function)
     _declare_domains(program)
@@ -286,7 +289,7 @@ def _attend_without_terms(module, query, key, value, attention_mask, scaling=Non
 def _attend_with_terms(self, content_query, key, value, attention_mask, query, terms, kwargs):
     """`PositionSelfAttention._attend`."""
     values = tuple(term for term in terms if isinstance(term, RelativeTerm) and term.value_table is not None)
-    bias = _score_bias(query, key, terms)
+    bias = _score_bias(query, key, terms, attention_mask)
     if values:
         settings = {"position_bias": bias, "value_terms": values}
         return eager_position_attention(self, content_query, key, value, attention_mask, self.scaling, **settings)
@@ -299,7 +302,7 @@ def _self_attend(implementation, module, query, key, value, terms, mask, scaling
         mask = mask.given[:, None, None, :].bool()
     if isinstance(mask, torch.Tensor) and mask.shape[2] != 1:
         mask = mask[:, :, :1]  # of pairs, as transformers makes it of tokens
-    return multi_head_attention(query, key, value, mask, _score_bias(query, key, terms), scaling).flatten(2)
+    return multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling).flatten(2)
 
 
 def multi_head_attention(
@@ -335,14 +338,16 @@ def multi_head_attention(
     return output.unflatten(2, (heads, width))
 
 
-def _score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
+def _score_bias(
+    query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor | None
+) -> torch.Tensor | None:
     """[`score_bias`], with tables by distance in few nodes."""
     parts, others = [], []
     for term in terms:
         if not isinstance(term, RelativeTerm) or term.rows.dim() != 1:
             others.append(term)
             continue
-        parts += _scores(query, key, term)
+        parts += _scores(query, key, term, mask)
         if term.bias is not None:
             others.append(RelativeTerm(term.rows, bias=term.bias))
     rest = score_bias(query, key, others)
@@ -350,7 +355,9 @@ def _score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> to
     return functools.reduce(torch.add, parts) if parts else None
 
 
-def _scores(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[torch.Tensor]:
+def _scores(
+    query: torch.Tensor, key: torch.Tensor, term: RelativeTerm, mask: torch.Tensor | None
+) -> list[torch.Tensor]:
     """Products with a term's tables, (batch, heads, length, length)."""
     inputs = {}
     if term.query_table is not None:
@@ -361,116 +368,188 @@ def _scores(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[
         return []
     tensors = [tensor.contiguous() for pair in inputs.values() for tensor in pair]
     shape = (*query.shape[:3], key.shape[2])
+    # Inputs that are the same in all layers make the same rows in all layers.
+    tokens = query[:, :1, :, :1].transpose(2, 3) if mask is None else mask
+    like = [tokens, query.new_zeros(query.shape[1]), query.new_zeros(tensors[1].shape[-2])]
+    symbolic = functools.partial(torch.onnx.ops.symbolic, shape=shape, version=1)
+    pair_rows = symbolic(f"{OWN}::{PAIR_ROWS}", [term.rows, *like], dtype=torch.int32)
     name = f"{OWN}::{''.join(inputs)}Scores"
-    return [torch.onnx.ops.symbolic(name, [term.rows, *tensors], dtype=query.dtype, shape=shape, version=1)]
+    return [symbolic(name, [term.rows, pair_rows, *tensors], dtype=query.dtype)]
 
 
 KINDS = (("Query",), ("Key",), ("Query", "Key"))
+PAIR_ROWS = "PairRows"
+
+
+def _node(kind: str, inputs: str, outputs: str, domain: str = "", **attributes):
+    from onnx import helper
+
+    return helper.make_node(kind, inputs.split(), outputs.split(), domain=domain, **attributes)
+
+
+def _constant(name: str, *values: int, scalar: bool = False):
+    from onnx import TensorProto, helper
+
+    tensor = helper.make_tensor(name, TensorProto.INT64, [] if scalar else [len(values)], values)
+    return helper.make_node("Constant", [], [name], value=tensor)
+
+
+def _choice(output: str, kind: int, short: list, long: list):
+    """An `If` of two lists of nodes, whose last ones make the result: where the distances are no more than the rows of the table, or more."""
+    from onnx import helper
+
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], kind, None)]
+        )
+        for name, nodes in (("then", short), ("else", long))
+    }
+    return helper.make_node("If", ["is_short"], [output], **branches)
+
+
+def _function(name: str, inputs: list[str], output: str, nodes: list):
+    from onnx import helper
+
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
+    return helper.make_function(OWN, name, inputs, [output], nodes, opsets)
+
+
+def _is_short(table: str, axis: int) -> list:
+    """Nodes that say whether twice the length is no more than the rows of a table, given `length`."""
+    sizes = {"start": axis} if axis == -1 else {"start": axis, "end": axis + 1}
+    return [
+        _constant("two", 2),
+        _node("Shape", table, "table_rows", **sizes),
+        _node("Mul", "length two", "width"),
+        _node("LessOrEqual", "width table_rows", "fits"),
+        _node("Squeeze", "fits", "is_short"),
+    ]
+
+
+def _pair_rows_function():
+    """`PairRows`: the row of each pair, int32 (batch, heads, length, length), where [`_score_function`] gathers; else a 0.
+
+    Inputs: rows (2 · length - 1,), tokens (batch, 1, 1, length), per_head (heads,), per_row (rows of the table,).
+    """
+    from onnx import TensorProto
+
+    nodes = [_node("Shape", "tokens", "length", start=3, end=4), *_is_short("per_row", -1)]
+    nothing = [_constant("none", 0), _node("Cast", "none", "no_rows", to=TensorProto.INT32)]
+    pairs = [
+        _constant("zero", 0),
+        _constant("one", 1),
+        _constant("scalar_zero", 0, scalar=True),
+        _constant("scalar_one", 1, scalar=True),
+        _node("Squeeze", "length", "scalar_length"),
+        _node("Range", "scalar_zero scalar_length scalar_one", "places"),
+        _node("Unsqueeze", "places one", "queries"),
+        _node("Unsqueeze", "places zero", "keys"),
+        _node("Sub", "keys queries", "distances"),
+        _node("Sub", "length one", "shift"),
+        _node("Add", "distances shift", "at"),
+        _node("Cast", "rows", "narrow_rows", to=TensorProto.INT32),
+        _node("Gather", "narrow_rows at", "rows_of_pairs", axis=0),
+        _node("Shape", "tokens", "batch", start=0, end=1),
+        _node("Shape", "per_head", "heads"),
+        _node("Concat", "batch heads length length", "sizes", axis=0),
+        _node("Expand", "rows_of_pairs sizes", "all_rows"),
+    ]
+    nodes.append(_choice("pair_rows", TensorProto.INT32, nothing, pairs))
+    return _function(PAIR_ROWS, ["rows", "tokens", "per_head", "per_row"], "pair_rows", nodes)
 
 
 def _score_function(kinds: tuple[str, ...]):
     """The function of ONNX that computes a term's scores: `QueryScores`, `KeyScores`, `QueryKeyScores`.
 
-    Where the table has more rows than there are distances, it is laid out by distance, multiplied with, and the products are moved by the
-    relative shift: a line of 2 · length numbers, read on as if it had one number less. Otherwise products with the whole table are
-    gathered per pair.
+    Where the table has as many rows as there are distances, it is laid out by distance, multiplied with, and the products are moved by the
+    relative shift: a line of 2 · length numbers, read on as if it had one number less. With more distances than rows, products with
+    the whole table are gathered per pair.
     """
-    from onnx import TensorProto, helper
-
-    def node(kind: str, inputs: str, outputs: str, domain: str = "", **attributes):
-        return helper.make_node(kind, inputs.split(), outputs.split(), domain=domain, **attributes)
-
-    def constant(name: str, *values: int, scalar: bool = False):
-        tensor = helper.make_tensor(name, TensorProto.INT64, [] if scalar else [len(values)], values)
-        return helper.make_node("Constant", [], [name], value=tensor)
-
-    def branch(name: str, nodes: list):
-        result = helper.make_tensor_value_info(f"{name}_scores", TensorProto.FLOAT, None)
-        return helper.make_graph(nodes, name, [], [result])
+    from onnx import TensorProto
 
     first = kinds[0].lower()
-    shared = [
-        constant("zero", 0),
-        constant("one", 1),
-        constant("two", 2),
-        constant("last_axis", -1),
-        constant("minus_one", -1),
-        constant("large", 1 << 62),
-        node("Shape", first, "length", start=2, end=3),
-        node("Shape", f"{first}_table", "table_rows", start=-2, end=-1),
-        node("Mul", "length two", "width"),
-        node("LessOrEqual", "width table_rows", "fits"),
-        node("Squeeze", "fits", "is_short"),
-        node("Sub", "length one", "shift"),
+    nodes = [
+        _constant("zero", 0),
+        _constant("one", 1),
+        _constant("minus_one", -1),
+        _constant("large", 1 << 62),
+        _node("Shape", first, "length", start=2, end=3),
+        *_is_short(f"{first}_table", -2),
+        _node("Sub", "length one", "shift"),
     ]
-    by_shift = [
-        constant("flat", 0, 0, -1),
-        constant("leading", 0, 0),
-        node("Concat", "leading length minus_one", "skewed", axis=0),
+    shifted = [
+        _constant("flat", 0, 0, -1),
+        _constant("leading", 0, 0),
+        _constant("small", -(1 << 62)),
+        _node("Concat", "leading length minus_one", "skewed", axis=0),
     ]
-    by_pair = [
-        node("Shape", first, "leading_sizes", start=0, end=2),
-        node("Concat", "leading_sizes length length", "pairs", axis=0),
-        constant("scalar_zero", 0, scalar=True),
-        constant("scalar_one", 1, scalar=True),
-        node("Squeeze", "length", "scalar_length"),
-        node("Range", "scalar_zero scalar_length scalar_one", "places"),
-        node("Unsqueeze", "places one", "queries"),
-        node("Unsqueeze", "places zero", "keys"),
-        node("Sub", "keys queries", "distances"),
-        node("Add", "distances shift", "at"),
-    ]
+    gathered = []
+    ends: dict[str, list[str]] = {"shifted": [], "gathered": []}
     for kind in kinds:
-        name = kind.lower()
-        is_key = kind == "Key"
-        rows = "rows"
-        if is_key:
+        name, rows = kind.lower(), "rows"
+        if kind == "Key":
             # Laid out per key and query: the distances are seen from the other side.
-            by_shift += [
-                constant("small", -(1 << 62)),
-                node("Slice", "rows minus_one small zero minus_one", "key_reversed"),
-            ]
-            rows = "key_reversed"
-        by_shift += [
+            rows = "reversed_rows"
+            shifted.append(_node("Slice", "rows minus_one small zero minus_one", rows))
+        shifted += [
             # A row once more, so that lines are even; nobody reads what comes of it.
-            node("Slice", "rows zero one zero" if is_key else "rows minus_one large zero", f"{name}_end"),
-            node("Concat", f"{rows} {name}_end", f"{name}_rows", axis=0),
-            node("Gather", f"{name}_table {name}_rows", f"{name}_laid", axis=-2),
-            node("FusedMatMul", f"{name} {name}_laid", f"{name}_products", CONTRIB, transB=1),
-            node("Reshape", f"{name}_products flat", f"{name}_line"),
-            node("Slice", f"{name}_line shift minus_one last_axis", f"{name}_cut"),
-            node("Reshape", f"{name}_cut skewed", f"{name}_lines"),
-            node("Slice", f"{name}_lines zero length last_axis", f"{name}_by_row"),
+            _node("Slice", "rows zero one zero", f"{name}_end"),
+            _node("Concat", f"{rows} {name}_end", f"{name}_rows", axis=0),
+            _node("Gather", f"{name}_table {name}_rows", f"{name}_laid", axis=-2),
+            _node("FusedMatMul", f"{name} {name}_laid", f"{name}_products", CONTRIB, transB=1),
+            _node("Reshape", f"{name}_products flat", f"{name}_line"),
+            _node("Slice", f"{name}_line shift minus_one minus_one", f"{name}_cut"),
+            _node("Reshape", f"{name}_cut skewed", f"{name}_lines"),
+            _node("Slice", f"{name}_lines zero length minus_one", f"{name}_shifted"),
         ]
-        at = "at"
-        if is_key:
-            by_pair.append(node("Transpose", "at", "key_at", perm=[1, 0]))
-            at = "key_at"
-        by_pair += [
-            node("Gather", f"rows {at}", f"{name}_index", axis=0),
-            node("Expand", f"{name}_index pairs", f"{name}_indices"),
-            node("FusedMatMul", f"{name} {name}_table", f"{name}_all", CONTRIB, transB=1),
-            node("GatherElements", f"{name}_all {name}_indices", f"{name}_by_pair", axis=-1),
+        if kind == "Key":
+            shifted.append(_node("Transpose", "key_shifted", "key_transposed", perm=[0, 1, 3, 2]))
+        # (batch, heads, query, rows), or (batch, heads, rows, key): the same pairs find the same rows.
+        factors, axis = ("query query_table", -1) if kind == "Query" else ("key_table key", -2)
+        gathered += [
+            _node("FusedMatMul", factors, f"{name}_by_row", CONTRIB, transB=1),
+            _node("GatherElements", f"{name}_by_row pair_rows", f"{name}_gathered", axis=axis),
         ]
-    for nodes, graph, end in ((by_shift, "shifted", "by_row"), (by_pair, "gathered", "by_pair")):
-        parts = []
-        for kind in kinds:
-            part = f"{kind.lower()}_{end}"
-            if kind == "Key":
-                nodes.append(node("Transpose", part, f"{part}_transposed", perm=[0, 1, 3, 2]))
-                part = f"{part}_transposed"
-            parts.append(part)
-        nodes.append(node("Add" if len(parts) > 1 else "Identity", " ".join(parts), f"{graph}_scores"))
-    choice = helper.make_node(
-        "If",
-        ["is_short"],
-        ["scores"],
-        then_branch=branch("shifted", by_shift),
-        else_branch=branch("gathered", by_pair),
-    )
-    inputs = ["rows", *(name for kind in kinds for name in (kind.lower(), f"{kind.lower()}_table"))]
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIB, 1)]
-    return helper.make_function(OWN, f"{''.join(kinds)}Scores", inputs, ["scores"], [*shared, choice], opsets)
+        ends["shifted"].append("key_transposed" if kind == "Key" else "query_shifted")
+        ends["gathered"].append(f"{name}_gathered")
+    for way, branch in (("shifted", shifted), ("gathered", gathered)):
+        branch.append(_node("Add" if len(kinds) > 1 else "Identity", " ".join(ends[way]), f"scores_{way}"))
+    nodes.append(_choice("scores", TensorProto.FLOAT, shifted, gathered))
+    inputs = ["rows", "pair_rows", *(name for kind in kinds for name in (kind.lower(), f"{kind.lower()}_table"))]
+    return _function(f"{''.join(kinds)}Scores", inputs, "scores", nodes)
+
+
+def _functions() -> list:
+    return [_pair_rows_function(), *map(_score_function, KINDS)]
+
+
+def merge_equal_nodes(program) -> None:
+    """Let what several layers compute alike be computed once: equal small constants, and equal nodes of equal inputs."""
+    graph = program.graph
+    renamed: dict[str, str] = {}
+    seen: dict[tuple, Any] = {}
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) <= 64:
+            content = type(tensor)()
+            content.CopyFrom(tensor)
+            content.ClearField("name")
+            renamed[tensor.name] = seen.setdefault(("", content.SerializeToString()), tensor.name)
+    answers = {output.name for output in graph.output}
+    kept = []
+    for node in graph.node:
+        for at, name in enumerate(node.input):
+            node.input[at] = renamed.get(name, name)
+        attributes = tuple(sorted(attribute.SerializeToString() for attribute in node.attribute))
+        key = node.domain, node.op_type, tuple(node.input), attributes, len(node.output)
+        first = seen.setdefault(key, node)
+        has_graphs = any(attribute.HasField("g") for attribute in node.attribute)
+        if first is node or has_graphs or answers & {*node.output}:
+            kept.append(node)
+        else:
+            renamed.update(zip(node.output, first.output))
+    copies = [type(node).FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
 def _declare_domains(program) -> None:

@@ -243,7 +243,8 @@ def _projects_jointly(attention: nn.Module, distances: RelativeRows, table: torc
     """Whether hidden states and rows of the table make one product with each matrix, where nothing is kept: a short text takes
     as long as reading the matrix does."""
     return (
-        attention.share_att_key
+        not is_traced()  # splitting by a number of tokens would fix it
+        and attention.share_att_key
         and not (table is not None and caches_on(table.device))
         and bool(attention.pos_att_type)
         and table is not None
