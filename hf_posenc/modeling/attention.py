@@ -186,8 +186,8 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
     if any(table.value_table is not None for table in tables):
         return True
     scores = query.shape[1] * query.shape[2] * key.shape[2]
-    if tables and reads_through_views(query) and query.shape[0] * scores <= FEWEST_SCORES_WITH_VIEWS:
-        return False
+    if tables and reads_through_views(query) and all(table.bias is None for table in tables):
+        return query.shape[0] * scores > FEWEST_SCORES_WITH_VIEWS
     return scores >= FEWEST_SCORES
 
 
