@@ -159,7 +159,7 @@ class Row:
 
     Attributes:
         seconds: of each request.
-        speed: by request, the mean of stock's times before and after divided by its own.
+        speed: by request, the mean of the times of stock and its second copy divided by its own; of the second copy, stock's.
         padded: places that stock computes for each token.
         tokens: of all requests.
         error: the largest difference of its scores from stock's.
@@ -179,28 +179,24 @@ class Row:
 def measure(
     shape: str, task: str, candidates: int, found: Contestants, given: list[tuple[str, list[str]]]
 ) -> list[Row]:
-    """Every contestant on every request, in turns, stock before and after each."""
+    """Every contestant on every request, in turns: stock first and its second copy last, or the other way round."""
     seconds: dict[str, list[float]] = {name: [] for name in found.calls}
     speed: dict[str, list[float]] = {name: [] for name in found.calls}
     errors = dict.fromkeys(found.calls, 0.0)
     for name in found.calls:
         found.calls[name](*given[0])
 
-    def timed(name: str, request: tuple[str, list[str]]) -> tuple[float, torch.Tensor]:
-        start = time.perf_counter()
-        answer = found.calls[name](*request)
-        return time.perf_counter() - start, answer
-
-    for request in given:
-        before, expected = timed(STOCK, request)
-        seconds[STOCK].append(before)
-        for name in [name for name in found.calls if name != STOCK]:
-            own, answer = timed(name, request)
-            after, _ = timed(STOCK, request)
-            seconds[name].append(own)
-            speed[name].append((before + after) / 2 / own)
-            errors[name] = max(errors[name], float((answer - expected).abs().max()))
-            before = after
+    order = [STOCK, *(name for name in found.calls if name not in (STOCK, AGAIN)), AGAIN]
+    for turn, request in enumerate(given):
+        answers = {}
+        for name in order if turn % 2 == 0 else reversed(order):
+            start = time.perf_counter()
+            answers[name] = found.calls[name](*request)
+            seconds[name].append(time.perf_counter() - start)
+        for name, answer in answers.items():
+            errors[name] = max(errors[name], float((answer - answers[STOCK]).abs().max()))
+            of_stock = (seconds[STOCK][-1] + seconds[AGAIN][-1]) / 2 if name != AGAIN else seconds[STOCK][-1]
+            speed[name].append(of_stock / seconds[name][-1])
     lengths = [found.lengths(*request) for request in given]
     factor = statistics.fmean(padded(one, BATCH) for one in lengths)
     tokens = sum(map(sum, lengths))
@@ -227,7 +223,7 @@ def table(rows: list[Row]) -> str:
     ]
     lines = []
     for row in rows:
-        speed = f"{statistics.median(row.speed):.2f}" if row.speed else "1"
+        speed = f"{statistics.median(row.speed):.2f}" if row.contestant != STOCK else "1"
         p50, p95 = (f"{1000 * percentile(row.seconds, share):,.0f}" for share in (0.5, 0.95))
         rate = f"{row.tokens / sum(row.seconds):,.0f}"
         what = f"{row.shape}, {row.task}, {row.candidates}"
