@@ -4,6 +4,8 @@ Stock's bias by distance is the scheme `t5` here, so `absolute+t5` computes what
 `position_ids`, stock's bias ignores them, and schemes do not. Stock has eager attention alone, these have all backends.
 """
 
+from typing import Any
+
 import torch
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.mpnet.modeling_mpnet import (
@@ -101,15 +103,16 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         output_attentions: bool = False,
         output_hidden_states: bool = False,
         return_dict: bool = False,
+        given_mask: Any = None,
         given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
         packing: Packing | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...] | BaseModelOutput:
-        hidden_states, own = self.prepare(
-            hidden_states, None, given_position_ids, table_position_ids, base_model, packing
-        )
+        mask = attention_mask if given_mask is None else given_mask
+        where = None, mask, given_position_ids, table_position_ids
+        hidden_states, own = self.prepare(hidden_states, *where, base_model, packing)
         all_hidden_states, all_weights = [hidden_states], []
         for layer in self.layer:
             hidden_states, weights = layer(

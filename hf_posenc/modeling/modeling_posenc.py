@@ -35,7 +35,6 @@ from .stock_interface import (
     ModelInputs,
     Receives,
     asks_for_pooler,
-    cache_in,
     check_adapter_positions,
     stock_forward,
     tells_versions,
@@ -106,20 +105,30 @@ class PositionEncoder:
     Attributes:
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
         family: the family's description.
+        receives: how the stock encoder is called.
         every_layer: the embedding-level positions are added before every layer but the first.
         first_position: the family's first position id.
+        is_causal: queries do not see what follows them.
     """
 
     family: ClassVar[Family]
+    receives: ClassVar[Receives]
     position_schemes: tuple[AttentionScheme, ...]
     every_layer: bool
     first_position: int
+    is_causal: bool
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "receives" not in vars(cls):
+            cls.receives = Receives.of(stock_forward(cls))
 
     def install(self, config, schemes: tuple[AttentionScheme, ...], every_layer: bool) -> None:
         """Register the parameters that layers share."""
         self.position_schemes = schemes
         self.every_layer = every_layer
         self.first_position = config.sizes.first_position
+        self.is_causal = config.sizes.is_decoder
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
 
@@ -132,6 +141,7 @@ class PositionEncoder:
         self,
         hidden_states: torch.Tensor,
         *args,
+        given_mask: Any = None,
         given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
@@ -141,10 +151,13 @@ class PositionEncoder:
         """The stock encoder's, on states that are packed where there is a `packing`.
 
         Args:
+            given_mask: as the caller of the model gave it, from which stock made the mask of pairs that the encoder gets.
             given_position_ids: as the caller of the model gave them; some stock encoders get `position_ids` too.
         """
+        mask, cache, _ = self.receives.mask_and_cache(args, kwargs)
+        mask = mask if given_mask is None else given_mask
         position_ids = kwargs.get("position_ids") if given_position_ids is None else given_position_ids
-        where = cache_in(args, kwargs), position_ids, table_position_ids
+        where = cache, mask, position_ids, table_position_ids
         hidden_states, own = self.prepare(hidden_states, *where, base_model, packing)
         output = super().forward(hidden_states, *args, **kwargs, **own)
         if "packing" in own:
@@ -155,6 +168,7 @@ class PositionEncoder:
         self,
         hidden_states: torch.Tensor,
         cache: Cache | None,
+        mask: Any,
         position_ids: torch.Tensor | None,
         table_position_ids: torch.Tensor | None,
         base_model: ModuleReference | None,
@@ -169,7 +183,7 @@ class PositionEncoder:
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
             own["position_state"] = self._position_state(
-                hidden_states, cache, position_ids, table_position_ids, embeddings
+                hidden_states, cache, mask, position_ids, table_position_ids, embeddings
             )
         if self.every_layer:
             uses_table = self.family.embeddings_of(base_model.module).position_scheme.uses_table
@@ -184,12 +198,12 @@ class PositionEncoder:
         return hidden_states if packing is None else packing.unpad_input(hidden_states), own
 
     def _position_state(
-        self, hidden_states, cache, position_ids, table_position_ids, embeddings: nn.Module | None
+        self, hidden_states, cache, mask, position_ids, table_position_ids, embeddings: nn.Module | None
     ) -> dict:
         """By each scheme's name, the positions and what it wants once per forward; this encoder and the embeddings."""
         if embeddings is None:
             table_position_ids = None
-        positions, table_positions = self._positions(hidden_states, cache, position_ids, table_position_ids)
+        positions, table_positions = self._positions(hidden_states, cache, mask, position_ids, table_position_ids)
         if embeddings is not None:
             given = position_ids if table_position_ids is None else table_position_ids
             embeddings.check_length(hidden_states.shape[1], positions.offset, given)
@@ -199,7 +213,7 @@ class PositionEncoder:
             state[scheme.name] = own, scheme.prepare(own, hidden_states.dtype)
         return state
 
-    def _positions(self, hidden_states, cache, position_ids, table_position_ids) -> tuple[Positions, Positions]:
+    def _positions(self, hidden_states, cache, mask, position_ids, table_position_ids) -> tuple[Positions, Positions]:
         """Where queries and keys are: as the caller counts, and as the table of absolute positions does.
 
         Without positions of the caller's, a token's is its index; RoBERTa-like families count words for their table.
@@ -212,7 +226,7 @@ class PositionEncoder:
             if cache is not None:
                 # The empty slots of a static cache have a position that a table has.
                 key = torch.minimum(key, query[:, -1:])
-            positions = Positions(query, key, past_length, contiguous=True, first=first)
+            positions = Positions(query, key, past_length, True, first, mask, self.is_causal)
             return positions, positions
 
         if position_ids is not None:
@@ -230,6 +244,8 @@ class PositionEncoder:
                 past_length,
                 _follow_each_other(keys[:, kind], past_length + length),
                 first,
+                mask,
+                self.is_causal,
             )
             for kind in range(2)
         )
@@ -274,7 +290,7 @@ class PositionModel:
 
     def for_the_encoder(self, inputs: ModelInputs) -> dict[str, Any]:
         """What the encoder is given beside stock's arguments."""
-        given: dict[str, Any] = {"given_position_ids": inputs.position_ids}
+        given: dict[str, Any] = {"given_mask": inputs.attention_mask, "given_position_ids": inputs.position_ids}
         embeddings, encoder = self.family.embeddings_of(self), self.family.encoder_of(self)
         scheme = embeddings.position_scheme
         repeats_table = encoder.every_layer and scheme is not None and scheme.uses_table

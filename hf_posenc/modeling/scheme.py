@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from transformers import initialization as init
 
 from .flags import Boolean, Choice, Flag
+from .masks import allowed
 from .relative_positions import expand_to_pairs, relative_distances
 
 
@@ -179,6 +180,8 @@ class Positions:
         contiguous: the tokens of each sequence follow each other one by one: `key - query` is `j - i - offset`, and a
             scheme may work per distance instead of per pair.
         first: the family's first position (0, and padding_idx + 1 in RoBERTa-like families).
+        mask: as the caller gave it: by token, (batch, key), by pair in the form of any backend, or None.
+        is_causal: beside a mask by token, or none, queries do not see what follows them (decoders).
     """
 
     query: torch.Tensor
@@ -186,6 +189,41 @@ class Positions:
     offset: int | torch.Tensor
     contiguous: bool
     first: int
+    mask: Any = None
+    is_causal: bool = False
+
+    @property
+    def visible(self) -> torch.Tensor | None:
+        """Where there is something to attend to, bool: (batch, key) by token, (batch or 1, query, key) by pair, or None for
+        everywhere; what follows a query is not looked at here."""
+        mask, length = self.mask, self.key.shape[1]
+        if mask is None:
+            return None
+        if not isinstance(mask, torch.Tensor):  # flex_attention's BlockMask
+            from torch.nn.attention.flex_attention import create_mask
+
+            shape = mask.shape[0], None, self.query.shape[1], length
+            return create_mask(mask.mask_mod, *shape, device=self.key.device)[:, 0]
+        mask = mask.to(self.key.device)
+        if mask.dim() == 2:
+            # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
+            return nn.functional.pad(mask.bool(), (0, max(length - mask.shape[1], 0)))[:, :length]
+        return allowed(mask if mask.dim() == 3 else mask[:, 0])[..., :length]
+
+    @property
+    def context_lengths(self) -> torch.Tensor:
+        """How many tokens queries may attend to, int64 (batch or 1, 1), or (batch or 1, query) where queries of a sequence differ.
+
+        In an encoder the length of the sequence without its padding, or of the document where several are packed in a row; in a
+        decoder the place of the query in it, counted from 1.
+        """
+        visible = self.visible
+        if visible is not None and visible.dim() == 3:
+            return visible.sum(-1)
+        if not self.is_causal:
+            return self.key.new_full((1, 1), self.key.shape[1]) if visible is None else visible.sum(-1, keepdim=True)
+        slots = torch.arange(self.query.shape[1], device=self.key.device) + self.offset
+        return slots[None] + 1 if visible is None else visible.cumsum(-1).index_select(1, slots)
 
     @property
     def relative(self) -> torch.Tensor:
