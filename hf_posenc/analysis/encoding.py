@@ -93,7 +93,8 @@ def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
             f"{name} of head 1", scores.parts[name][0, 0].numpy(), "position of the query", "position of the key"
         )
     if term.bias is not None:
-        return Map(name, term.bias[:, term.rows].detach().numpy(), "head", "distance (key − query)", 1, 1 - length)
+        bias = term.bias[0] if term.differs_by_sequence else term.bias
+        return Map(name, bias[:, term.rows].detach().numpy(), "head", "distance (key − query)", 1, 1 - length)
     table = term.query_table if term.query_table is not None else term.key_table
     asked, heads = ("queries" if term.query_table is not None else "keys"), table.shape[0]
     what = f"{name}: table asked by {asked}" + (", head 1" if heads > 1 else "")

@@ -133,7 +133,10 @@ def _relative_parts(
         return _parts_through_views(query, key, term)
     parts = []
     rows = pair_rows(term, query_length, key_length).to(query.device)
-    if term.bias is not None:
+    if term.differs_by_sequence:
+        by_row = term.bias.to(query.device).index_select(-1, term.rows.to(query.device))
+        parts.append(expand_to_pairs(by_row, query_length, key_length))
+    elif term.bias is not None:
         # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
         parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
     if term.query_table is not None:
@@ -326,7 +329,9 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
                 by_row = key @ term.key_table.to(query.device).transpose(-1, -2)
                 lookups.append(("key", by_row, rows))
             if term.bias is not None:
-                lookups.append(("bias", term.bias.to(query.device).expand(query.shape[1], -1), rows))
+                bias = term.bias.to(query.device)
+                # (batch, heads, rows)
+                lookups.append(("bias", bias.expand(*query.shape[:2], bias.shape[-1]), rows))
         else:
             pairs = score_bias(query, key, [term])
             lookups.append(("pair", pairs.expand(*query.shape[:3], key.shape[2]), None))
@@ -345,7 +350,7 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
             elif kind == "key":
                 score = score + values[batch, head, key_index, row]
             else:
-                score = score + values[head, row]
+                score = score + values[batch, head, row]
         return score
 
     return modify

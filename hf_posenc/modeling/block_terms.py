@@ -115,13 +115,19 @@ class DistanceBias(DistanceTerm):
 
     def __init__(self, setting: Setting, parts: list[Part]):
         super().__init__(setting, parts)
-        # (heads, distances and the rest of a line)
-        self.bias = looked_up([(part.tensors[0], part.rows) for part in parts]).expand(setting.sizes.heads, -1)
+        # (batch or 1, heads, distances and the rest of a line)
+        terms = [(self._by_sequence(part.tensors[0]), part.rows) for part in parts]
+        self.bias = looked_up(terms, -1).expand(-1, setting.sizes.heads, -1)
         self._gradient = self.bias.new_zeros(self.bias.shape) if self.needs_gradient else None
 
     @staticmethod
+    def _by_sequence(bias: torch.Tensor) -> torch.Tensor:
+        """(batch or 1, heads or 1, rows)."""
+        return bias if bias.dim() == 3 else bias[None]
+
+    @staticmethod
     def is_shared(tensors: tuple[torch.Tensor, ...]) -> bool:
-        return True
+        return tensors[0].dim() == 2 or tensors[0].shape[0] == 1
 
     def value_range(self) -> float:
         """The greatest difference of two biases of a head."""
@@ -134,18 +140,24 @@ class DistanceBias(DistanceTerm):
         whole matrix of them looks like.
         """
         start = first_distance(block.queries, block.keys, self.setting.sizes.query_length)
-        return self.bias.as_strided(block.shape, (self.bias.stride(0), 1, 1), self.bias.storage_offset() + start)
+        bias = of_sequence(self.bias, block.sequence)
+        return bias.as_strided(block.shape, (bias.stride(0), 1, 1), bias.storage_offset() + start)
 
     def add_scores(self, block: Block, start: int, out: torch.Tensor, keep: bool) -> None:
-        bias = self.bias[block.heads, None, start : start + out.shape[-1]]
+        bias = of_sequence(self.bias, block.sequence)[block.heads, None, start : start + out.shape[-1]]
         out.add_(bias) if keep else out.copy_(bias)
 
     def accumulate_gradient(self, block: Block, start: int, gradient: torch.Tensor) -> None:
         if self._gradient is not None:
-            self._gradient[block.heads, start : start + gradient.shape[-1]] += gradient.sum(1)
+            own = of_sequence(self._gradient, block.sequence)
+            own[block.heads, start : start + gradient.shape[-1]] += gradient.sum(1)
 
     def gradients(self) -> list[torch.Tensor | None]:
-        return [scattered(self._gradient, part.tensors[0], part.rows) for part in self.parts]
+        found = []
+        for part in self.parts:
+            bias = part.tensors[0]
+            found.append(scattered(self._gradient, self._by_sequence(bias), part.rows, -1).view(bias.shape))
+        return found
 
 
 class QueryTable(DistanceTerm):

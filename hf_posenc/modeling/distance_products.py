@@ -111,13 +111,14 @@ def add_product(out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, keep
         out.copy_(torch.bmm(left, right))
 
 
-def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+def looked_up(terms: list[tuple[torch.Tensor, torch.Tensor]], dim: int = 1) -> torch.Tensor:
     """The sum of tables' rows per distance, with the last one repeated: products may read on to the end of a line.
 
     Args:
         terms: tables, (heads or 1, rows, ...), and the rows that are read, (distances,).
+        dim: that of the tables' rows.
     """
-    parts = [table.index_select(1, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
+    parts = [table.index_select(dim, torch.cat([rows, rows[-1:].expand(LINE - 1)])) for table, rows in terms]
     return functools.reduce(torch.add, parts)
 
 
@@ -234,16 +235,20 @@ class Table:
         return slice(start - self.first, start - self.first + by_distance.shape[-1])
 
 
-def scattered(by_distance: torch.Tensor | None, table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def scattered(by_distance: torch.Tensor | None, table: torch.Tensor, rows: torch.Tensor, dim: int = 1) -> torch.Tensor:
     """The gradient of a table, given that of what [`looked_up`] read of it; None stands for zeros.
 
     Args:
         by_distance: (heads, distances and the rest of a line, ...).
         table: (heads or 1, rows, ...).
         rows: (distances,).
+        dim: that of the tables' rows.
     """
     gradient = torch.zeros_like(table)
     if by_distance is None:
         return gradient
-    by_distance = by_distance[:, : len(rows)]
-    return gradient.index_add_(1, rows, by_distance.sum(0, keepdim=True) if table.shape[0] == 1 else by_distance)
+    by_distance = by_distance.narrow(dim, 0, len(rows))
+    # What is shared between heads, or between sequences, gets the sum of theirs.
+    shape = [*table.shape]
+    shape[dim] = len(rows)
+    return gradient.index_add_(dim, rows, by_distance.sum_to_size(shape))

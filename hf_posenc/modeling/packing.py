@@ -114,7 +114,7 @@ class Group:
                 rows = term.rows[length - own : length + own - 1]
             else:
                 rows = self._of(term.rows)[:, :own, :own]
-            return replace(term, rows=rows)
+            return replace(term, rows=rows, bias=self._of(term.bias) if term.differs_by_sequence else term.bias)
         if isinstance(term, PairTerm):
             return PairTerm(self._of(term.bias)[..., :own, :own])
         return replace(term, query=self._of(term.query)[:, :, :own], key=self._of(term.key)[:, :, :own])

@@ -296,7 +296,7 @@ class RelativeTerm:
         rows: int64, (query + key - 1,) per distance in the order of [`relative_distances`], or (batch or 1, query, key).
         query_table, key_table: (heads or 1, rows, head_dim). They carry their scale themselves.
         query_bias: (heads, head_dim), beside a query table.
-        bias: (heads or 1, rows).
+        bias: (heads or 1, rows), or (batch, heads or 1, rows) where each sequence has its own; then rows are per distance.
         value_table: (rows, head_dim).
     """
 
@@ -318,6 +318,11 @@ class RelativeTerm:
         # (heads or 1, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
         bias = (self.query_table @ self.query_bias.to(self.query_table.device)[..., None]).squeeze(-1)
         return replace(self, bias=bias if self.bias is None else self.bias + bias, query_bias=None)
+
+    @property
+    def differs_by_sequence(self) -> bool:
+        """Whether each sequence has a bias of its own."""
+        return self.bias is not None and self.bias.dim() == 3
 
 
 @dataclass

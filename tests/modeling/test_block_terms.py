@@ -43,7 +43,7 @@ def make_parts(kind: type) -> list[Part]:
     """Two terms' parts, one with heads of its own and one without; one of each sequence and one for all."""
     rows = torch.randint(ROWS, (SIZES.distances,))
     if kind is DistanceBias:
-        tensors = [(draw(HEADS, ROWS),), (draw(1, ROWS),)]
+        tensors = [(draw(HEADS, ROWS),), (draw(1, ROWS),), (draw(BATCH, HEADS, ROWS),), (draw(BATCH, 1, ROWS),)]
     elif kind is ValueTable:
         tensors = [(draw(ROWS, HEAD_DIM),), (draw(ROWS, HEAD_DIM),)]
     elif kind in (QueryTable, KeyTable):
@@ -72,7 +72,8 @@ def score(part: Part, given: Inputs, sequence: int, head: int, query: int, key: 
         return at(part.tensors[0], sequence, head, query) @ at(part.tensors[1], sequence, head, key)
     row = part.rows[key - query + QUERIES - 1]
     if part.kind is DistanceBias:
-        return at(part.tensors[0], head, row)
+        place = (head, row) if part.tensors[0].dim() == 2 else (sequence, head, row)
+        return at(part.tensors[0], *place)
     vector = given.query[sequence, head, query] if part.kind is QueryTable else given.key[sequence, head, key]
     return vector @ at(part.tensors[0], head, row)
 

@@ -54,6 +54,14 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
     match kind:
         case "bias":
             return [RelativeTerm(rows=t5_bucket(distance, 8, 10), bias=random(HEADS, 8))]
+        case "bias per sequence":
+            rows = t5_bucket(distance, 8, 10)
+            own, shared = random(BATCH, HEADS, len(every)), random(BATCH, 1, 8)
+            return [RelativeTerm(rows=every, bias=own), RelativeTerm(rows=rows, bias=shared)]
+        case "bias per sequence beside a table":
+            tables = {"query_table": random(HEADS, 8, HEAD_DIM), "bias": random(BATCH, HEADS, 8)}
+            term = RelativeTerm(rows=t5_bucket(distance, 8, 10), query_bias=random(HEADS, HEAD_DIM), **tables)
+            return [term, *make_terms("bias", query_length, key_length)]
         case "query table":
             return [RelativeTerm(rows=every, query_table=random(1, len(every), HEAD_DIM))]
         case "query table and bias":
@@ -90,6 +98,8 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
 
 KINDS = [
     "bias",
+    "bias per sequence",
+    "bias per sequence beside a table",
     "query table",
     "query table and bias",
     "query table and query bias",

@@ -31,7 +31,8 @@ def random_terms(draw: random.Random, sizes: tuple[int, int, int, int], head_dim
                     rows = torch.randint(2 * reach + 1, distances.shape)
                 count, own = 2 * reach + 1, draw.choice([1, heads])
                 names = draw.sample(["bias", "query_table", "key_table", "value_table"], draw.randint(1, 4))
-                shapes = {"bias": (own, count), "value_table": (count, head_dim)}
+                of_bias = draw.choice([(own, count), (own, count), (batch, own, count)])
+                shapes = {"bias": of_bias, "value_table": (count, head_dim)}
                 tables = {name: new(*shapes.get(name, (own, count, head_dim))) for name in names}
                 if "query_table" in names and draw.random() < 0.5:
                     tables["query_bias"] = new(heads, head_dim)
