@@ -1,10 +1,7 @@
 """KERPLE: a penalty that grows with the logarithm or a power of the distance, as each head learns."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import nn
-from transformers import initialization as init_functions
 
 from .flags import Choice, Flag, init
 from .scheme import (
@@ -13,22 +10,13 @@ from .scheme import (
     PairTerm,
     PositionParameter,
     RelativeTerm,
+    Uniform,
     zeros,
 )
 
 
 # The smallest r2, as in the official code.
 SMALLEST = 0.01
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Uniform distribution from 0 to `high`."""
-
-    high: float
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return init_functions.uniform_(tensor, 0.0, self.high)
 
 
 def projected(parameter: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -68,8 +56,8 @@ class Kerple(AttentionScheme):
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         high_r1, high_r2 = (1.0, 2.0) if self.kernel == "power" else (2.0, 1.0)
         shape = (attention.num_heads,)
-        attention.kerple_r1 = PositionParameter(shape, zeros if self.init == "silent" else Uniform(high_r1))
-        attention.kerple_r2 = PositionParameter(shape, Uniform(high_r2))
+        attention.kerple_r1 = PositionParameter(shape, zeros if self.init == "silent" else Uniform(0.0, high_r1))
+        attention.kerple_r2 = PositionParameter(shape, Uniform(0.0, high_r2))
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm]:
         dtype = context.query.dtype

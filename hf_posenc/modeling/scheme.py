@@ -72,6 +72,17 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class Uniform:
+    """Uniform distribution from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        return init.uniform_(tensor, self.low, self.high)
+
+
+@dataclass(frozen=True)
 class Constant:
     """One value everywhere."""
 
@@ -102,11 +113,13 @@ class PositionTable(nn.Embedding):
 
 
 class PositionLinear(nn.Linear):
-    """A linear layer whose initial values belong to its scheme; biases start at 0."""
+    """A linear layer whose initial values belong to its scheme; biases start at 0 unless it says how."""
 
-    def __init__(self, in_features: int, out_features: int, initial: Initial, bias: bool = True):
+    def __init__(
+        self, in_features: int, out_features: int, initial: Initial, bias: bool = True, initial_bias: Initial = zeros
+    ):
         super().__init__(in_features, out_features, bias=bias)
-        self.position_initial = {"weight": initial, **({"bias": zeros} if bias else {})}
+        self.position_initial = {"weight": initial, **({"bias": initial_bias} if bias else {})}
 
 
 class PositionLayerNorm(nn.LayerNorm):
