@@ -8,7 +8,8 @@ from torch import nn
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.embeddings import Concat
 from ..modeling.family import Family
-from ..modeling.schemes import scheme_names
+from ..modeling.scheme import AttentionScheme
+from ..modeling.schemes import SCHEMES, scheme_names
 from ..modeling.sinusoidal import precise_dtype, sinusoids
 from ..registry import scheme_of
 from .checkpoints import keeps_scheme
@@ -25,10 +26,6 @@ BEYOND = 1e-2
 NOISE = torch.finfo(torch.bfloat16).eps
 # Relative size of what keeps other problems solvable.
 RIDGE = 1e-6
-# Schemes whose terms multiply neither queries nor keys: under these, queries and keys may get another basis.
-BIASES = {"absolute", "sinusoidal", "none", "t5", "alibi", "kerple", "tupe"}
-# Schemes that tell no head from another.
-WITHOUT_HEADS = {"absolute", "sinusoidal", "none"}
 # Random words that stand for a text where none is given: sequences and their length.
 RANDOM_TEXT = (16, 64)
 
@@ -73,7 +70,7 @@ def start(
         if "tupe" in new and "absolute" not in names:
             standardize_table(student, family)
             project_positions(student, teacher, family, batches)
-        if "rope" in new and kept <= BIASES:
+        if "rope" in new and not any(scheme.reads_content for scheme in of_the_attention(kept)):
             balance_heads(student, family, batches)
         if "alibi" in new and heads_are_free(student, teacher):
             order_heads(student, teacher, family, batches)
@@ -91,7 +88,12 @@ def kept_schemes(student: nn.Module, teacher: nn.Module) -> set[str]:
 
 def heads_are_free(student: nn.Module, teacher: nn.Module) -> bool:
     """Whether heads may change places: nothing of the original's that the student keeps tells one head from another."""
-    return kept_schemes(student, teacher) <= WITHOUT_HEADS
+    return not of_the_attention(kept_schemes(student, teacher))
+
+
+def of_the_attention(names: set[str]) -> list[type[AttentionScheme]]:
+    """Those of some schemes that act inside the self-attention, where heads are told apart."""
+    return [SCHEMES[name] for name in names if issubclass(SCHEMES[name], AttentionScheme)]
 
 
 def number_of_positions(model: nn.Module, family: Family) -> int:

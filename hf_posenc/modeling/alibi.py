@@ -27,6 +27,7 @@ class Alibi(AttentionScheme):
     formula = "q_i·k_j/√d − m_h·|i−j|"
     paper = "Press et al. 2022, arXiv:2108.12409"
     extrapolates = "yes: any length"
+    reads_content = False
     silent = False
 
     def read(self, config) -> None:

@@ -49,6 +49,7 @@ class Kerple(AttentionScheme):
     formula = "q_i·k_j/√d − r1_h·log(1 + r2_h·|i−j|)"
     paper = "Chi et al. 2022, arXiv:2205.09921"
     extrapolates = "yes: any length"
+    reads_content = False
 
     def read(self, config) -> None:
         self.largest = 2.0 if self.kernel == "power" else float("inf")

@@ -454,12 +454,14 @@ class AttentionScheme(PositionScheme):
         adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
         reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
+        reads_content: it multiplies queries or keys, or rotates them; where no scheme does, they may have another basis.
     """
 
     backends: ClassVar[tuple[str, ...]] = ("sdpa", "flex_attention", "eager")
     adds_scores: ClassVar[bool] = True
     reads_key_positions: ClassVar[bool] = True
     pure_relative: ClassVar[bool] = True
+    reads_content: ClassVar[bool] = True
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
         """Register parameters that all layers share."""

@@ -40,6 +40,7 @@ class T5(AttentionScheme):
     formula = "q_i·k_j/√d + b[h, bucket(j−i)]"
     paper = "Raffel et al. 2020, arXiv:1910.10683"
     extrapolates = "yes: distances beyond max_distance share a bucket"
+    reads_content = False
 
     def check(self, config) -> None:
         if self.buckets < 4 or self.buckets % 2:

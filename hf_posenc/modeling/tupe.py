@@ -41,6 +41,7 @@ class Tupe(AttentionScheme):
     formula = "q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, [CLS] untied"
     paper = "Ke et al. 2021, arXiv:2006.15595"
     extrapolates = "no: the table ends"
+    reads_content = False
     ends_with_table = True
     reads_table = True
     unties_cls = True
