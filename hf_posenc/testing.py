@@ -103,7 +103,7 @@ def check_scheme(
             score of query i and key j, a number; `context.query` and `context.key` are (1, heads, length, head_dim), as they are projected. For
             an `EmbeddingScheme`, `formula(embeddings, i)`: the vector of position i, (width,).
         fill: `fill(name, tensor)` sets a parameter in place to values at which it is checked, for parameters that must lie in a range. Default:
-            normal, of standard deviation 0.5.
+            where they start, and normal noise of standard deviation 0.5.
         flags: of the scheme, for checking it with others than their defaults.
 
     Returns:
@@ -199,11 +199,11 @@ class _Subject:
         return self.filled(made) if filled else made
 
     def filled(self, model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
-        """The model with random position parameters: they start at zero, where a check proves nothing."""
+        """The model with position parameters away from where they start: most start at zero, where a check proves nothing."""
         torch.manual_seed(seed)
         with torch.no_grad():
             for name, parameter in position_parameters(model).items():
-                parameter.normal_(std=0.5)
+                parameter.add_(torch.randn_like(parameter), alpha=0.5)
                 if self.fill is not None:
                     self.fill(name, parameter)
         return model
