@@ -6,12 +6,20 @@ Writes it anew, and names sentences that do not say what was measured; with --ch
 """
 
 import argparse
+import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+from transformers import BertConfig, BertModel
+
+import hf_posenc
 from hf_posenc import inspection
+from hf_posenc.modeling import schemes
+from hf_posenc.modeling.scheme import PositionScheme
 from hf_posenc.tables import as_markdown
 
 
@@ -36,6 +44,61 @@ def flags(page: str) -> str:
     return readme_tables.replace_table(page, as_markdown(["flag", "values", "for (default)"], [first, *rows], words=3))
 
 
+def files_of_a_checkpoint(module: str) -> str:
+    """The imports by which transformers before 5.10 finds the files of a checkpoint, in the module of its config: one for each
+    scheme's file."""
+    begin = module.index("    from .absolute import")
+    end = module.index("\n\n", begin)
+    lines = module[begin:end].splitlines()
+    known = {line.split()[1] for line in lines}
+    for scheme in schemes.SCHEMES.values():
+        if (file := f".{scheme.__module__.rpartition('.')[2]}") not in known:
+            lines.append(f"    from {file} import {scheme.__name__}  # noqa: F401")
+            known.add(file)
+    return module[:begin] + "\n".join(sorted(lines)) + module[end:]
+
+
+def files_that_trust_runs(page: str) -> str:
+    """The list of schemes' files."""
+    modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
+    files = ", ".join(f"`{name}`" for name in sorted(Path(module.__file__).name for module in modules))
+    return re.sub(r"and the schemes \([^)]*\)", lambda _: f"and the schemes ({files})", page)
+
+
+def files_beside_a_card(card: str) -> str:
+    """The list of the files that a published variant of BERT carries."""
+    files = ", ".join(f"`{name}`" for name in sorted(hf_posenc.PosencBertConfig().code_files()))
+    return re.sub(r"^The code: .*\.$", lambda _: f"The code: {files}.", card, flags=re.MULTILINE)
+
+
+def rows_of_schemes(page: str, header: str, row: Callable[[type[PositionScheme]], list[str]]) -> str:
+    """The table of schemes with a row for each: those that it has, and for a new one what its class says."""
+    begin = page.index(f"\n{header}") + 1
+    title, rule, *rows = page[begin : page.index("\n\n", begin)].splitlines()
+    by_name = {line.split("`")[1]: line for line in rows}
+    missing = {
+        name: "| " + " | ".join(cell.replace("|", "\\|") for cell in row(scheme)) + " |"
+        for name, scheme in schemes.SCHEMES.items()
+        if name not in by_name
+    }
+    table = [title, rule, *((by_name | missing)[name] for name in schemes.SCHEMES)]
+    return page[:begin] + "\n".join(table) + page[page.index("\n\n", begin) :]
+
+
+def row_of_formulas(scheme: type[PositionScheme]) -> list[str]:
+    with torch.device("meta"):
+        model = BertModel(BertConfig(position_scheme=scheme.name))
+    count = sum(parameter.numel() for parameter in hf_posenc.position_parameters(model).values())
+    aliases = ", ".join(f"`{alias}`" for alias, name in schemes.ALIASES.items() if name == scheme.name)
+    return [f"`{scheme.name}`", scheme.formula, f"{count:,}", "yes" if scheme.silent else "no", aliases]
+
+
+def row_of_ideas(scheme: type[PositionScheme]) -> list[str]:
+    """What the first line of its file says after a colon, and what it does beyond the training length."""
+    idea = inspect.getdoc(inspect.getmodule(scheme)).splitlines()[0].partition(": ")[2].rstrip(".")
+    return [f"`{scheme.name}`", idea, scheme.extrapolates.removeprefix("yes: "), scheme.paper]
+
+
 def numbers_of_positions(page: str) -> str:
     found = json.loads(what_positions_do.NUMBERS.read_text(encoding="utf-8"))
     return what_positions_do.replace_table(page, what_positions_do.table(found))
@@ -49,6 +112,12 @@ def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
     """File, and what makes its text as it should be of what it is."""
     yield "hf_posenc_cli/flags.json", flags_of_the_command_line
     yield "docs/schemes.md", flags
+    yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | what is computed |", row_of_formulas)
+    yield "README.md", lambda page: rows_of_schemes(page, "| name | idea |", row_of_ideas)
+    yield "hf_posenc/modeling/configuration_posenc.py", files_of_a_checkpoint
+    yield "docs/security.md", files_that_trust_runs
+    for card in sorted((ROOT / "model_cards").glob("*/README.md")):
+        yield str(card.relative_to(ROOT)), files_beside_a_card
     yield "docs/what-positions-do.md", numbers_of_positions
     yield "docs/questions.md", answers
     yield "docs/long-documents.md", long_tables.with_tables
