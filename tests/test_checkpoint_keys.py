@@ -1,7 +1,11 @@
 """Promise 4: the keys of checkpoints and the shapes behind them are public, and a change of one is a breaking change.
 
-This list is written by hand. A test that fails here says that checkpoints which people have saved no longer load.
+This list is written by hand, and goes on in the tests of single schemes, as `CHECKPOINT_KEYS`. A test that fails here says that checkpoints
+which people have saved no longer load.
 """
+
+import runpy
+from pathlib import Path
 
 import pytest
 import tiny
@@ -94,6 +98,9 @@ KEYS = [
     ),
     ("kerple", {}, {f"{ATTENTION}.kerple_r1.weight": (4,), f"{ATTENTION}.kerple_r2.weight": (4,)}),
 ]
+for _file in sorted((Path(__file__).parent / "modeling").glob("test_*.py")):
+    if "\nCHECKPOINT_KEYS = " in _file.read_text(encoding="utf-8"):
+        KEYS += runpy.run_path(str(_file))["CHECKPOINT_KEYS"]
 
 
 @pytest.mark.parametrize(("scheme", "flags", "keys"), KEYS, ids=[f"{name} {flags}" for name, flags, _ in KEYS])
