@@ -96,3 +96,4 @@ class NoPositions(EmbeddingScheme):
     paper = "–"
     extrapolates = "yes: there is nothing to extrapolate"
     adds_vectors = False
+    reads_positions = False

@@ -375,6 +375,7 @@ class PositionScheme:
         uses_table: the vectors that join the words are the rows of the stock table of absolute positions.
         reads_table: the scheme reads that table inside the attention.
         unties_cls: [CLS] stands outside the order of the words, for the schemes beside this one too (TUPE).
+        reads_positions: it asks where a caller says that tokens are, by `position_ids`.
     """
 
     name: ClassVar[str]
@@ -387,6 +388,7 @@ class PositionScheme:
     uses_table: ClassVar[bool] = False
     reads_table: ClassVar[bool] = False
     unties_cls: ClassVar[bool] = False
+    reads_positions: ClassVar[bool] = True
 
     def __init__(self, config):
         """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
