@@ -10,6 +10,7 @@ import reading
 import tiny
 
 from hf_posenc import analysis
+from hf_posenc.modeling.scheme import AttentionScheme, PositionScheme
 from hf_posenc.modeling.schemes import SCHEMES
 
 
@@ -75,6 +76,13 @@ def test_every_figure_of_every_scheme(scheme):
             assert check(analysis.FIGURES[name], model, draw=False) == expected, name
 
 
+def of_positions_alone(scheme: type[PositionScheme]) -> bool:
+    """Whether a part of the score is, of an attention-level scheme."""
+    if not issubclass(scheme, AttentionScheme):
+        return False
+    return scheme.name == "transformer_xl" or (scheme.reads_positions and not scheme.reads_content)
+
+
 def where_they_apply(scheme: str) -> dict[str, bool]:
     """Figure -> whether it applies to a scheme."""
     has_vectors = any(part in ("absolute", "sinusoidal", "tupe") for part in scheme.split("+"))
@@ -90,8 +98,7 @@ def where_they_apply(scheme: str) -> dict[str, bool]:
         **dict.fromkeys(READING, True),
         "table-properties": has_vectors,
         "attention-properties": True,
-        "position-term": adds_vectors
-        or any(part in scheme for part in ("t5", "tupe", "alibi", "kerple", "transformer_xl")),
+        "position-term": adds_vectors or any(of_positions_alone(SCHEMES[part]) for part in scheme.split("+")),
     }
     assert {*expected} == {*analysis.FIGURES}
     return expected
