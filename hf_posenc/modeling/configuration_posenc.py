@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .caching import cache_projections  # noqa: F401
     from .deberta import Deberta  # noqa: F401
     from .distance_products import declare_constant  # noqa: F401
+    from .fire import Fire  # noqa: F401
     from .kerple import Kerple  # noqa: F401
     from .losses import label_names  # noqa: F401
     from .masks import allowed  # noqa: F401

@@ -9,6 +9,7 @@ from pathlib import Path
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
 from .deberta import Deberta
+from .fire import Fire
 from .flags import Flag, Kind
 from .kerple import Kerple
 from .relative import Relative, RelativeKey, RelativeKeyQuery
@@ -36,6 +37,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Rope,
         Alibi,
         Kerple,
+        Fire,
     )
 }
 # Flag -> what each scheme that has it says of it, by the scheme's name.
