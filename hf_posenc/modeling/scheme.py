@@ -239,6 +239,27 @@ class Positions:
         return slots[None] + 1 if visible is None else visible.cumsum(-1).index_select(1, slots)
 
     @property
+    def are_tokens(self) -> torch.Tensor | None:
+        """Which of the queries' tokens somebody may attend to, those that are no padding, bool (batch or 1, query); None for all."""
+        visible = self.visible
+        if visible is None:
+            return None
+        seen = visible if visible.dim() == 2 else visible.any(1)
+        return seen.index_select(1, torch.arange(self.query.shape[1], device=seen.device) + self.offset)
+
+    @property
+    def are_first_of_documents(self) -> torch.Tensor | None:
+        """Which tokens do not belong together with the one before, where documents are packed in a row, bool (batch or 1, key).
+
+        None where no mask of pairs says so, or it has no row for each key (a cache).
+        """
+        visible = self.visible
+        if visible is None or visible.dim() == 2 or visible.shape[1] != visible.shape[2]:
+            return None
+        follows = visible.diagonal(-1, 1, 2) | visible.diagonal(1, 1, 2)
+        return nn.functional.pad(~follows, (1, 0), value=True)
+
+    @property
     def relative(self) -> torch.Tensor:
         """`key - query`: (query + key - 1,) per distance if contiguous, else (batch or 1, query, key) per pair."""
         if self.contiguous:

@@ -50,6 +50,24 @@ def test_packed_documents_are_counted_by_themselves():
     assert positions(block).context_lengths.tolist() == expected * 2
 
 
+def test_tokens_are_what_somebody_may_attend_to():
+    assert positions().are_tokens is None and positions().are_first_of_documents is None
+    mask = torch.tensor([[1, 0, 1, 1, 0, 0]])
+    assert positions(mask).are_tokens.tolist() == mask.bool().tolist()
+    assert positions(mask, queries=2, offset=3, is_causal=True).are_tokens.tolist() == [[True, False]]
+    pairs = documents()
+    pairs[..., 4] = False
+    for given in (pairs, pairs.tril()):
+        assert positions(given).are_tokens.tolist() == [[True, True, True, True, False, True]]
+
+
+def test_documents_begin_where_neighbours_do_not_see_each_other():
+    expected = [[True, False, True, False, False, True]]
+    for given in (documents(), documents().tril(), documents()[:, 0]):
+        assert positions(given).are_first_of_documents.tolist() == expected
+    assert positions(documents()[..., 4:, :], queries=2, offset=4).are_first_of_documents is None
+
+
 def test_a_mask_for_all_queries_is_one_of_the_sequence():
     mask = torch.tensor([[True, True, False, False, False, False]])[:, None, None]
     assert positions(mask).context_lengths.tolist() == [[2]]
