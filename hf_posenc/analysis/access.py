@@ -21,7 +21,7 @@ from ..modeling.blockwise import Term
 from ..modeling.configuration_posenc import flags_in_use
 from ..modeling.embeddings import Add, Concat
 from ..modeling.family import Family, Sizes
-from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, without_bias
+from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm, without_bias
 from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
 from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
@@ -46,7 +46,7 @@ class LayerScores:
         parts: the score before softmax as a sum, by name: `content` is query · key / √d, `rotation` what rope's turning
             changes of it, `u` what Transformer-XL's first bias adds, and the others are the schemes' terms: `c2p` a table
             asked by queries, `p2c` one asked by keys, `v` one asked by Transformer-XL's second bias, `bias` one that nobody
-            asks, `p2p` products of positions. Where several schemes have a part, the name begins with the scheme's:
+            asks, `p2p` products of positions, `sums`, or `left` and `right`, differences of sums over tokens. Where several schemes have a part, the name begins with the scheme's:
             `t5 bias`.
         terms: what the schemes' parts are computed from, by the same names.
         weights: after softmax.
@@ -350,6 +350,8 @@ def _pieces(term: Term) -> Iterator[tuple[str, Term]]:
         yield "bias", term
     elif isinstance(term, ProductTerm):
         yield "p2p", term
+    elif isinstance(term, SumTerm):
+        yield term.side or "sums", term
     else:
         alone = RelativeTerm(rows=term.rows)
         if term.query_table is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.scheme import RelativeTerm
+from ..modeling.scheme import RelativeTerm, SumTerm
 from . import style
 from .access import LayerScores, Subject, study
 from .records import Record
@@ -102,7 +102,7 @@ def score_by_distance(
 
 def _is_free_of_words(scores: LayerScores, name: str) -> bool:
     term = scores.terms[name]
-    return not isinstance(term, RelativeTerm) or term.bias is not None
+    return not isinstance(term, SumTerm) and (not isinstance(term, RelativeTerm) or term.bias is not None)
 
 
 def _by_distance(parts: list[torch.Tensor], max_distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

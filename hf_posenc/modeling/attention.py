@@ -24,6 +24,7 @@ from .scheme import (
     PairTerm,
     ProductTerm,
     RelativeTerm,
+    SumTerm,
     is_traced,
     is_transformed,
     may_carry_tangents,
@@ -117,6 +118,9 @@ def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> tor
             parts = [term.bias.to(query.device)]
         elif isinstance(term, ProductTerm):
             parts = [term.query.to(query.device) @ term.key.to(query.device).transpose(-1, -2)]
+        elif isinstance(term, SumTerm):
+            most = torch.finfo(query.dtype).max / 2
+            parts = [term.pairs().to(query.device).clamp(-most, most).to(query.dtype)]
         else:
             parts = _relative_parts(query, key, term, (batch, heads, query_length, key_length))
         for part in parts:
@@ -332,6 +336,9 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
                 bias = term.bias.to(query.device)
                 # (batch, heads, rows)
                 lookups.append(("bias", bias.expand(*query.shape[:2], bias.shape[-1]), rows))
+        elif isinstance(term, SumTerm):
+            numbers = (part.to(query.device).expand(query.shape[0], -1, -1) for part in (term.scale, *term.of_both))
+            lookups.append(("sum" if term.side is None else "one side", tuple(numbers), None))
         else:
             pairs = score_bias(query, key, [term])
             lookups.append(("pair", pairs.expand(*query.shape[:3], key.shape[2]), None))
@@ -340,6 +347,12 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
         for kind, values, rows in lookups:
             if kind == "pair":
                 score = score + values[batch, head, query_index, key_index]
+                continue
+            if kind in ("sum", "one side"):
+                scale, queries, keys = values
+                difference = queries[batch, head, query_index] - keys[batch, head, key_index]
+                length = difference.abs() if kind == "sum" else difference.clamp(min=0)
+                score = score - (scale[batch, head, query_index] * length).to(score.dtype)
                 continue
             if rows.dim() == 1:
                 row = rows[key_index - query_index + (query_length - 1)]

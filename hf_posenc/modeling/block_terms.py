@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 
 from .blocks import AttentionShape, Block, Clipping, first_distance
-from .distance_products import ShiftBuffer, Table, add_product, looked_up, scattered
+from .distance_products import Buffer, ShiftBuffer, Table, add_product, looked_up, scattered
 from .masks import of_block, of_sequence
 
 
@@ -363,6 +363,72 @@ class PositionProduct(PairwiseTerm):
         ]
 
 
+class SumDifference(PairwiseTerm):
+    """-scale_i · |query_i - key_j|, of numbers and not of vectors."""
+
+    tensor_count = 3
+
+    def __init__(self, setting: Setting, parts: list[Part]):
+        super().__init__(setting, parts)
+        self._values, self._slopes = Buffer(setting.inputs.key), Buffer(setting.inputs.key)
+
+    @staticmethod
+    def _lengths(difference: torch.Tensor) -> torch.Tensor:
+        """What is left of differences, in place."""
+        return difference.abs_()
+
+    @staticmethod
+    def _signs(difference: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The derivative of the lengths, in the place of the differences."""
+        return difference.sign_()
+
+    def _differences(self, tensors: list[torch.Tensor], block: Block, buffer: Buffer) -> torch.Tensor:
+        _, query, key = tensors
+        return torch.sub(query[..., None], key[:, None], out=buffer.of_shape(*block.shape))
+
+    def add_scores(self, block: Block, out: torch.Tensor, keep: bool) -> None:
+        for part in self.parts:
+            tensors = self._of_block(part.tensors, block)
+            lengths = self._lengths(self._differences(tensors, block, self._values))
+            scale = tensors[0][..., None]
+            out.addcmul_(lengths, scale, value=-1.0) if keep else torch.mul(lengths, -scale, out=out)
+            keep = True
+
+    def accumulate_gradient(self, block: Block, score_gradient: torch.Tensor) -> None:
+        for part, gradients in zip(self.parts, self._gradients):
+            tensors = self._of_block(part.tensors, block)
+            of_scale, of_query, of_key = self._of_block(gradients, block)
+            differences = self._differences(tensors, block, self._slopes)
+            lengths = self._lengths(self._values.of_shape(*block.shape).copy_(differences))
+            slopes = self._signs(differences, lengths).mul_(score_gradient)
+            if of_scale is not None:
+                of_scale -= lengths.mul_(score_gradient).sum(-1)
+            if of_query is not None:
+                of_query -= slopes.sum(-1) * tensors[0]
+            if of_key is not None:
+                of_key += torch.bmm(tensors[0][:, None], slopes)[:, 0]
+
+    @staticmethod
+    def _of_block(tensors: tuple, block: Block) -> list[torch.Tensor | None]:
+        places = block.queries, block.queries, block.keys
+        return [
+            tensor if tensor is None else of_sequence(tensor, block.sequence)[block.heads, place]
+            for tensor, place in zip(tensors, places)
+        ]
+
+
+class OneSidedDifference(SumDifference):
+    """-scale_i · max(query_i - key_j, 0)."""
+
+    @staticmethod
+    def _lengths(difference: torch.Tensor) -> torch.Tensor:
+        return difference.relu_()
+
+    @staticmethod
+    def _signs(difference: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return torch.gt(lengths, 0, out=difference)
+
+
 class Content:
     """query_i · key_j · scaling, the score that is there without positions."""
 
@@ -383,7 +449,16 @@ class Content:
 
 
 # All kinds, in the order in which their scores are added: a bias by distance is cheapest where nothing is there yet.
-KINDS: tuple[type[BlockTerm], ...] = (DistanceBias, QueryTable, KeyTable, ValueTable, PositionProduct, PairBias)
+KINDS: tuple[type[BlockTerm], ...] = (
+    DistanceBias,
+    QueryTable,
+    KeyTable,
+    ValueTable,
+    PositionProduct,
+    SumDifference,
+    OneSidedDifference,
+    PairBias,
+)
 
 
 def block_terms(setting: Setting, parts: list[Part]) -> list[BlockTerm]:

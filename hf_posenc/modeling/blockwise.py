@@ -19,23 +19,25 @@ from .block_terms import (
     DistanceBias,
     Inputs,
     KeyTable,
+    OneSidedDifference,
     PairBias,
     Part,
     PositionProduct,
     QueryTable,
+    SumDifference,
     ValueTable,
 )
 from .blocks import AttentionShape
 from .distance_products import clipped_ends
 from .masks import Dropout, allowed, key_ranges
 from .passes import BackwardPass, ForwardPass, Plan
-from .scheme import PairTerm, ProductTerm, RelativeTerm
+from .scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from .strategies import Strategy, choose_strategy, may_clip
 
 
 __all__ = ["Term", "allowed", "blockwise_attention"]
 
-Term = RelativeTerm | PairTerm | ProductTerm
+Term = RelativeTerm | PairTerm | ProductTerm | SumTerm
 
 # What the passes know of parts beside their tensors: their class, and their rows.
 Kinds = list[tuple[type[BlockTerm], torch.Tensor | None]]
@@ -52,6 +54,8 @@ def parts_of(term: Term) -> Iterator[Part]:
             yield Part(PairBias, (term.bias,))
         case ProductTerm():
             yield Part(PositionProduct, (term.query, term.key))
+        case SumTerm():
+            yield Part(SumDifference if term.side is None else OneSidedDifference, (term.scale, *term.of_both))
 
 
 def strategy_of(

@@ -17,7 +17,7 @@ from torch.nn.modules import module as every_module
 from transformers.utils import logging
 
 from .blockwise import Term
-from .scheme import PairTerm, RelativeTerm, is_traced
+from .scheme import PairTerm, RelativeTerm, SumTerm, is_traced
 from .stock_interface import ModelInputs, Receives
 
 
@@ -117,6 +117,9 @@ class Group:
             return replace(term, rows=rows, bias=self._of(term.bias) if term.differs_by_sequence else term.bias)
         if isinstance(term, PairTerm):
             return PairTerm(self._of(term.bias)[..., :own, :own])
+        if isinstance(term, SumTerm):
+            own_part = {name: self._of(getattr(term, name))[..., :own] for name in ("scale", "query", "key")}
+            return replace(term, **own_part)
         return replace(term, query=self._of(term.query)[:, :, :own], key=self._of(term.key)[:, :, :own])
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:

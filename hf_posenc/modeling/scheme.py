@@ -383,6 +383,37 @@ class ProductTerm:
     key: torch.Tensor
 
 
+@dataclass
+class SumTerm:
+    """A term of the attention score that is a difference of two numbers, one of the query and one of the key: of sums over tokens.
+
+    The score of query i and key j in head h gets -scale[h, i] · |query[h, i] - key[h, j]|. With `side` it gets that for keys on one side
+    alone, -scale[h, i] · max(query[h, i] - key[h, j], 0) for the left and -scale[h, i] · max(key[h, j] - query[h, i], 0) for the right: sums do
+    not fall. Nothing is known per pair, forward or backward, beyond a block of pairs.
+
+    Attributes:
+        scale, query: (batch or 1, heads, query).
+        key: (batch or 1, heads, key). All three in float32 at least: sums over a long text have no digits left in half precision.
+        side: "left", "right", or None for both.
+    """
+
+    scale: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    side: str | None = None
+
+    @property
+    def of_both(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is subtracted from each other, of the query and of the key; for one side, what is left is the positive part."""
+        return (-self.query, -self.key) if self.side == "right" else (self.query, self.key)
+
+    def pairs(self) -> torch.Tensor:
+        """(batch or 1, heads, query, key), where a whole matrix is wanted."""
+        query, key = self.of_both
+        difference = query[..., None] - key[..., None, :]
+        return -self.scale[..., None] * (difference.abs() if self.side is None else difference.relu())
+
+
 class PositionScheme:
     """What all schemes have: a name, flags, and a word about themselves.
 
@@ -518,6 +549,6 @@ class AttentionScheme(PositionScheme):
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm | ProductTerm]:
+    def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm | ProductTerm | SumTerm]:
         """The scheme's terms of the attention score in this layer."""
         return []

@@ -12,17 +12,19 @@ from hf_posenc.modeling.block_terms import (
     DistanceBias,
     Inputs,
     KeyTable,
+    OneSidedDifference,
     PairBias,
     PairwiseTerm,
     Part,
     PositionProduct,
     QueryTable,
     Setting,
+    SumDifference,
     ValueTable,
     block_terms,
 )
 from hf_posenc.modeling.blocks import AttentionShape, Block, clipping_of
-from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
+from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
 
 
 BATCH, HEADS, QUERIES, KEYS, HEAD_DIM, ROWS = 2, 3, 7, 11, 4, 5
@@ -51,6 +53,9 @@ def make_parts(kind: type) -> list[Part]:
     elif kind is PositionProduct:
         tensors = [(draw(batch, HEADS, QUERIES, 6), draw(batch, HEADS, KEYS, 6)) for batch in (1, BATCH)]
         rows = None
+    elif kind in (SumDifference, OneSidedDifference):
+        tensors = [tuple(draw(batch, HEADS, count) for count in (QUERIES, QUERIES, KEYS)) for batch in (1, BATCH)]
+        rows = None
     else:
         tensors = [(draw(BATCH, 1, QUERIES, KEYS),), (draw(1, HEADS, 1, KEYS),)]
         rows = None
@@ -70,6 +75,11 @@ def score(part: Part, given: Inputs, sequence: int, head: int, query: int, key: 
         return at(part.tensors[0], sequence, head, query, key)
     if part.kind is PositionProduct:
         return at(part.tensors[0], sequence, head, query) @ at(part.tensors[1], sequence, head, key)
+    if part.kind in (SumDifference, OneSidedDifference):
+        scale, of_query, of_key = part.tensors
+        difference = at(of_query, sequence, head, query) - at(of_key, sequence, head, key)
+        length = abs(difference) if part.kind is SumDifference else max(difference, 0 * difference)
+        return -at(scale, sequence, head, query) * length
     row = part.rows[key - query + QUERIES - 1]
     if part.kind is DistanceBias:
         place = (head, row) if part.tensors[0].dim() == 2 else (sequence, head, row)
@@ -84,6 +94,8 @@ def as_term(part: Part) -> PairTerm | ProductTerm | RelativeTerm:
         return PairTerm(*part.tensors)
     if part.kind is PositionProduct:
         return ProductTerm(*part.tensors)
+    if part.kind in (SumDifference, OneSidedDifference):
+        return SumTerm(*part.tensors, None if part.kind is SumDifference else "left")
     names = {DistanceBias: "bias", QueryTable: "query_table", KeyTable: "key_table"}
     return RelativeTerm(part.rows, **{names[part.kind]: part.tensors[0]})
 

@@ -11,7 +11,7 @@ from hf_posenc.modeling import attention, block_terms, passes, strategies
 from hf_posenc.modeling.attention import score_bias, value_side
 from hf_posenc.modeling.blockwise import blockwise_attention
 from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
-from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
+from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
 
 
 BATCH, HEADS, HEAD_DIM = 3, 5, 5
@@ -46,6 +46,11 @@ at_length = pytest.mark.parametrize("blocks", ["at length"])
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def random_sums(batch: int, query_length: int, key_length: int) -> tuple[torch.Tensor, ...]:
+    """A scale, and numbers that do not rise, of queries and keys."""
+    return random(batch, HEADS, query_length), random(batch, HEADS, query_length), random(batch, HEADS, key_length)
 
 
 def make_terms(kind: str, query_length: int, key_length: int) -> list:
@@ -83,6 +88,12 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
             return [ProductTerm(random(1, HEADS, query_length, 6), random(1, HEADS, key_length, 6))]
         case "product per sequence":
             return [ProductTerm(random(BATCH, HEADS, query_length, 6), random(BATCH, HEADS, key_length, 6))]
+        case "sums":
+            one = SumTerm(*random_sums(BATCH, query_length, key_length))
+            return [one, SumTerm(*random_sums(1, query_length, key_length))]
+        case "sums on one side":
+            sides = [SumTerm(*random_sums(BATCH, query_length, key_length), side) for side in ("left", "right")]
+            return [*sides, SumTerm(*random_sums(1, query_length, key_length), "left")]
         case "pairs":
             return [PairTerm(random(1, HEADS, query_length, key_length)), PairTerm(random(BATCH, 1, 1, key_length))]
         case "shared ends":
@@ -93,6 +104,7 @@ def make_terms(kind: str, query_length: int, key_length: int) -> list:
             ]
         case "everything":
             kinds = ("bias", "both tables", "values", "product", "pairs", "query table and query bias")
+            kinds += ("sums", "sums on one side")
             return [term for kind in kinds for term in make_terms(kind, query_length, key_length)]
 
 
@@ -108,7 +120,7 @@ KINDS = [
     "values",
     "product",
 ]
-KINDS += ["product per sequence", "pairs", "everything"]
+KINDS += ["product per sequence", "sums", "sums on one side", "pairs", "everything"]
 
 
 def make_mask(kind: str, query_length: int, key_length: int) -> torch.Tensor | None:
@@ -161,7 +173,7 @@ def written_out(content_query, query, key, value, terms, mask, scaling) -> torch
 
 def leaves(terms: list) -> list[torch.Tensor]:
     found = [value for term in terms for value in vars(term).values()]
-    return [tensor for tensor in found if tensor is not None and tensor.requires_grad]
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
 
 
 def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> None:

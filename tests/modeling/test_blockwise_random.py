@@ -7,7 +7,7 @@ import torch
 from test_blockwise import leaves, written_out
 
 from hf_posenc.modeling.blockwise import blockwise_attention
-from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm
+from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
 
 
 EDGES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 191, 192, 193, 255, 256, 257, 383, 385]
@@ -23,7 +23,7 @@ def random_terms(draw: random.Random, sizes: tuple[int, int, int, int], head_dim
 
     terms = []
     for _ in range(draw.choice([1, 1, 2, 3])):
-        match draw.choice(["table", "table", "table", "pair", "product"]):
+        match draw.choice(["table", "table", "table", "pair", "product", "sums"]):
             case "table":
                 reach = draw.choice([0, 1, 8, 40, keys])
                 rows = distances.clamp(-reach, reach) + reach
@@ -39,6 +39,10 @@ def random_terms(draw: random.Random, sizes: tuple[int, int, int, int], head_dim
                 terms.append(RelativeTerm(rows, **tables))
             case "pair":
                 terms.append(PairTerm(new(draw.choice([1, batch]), draw.choice([1, heads]), queries, keys)))
+            case "sums":
+                shared = draw.choice([1, batch])
+                shapes = ((shared, heads, count) for count in (queries, queries, keys))
+                terms.append(SumTerm(*(new(*shape) for shape in shapes), draw.choice([None, "left", "right"])))
             case "product":
                 shared = draw.choice([1, batch])
                 terms.append(ProductTerm(new(shared, heads, queries, 3), new(shared, heads, keys, 3)))
