@@ -668,7 +668,8 @@ def computes_its_formula(subject: _Subject) -> str:
         for projection in (attention.query_projection, attention.key_projection)
     )
     modules = attention, seen["state"][ENCODER].module, seen["state"][EMBEDDINGS].module
-    context = AttentionContext(*modules, query, key, None, *seen["state"][subject.name])
+    context = AttentionContext(*modules, query, key, None, *seen["state"][subject.name], seen["states"])
+    context.kept = subject.object.keep(context)
     scores = torch.tensor(
         [
             [[float(subject.formula(replace(context), head, i, j)) for j in range(length)] for i in range(length)]

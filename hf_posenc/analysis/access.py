@@ -312,19 +312,24 @@ class _Enough(Exception):
 
 
 def score_parts(
-    attention: PositionSelfAttention, query: torch.Tensor, key: torch.Tensor, position_state: dict | None
+    attention: PositionSelfAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    position_state: dict | None,
+    hidden: torch.Tensor,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Term]]:
     """The score of a self-attention before softmax as a sum of parts, each (batch or 1, heads, query, key).
 
     Args:
         query, key: (batch, heads, length, head_dim), as projected.
         position_state: what the encoder hands to its self-attentions.
+        hidden: (batch, length, hidden_size), that they were projected from.
 
     Returns:
         The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
     """
     projected = query, key
-    query, key, contexts = attention.rotate(query, key, None, position_state)
+    query, key, contexts = attention.rotate(query, key, None, position_state, hidden)
 
     def content(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return queries @ keys.transpose(-1, -2) * attention.scaling
@@ -370,7 +375,7 @@ def _layer_scores(
     attention: PositionSelfAttention, hidden: torch.Tensor, position_state: dict | None, weights: torch.Tensor
 ) -> LayerScores:
     query, key = heads_of(attention, hidden)
-    parts, terms = score_parts(attention, query, key, position_state)
+    parts, terms = score_parts(attention, query, key, position_state, hidden)
     return LayerScores(hidden, query, key, parts, terms, weights)
 
 

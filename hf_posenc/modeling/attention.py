@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from .blocks import aligned
 from .blockwise import Term, allowed, blockwise_attention
-from .cached_positions import self_attention_cache
+from .cached_positions import keep_beside, self_attention_cache
 from .distance_products import RelativeShift, Table, reversed_rows
 from .family import Family
 from .packing import Packing
@@ -521,20 +521,33 @@ class PositionSelfAttention:
         is_unpacked = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
         if is_unpacked:
             query, key = packing.pad_heads(query), packing.pad_heads(key)
-        query, key, contexts = self.rotate(query, key, attention_mask, position_state)
+        where = attention_mask, position_state, hidden_states, packing
+        query, key, contexts = self.rotate(query, key, *where)
         if is_unpacked:
             query, key = packing.unpad_heads(query), packing.unpad_heads(key)
         return query, key, value, contexts
 
     def rotate(
-        self, query: torch.Tensor, key: torch.Tensor, attention_mask: torch.Tensor | None, position_state: dict | None
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_state: dict | None,
+        hidden_states: torch.Tensor,
+        packing: Packing | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
-        """Query and key, (batch, heads, length, head_dim), as the schemes rotate them, and each scheme's context."""
+        """Query and key, (batch, heads, length, head_dim), as the schemes rotate them, and each scheme's context.
+
+        Args:
+            hidden_states: that they were projected from; packed where there is a packing.
+        """
         contexts = []
         for scheme in self.position_schemes:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-            context = AttentionContext(*modules, query, key, attention_mask, *position_state[scheme.name])
+            own = *position_state[scheme.name], hidden_states, packing
+            context = AttentionContext(*modules, query, key, attention_mask, *own)
             query, key = scheme.rotate(context)
+            context.kept = scheme.keep(context)
             contexts.append(context)
         return query, key, contexts
 
@@ -573,6 +586,10 @@ class PositionSelfAttention:
         query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
         if cache is not None:
             key, value = self_attention_cache(cache).update(key, value, self.layer_idx)
+            for scheme, context in zip(self.position_schemes, contexts):
+                if context.kept is not None:
+                    own = scheme.name, context.kept, context.positions.offset
+                    context.kept = keep_beside(cache, self.layer_idx, *own)
         content_query, terms = self.score_terms(query, key, contexts)
         if packing is None:
             output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)

@@ -1,6 +1,9 @@
-"""Positions of the tokens in a cache. They lie in the cache itself, and so follow what is done to its keys and values."""
+"""Positions of the tokens in a cache, and what schemes keep of each. They lie in the cache itself, and so follow what is done to its
+keys and values.
+"""
 
 import functools
+from collections.abc import Callable
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, EncoderDecoderCache, StaticLayer
@@ -11,39 +14,44 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 class PositionCacheLayer:
-    """Mixin over a cache layer of transformers that keeps the positions of its tokens beside their keys and values.
+    """Mixin over a cache layer of transformers that keeps more of its tokens than their keys and values.
 
-    Rebuilt by hand from the tensors of its layers, a cache knows no positions any more.
+    Rebuilt by hand from the tensors of its layers, a cache knows nothing of it any more.
 
-    What shortens a layer (`crop`) leaves its first tokens: [`append_positions`] goes by their number.
+    What shortens a layer (`crop`) leaves its first tokens: [`append_positions`] and [`keep_beside`] go by their number.
 
     Attributes:
         positions: int64 (batch, 2, length): as the caller counts, and as the table of absolute positions does; None where
             nobody gave positions, and a token's is its index.
+        kept: by the name of a scheme, what it keeps of each token, (batch, any, length).
     """
 
     positions: torch.Tensor | None = None
+    kept: dict[str, torch.Tensor] = {}
+
+    def _change(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Do to all that is kept what was done to keys and values."""
+        if self.positions is not None:
+            self.positions = change(self.positions)
+        self.kept = {name: change(values) for name, values in self.kept.items()}
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
-        if self.positions is not None:
-            self.positions = self.positions.index_select(0, beam_idx.to(self.positions.device))
+        self._change(lambda values: values.index_select(0, beam_idx.to(values.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
-        if self.positions is not None:
-            self.positions = self.positions.repeat_interleave(repeats, dim=0)
+        self._change(lambda values: values.repeat_interleave(repeats, dim=0))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         super().batch_select_indices(indices)
-        if self.positions is not None:
-            self.positions = self.positions[indices, ...]
+        self._change(lambda values: values[indices, ...])
 
     def reset(self) -> None:
         super().reset()
         # A static layer keeps its memory, which is overwritten token by token.
         if not isinstance(self, StaticLayer):
-            self.positions = None
+            self.positions, self.kept = None, {}
 
 
 class PositionDynamicLayer(PositionCacheLayer, DynamicLayer):
@@ -105,7 +113,7 @@ def append_positions(
                 "positions of cached tokens cannot be exported: export without position_ids, or without a cache (use_cache=False)"
             )
         return positions
-    layer = _first_layer(self_attention_cache(cache))
+    layer = _keeping_layer(self_attention_cache(cache), 0)
     batch, kinds, length = positions.shape
     known = layer.positions
     if known is None:
@@ -117,35 +125,84 @@ def append_positions(
         known = known.expand(batch, kinds, -1)
     if isinstance(layer, StaticLayer):
         if layer.positions is None:
-            layer.positions = known.contiguous()
-            if not torch.compiler.is_compiling():
-                torch._dynamo.mark_static_address(layer.positions)
-        slots = torch.arange(length, device=positions.device) + past_length
-        layer.positions.index_copy_(-1, slots, positions)
+            layer.positions = _static(known.contiguous())
+        _overwrite(layer.positions, positions, past_length)
         return layer.positions
-    if known.shape[-1] < past_length or known.shape[0] != batch:
-        raise ValueError(
-            f"the cache has {past_length} tokens, and positions of {known.shape[-1]} in {known.shape[0]} sequences where "
-            f"{batch} are read: its keys were changed by other means than its own methods, and their positions are not known"
-        )
-    layer.positions = torch.cat([known[..., :past_length], positions], dim=-1)
+    layer.positions = _appended("positions", known, positions, past_length)
     return layer.positions
 
 
-def _first_layer(cache: Cache) -> PositionCacheLayer:
-    """The first layer of a cache; one that keeps positions takes its place."""
-    if not cache.layers:
+def keep_beside(
+    cache: Cache, index: int, name: str, values: torch.Tensor, past_length: int | torch.Tensor
+) -> torch.Tensor:
+    """Enter what a scheme keeps of the current tokens, whose keys and values are in their layer by now.
+
+    Args:
+        index: of the layer.
+        name: the scheme's.
+        values: (batch, any, length).
+        past_length: as [`cache_lengths`] gave it before.
+
+    Returns:
+        (batch, any, key length), of all keys; 0 in empty slots.
+
+    Raises:
+        ValueError: as for [`append_positions`].
+    """
+    if _is_exporting():
+        if not isinstance(past_length, int) or past_length:
+            raise ValueError(
+                f"what {name} keeps of cached tokens cannot be exported: export without a cache (use_cache=False)"
+            )
+        return values
+    layer = _keeping_layer(self_attention_cache(cache), index)
+    known = layer.kept.get(name)
+    if isinstance(layer, StaticLayer):
+        if known is None:
+            known = _static(values.new_zeros(*values.shape[:2], layer.max_cache_len))
+            layer.kept = {**layer.kept, name: known}
+        _overwrite(known, values, past_length)
+        return known
+    known = values[..., :0] if known is None else known
+    layer.kept = {**layer.kept, name: _appended(f"what {name} keeps", known, values, past_length)}
+    return layer.kept[name]
+
+
+def _static(memory: torch.Tensor) -> torch.Tensor:
+    """Memory of a static cache, which stays where it is."""
+    if not torch.compiler.is_compiling():
+        torch._dynamo.mark_static_address(memory)
+    return memory
+
+
+def _overwrite(memory: torch.Tensor, values: torch.Tensor, past_length: int | torch.Tensor) -> None:
+    slots = torch.arange(values.shape[-1], device=values.device) + past_length
+    memory.index_copy_(-1, slots, values)
+
+
+def _appended(what: str, known: torch.Tensor, values: torch.Tensor, past_length: int) -> torch.Tensor:
+    if known.shape[-1] < past_length or known.shape[0] != values.shape[0]:
+        raise ValueError(
+            f"the cache has {past_length} tokens, and {what} of {known.shape[-1]} in {known.shape[0]} sequences where "
+            f"{values.shape[0]} are read: its keys were changed by other means than its own methods, and their {what} are not known"
+        )
+    return torch.cat([known[..., :past_length], values], dim=-1)
+
+
+def _keeping_layer(cache: Cache, index: int) -> PositionCacheLayer:
+    """A layer of a cache; one that keeps more of its tokens takes its place."""
+    while len(cache.layers) <= index:
         cache.layers.append(cache.layer_class_to_replicate())
-    layer = cache.layers[0]
+    layer = cache.layers[index]
     if not isinstance(layer, PositionCacheLayer):
         if getattr(layer, "is_sliding", False):
             raise ValueError(
-                f"{type(layer).__name__} forgets its first tokens: position_ids need a cache of whole sequences, such as "
+                f"{type(layer).__name__} forgets its first tokens: positions need a cache of whole sequences, such as "
                 "DynamicCache or StaticCache"
             )
         known = {DynamicLayer: PositionDynamicLayer, StaticLayer: PositionStaticLayer}
         kind = known.get(type(layer)) or _with_positions(type(layer))
         keeping = kind.__new__(kind)
         keeping.__dict__.update(layer.__dict__)
-        cache.layers[0] = keeping
-    return cache.layers[0]
+        cache.layers[index] = keeping
+    return cache.layers[index]

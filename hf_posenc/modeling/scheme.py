@@ -304,6 +304,9 @@ class AttentionContext:
         attention_mask: as the layer was given it.
         positions: where queries and keys are; as the table of absolute positions counts them, if the scheme reads it.
         prepared: what the scheme's `prepare` returned.
+        hidden_states: the layer's input, (batch, query, hidden), or packed, (1, tokens, hidden); see [`padded`].
+        packing: how it is packed, or None.
+        kept: in `terms`, what the scheme's `keep` returned of all keys, those in a cache too.
     """
 
     attention: nn.Module
@@ -314,6 +317,13 @@ class AttentionContext:
     attention_mask: Any
     positions: Positions
     prepared: Any
+    hidden_states: torch.Tensor | None = None
+    packing: Any = None
+    kept: torch.Tensor | None = None
+
+    def padded(self, states: torch.Tensor) -> torch.Tensor:
+        """What was computed of each token of `hidden_states`, (batch, query, width), with zeros at padding that was left out."""
+        return states if self.packing is None else self.packing.pad_input(states)
 
 
 @dataclass
@@ -544,6 +554,10 @@ class AttentionScheme(PositionScheme):
     def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Query and key, (batch, heads, length, head_dim), changed before they are cached."""
         return context.query, context.key
+
+    def keep(self, context: AttentionContext) -> torch.Tensor | None:
+        """What a cache keeps of each token beside its key, (batch, any, query); `context.kept` in `terms` has it of all keys."""
+        return None
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:
         """The query of the content score, where it is another than that of the score terms."""

@@ -63,7 +63,7 @@ def at_once(model, batch: dict, position_ids) -> torch.Tensor:
 
 
 def assert_ids_matter(model, batch: dict, position_ids) -> None:
-    if model.config.position_scheme != "none":
+    if any(SCHEMES[name].reads_positions for name in model.config.position_scheme.split("+")):
         difference = at_once(model, batch, position_ids) - at_once(model, batch, None)
         assert difference.abs().max() > 100 * TOLERANCE
 
