@@ -88,6 +88,10 @@ class BlockTerm:
         """Whether what is added to the scores is the same in all sequences."""
         raise NotImplementedError
 
+    def value_range(self) -> float:
+        """How far apart what it adds may be in a head, where that is known without products: there it may be steep."""
+        return 0.0
+
     def gradients(self) -> list[torch.Tensor | None]:
         """Those of the parts' tensors, in their order; None for what needs none."""
         raise NotImplementedError
@@ -381,6 +385,15 @@ class SumDifference(PairwiseTerm):
     def _signs(difference: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """The derivative of the lengths, in the place of the differences."""
         return difference.sign_()
+
+    def value_range(self) -> float:
+        """No less than the greatest difference of two scores of a head."""
+        greatest = 0.0
+        for part in self.parts:
+            scale, query, key = part.tensors
+            apart = torch.maximum(query.amax(-1), key.amax(-1)) - torch.minimum(query.amin(-1), key.amin(-1))
+            greatest += float((scale.abs().amax(-1) * apart).amax())
+        return greatest
 
     def _differences(self, tensors: list[torch.Tensor], block: Block, buffer: Buffer) -> torch.Tensor:
         _, query, key = tensors

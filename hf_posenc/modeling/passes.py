@@ -130,7 +130,7 @@ class Pass:
     @functools.cached_property
     def _has_steep_bias(self) -> bool:
         """Whether it alone can bring a weight near the smallest numbers."""
-        return self.scores.bias is not None and self.scores.bias.value_range() > STEEP
+        return any(term.value_range() > STEEP for term in self.terms)
 
     def dropout_mask(self, block: Block) -> torch.Tensor:
         """1.0 where a weight of a block is kept, 0.0 where it is dropped."""

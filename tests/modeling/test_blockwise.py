@@ -367,7 +367,8 @@ def test_where_every_weight_is_dropped_nothing_is_left():
 
 
 @in_all_blocks
-def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with():
+@pytest.mark.parametrize("kind", ["bias", "sums"])
+def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with(kind):
     """Losses are means over thousands of numbers, so gradients are small before the weights make them smaller."""
     torch.manual_seed(0)
     length, slow = 400, {"softmax": [], "products": []}
@@ -387,6 +388,9 @@ def test_a_steep_bias_leaves_no_numbers_that_are_slow_to_multiply_with():
     distances = torch.arange(2 * length - 1)
     bias = -0.5 * (distances - (length - 1)).abs().float().expand(HEADS, -1)
     terms = [RelativeTerm(rows=distances, bias=bias.clone().requires_grad_())]
+    if kind == "sums":
+        sums = torch.arange(length).float().expand(1, HEADS, -1)
+        terms = [SumTerm(torch.full((1, HEADS, length), 0.5).requires_grad_(), sums, sums)]
     inputs = [torch.randn(1, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3)]
     with Recorded():
         output = blockwise_attention(inputs[0], *inputs, terms, None, 0.4, 0.1)
