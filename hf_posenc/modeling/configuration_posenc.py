@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .block_terms import Inputs  # noqa: F401
     from .blocks import Block  # noqa: F401
     from .blockwise import parts_of  # noqa: F401
+    from .cable import Cable  # noqa: F401
     from .cached_positions import PositionCacheLayer  # noqa: F401
     from .caching import cache_projections  # noqa: F401
     from .deberta import Deberta  # noqa: F401

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .absolute import Absolute, NoPositions
 from .alibi import Alibi
+from .cable import Cable
 from .deberta import Deberta
 from .fire import Fire
 from .flags import Flag, Kind
@@ -38,6 +39,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Alibi,
         Kerple,
         Fire,
+        Cable,
     )
 }
 # Flag -> what each scheme that has it says of it, by the scheme's name.
