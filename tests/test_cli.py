@@ -74,6 +74,7 @@ class TestHelp:
             "compare",
             "plot",
             "report",
+            "export",
         ]
         widest = max(map(len, commands()))
         for name, command in commands().items():
@@ -103,6 +104,15 @@ class TestHelp:
         for parameter in parameters:
             assert parameter.help, parameter.name
             assert parameter.help in " ".join(out.split())
+
+    def test_explains_every_format_of_an_export(self, run):
+        code, out, _ = run("export --help")
+        assert code == 0 and "onnx" in out
+        code, out, _ = run("export onnx --help")
+        parameters = [p for p in commands()["export"].commands["onnx"].params if p.name != "help"]
+        assert code == 0 and len(parameters) >= 3
+        for parameter in parameters:
+            assert parameter.help and parameter.help in " ".join(out.split()), parameter.name
 
     def test_nothing_heavy_is_imported_before_a_command_is_understood(self):
         code = (
