@@ -1,0 +1,47 @@
+"""benchmarks/gpu.py, all of whose code runs on CPUs with tiny sizes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+pytestmark = pytest.mark.slow
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, str(BENCHMARK), *arguments], capture_output=True, text=True)
+
+
+def test_parity_training_and_costs_on_the_cpu():
+    process = run("--device", "cpu", "--quick")
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "| deberta | sdpa |" in process.stdout and "| DeBERTa-v3 | sdpa |" in process.stdout
+    assert "| no:" not in process.stdout and "Error" not in process.stdout
+
+
+def test_what_the_limit_leaves_no_time_for_is_listed():
+    process = run("--device", "cpu", "--quick", "--minutes", "0")
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert "No time was left for: parity of absolute, eager;" in process.stdout
+
+
+def test_a_backend_that_is_wrong_is_told(tmp_path):
+    """With a backend that leaves positions out."""
+    code = f"""
+import sys
+sys.argv = ["gpu.py", "--device", "cpu", "--quick", "--minutes", "0.5"]
+sys.path.insert(0, {str(BENCHMARK.parent)!r})
+import gpu
+from hf_posenc.modeling import attention
+gpu.speed_builders = lambda *arguments: {{}}
+gpu.SCHEMES = ["t5", "none"]
+gpu.STOCK_FAMILIES = ()
+attention.whole_position_attention = lambda query, key, value, bias, *rest: query.transpose(1, 2)
+gpu.main()
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == 1 and "no parity: t5, sdpa" in process.stderr
