@@ -9,8 +9,9 @@
 `masked_lm` trains a small model from scratch (or a checkpoint, where one is named) and evaluates it at several
 lengths, on the same masked tokens each time. Flags of a scheme follow its name after a colon, separated by commas, lists and
 objects as JSON ('deberta:position_attention_types=["c2p","p2c","p2p"]'); `position_learning_rate` may be one of them. `--position_learning_rates` tries several for `--rate_steps` on a part of the
-training text, which nothing is fine-tuned on meanwhile, and all seeds then have the best. `--conversion_steps` converts the
-checkpoint to each scheme first, on all of the training text.
+training text, which nothing is fine-tuned on meanwhile, one step above the highest too where the highest is the best, and all seeds then
+have the best; `--learning_rates` does the same with the learning rate of all, for what has no rate of positions. `--conversion_steps`
+converts the checkpoint to each scheme first, on all of the training text, `--conversions` times, and each has all seeds.
 
 Every finished run is a file of its own in the output folder: the same command goes on where it was stopped, and several
 processes may share the work if each is given schemes or seeds of its own. Then come `results.json` (everything),
@@ -31,9 +32,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers import (
     AutoConfig,
@@ -61,9 +64,10 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from arguments import SCHEME_FILE, ScriptParser, fit_tokenizer  # noqa: E402
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from punctuation import chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
+from punctuation import IGNORED, LABELS, chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
 from records import same_settings, write_json  # noqa: E402
+from run_files import file_name, run_file  # noqa: E402
 from training import PositionTrainingArguments, ScriptTrainer, describe_scheme  # noqa: E402
 
 
@@ -104,12 +108,23 @@ class CompareArguments:
             "help": "Choose among these for each scheme that adds parameters. Default: --position_learning_rate for all."
         },
     )
+    learning_rates: list[float] | None = field(
+        default=None,
+        metadata={"help": "Choose among these for each scheme to which no position learning rate applies."},
+    )
     rate_steps: int | None = field(
         default=None, metadata={"help": "Steps of each run that such a rate is tried in. Default: --max_steps."}
     )
     conversion_steps: int = field(
         default=0,
         metadata={"help": "Steps of distillation of a conversion of the checkpoint to each scheme; 0: none."},
+    )
+    conversions: int | None = field(
+        default=None, metadata={"help": "Conversions to each scheme, each with a seed of its own. Default: 1."}
+    )
+    position_offset: int | None = field(
+        default=None,
+        metadata={"help": "In training, add a number up to this to the position ids of each sequence. Default: 0."},
     )
     held_out_share: float = field(default=0.2, metadata={"help": "punctuation: share of the text that is held out."})
     mask_share: float = field(default=0.15, metadata={"help": "masked_lm: share of the tokens that are masked."})
@@ -133,6 +148,11 @@ class CompareArguments:
             raise ValueError("--conversion_steps needs a checkpoint to convert: --model_name_or_path")
         if self.conversion_steps < 0 or not all(rate > 0 for rate in self.position_learning_rates):
             raise ValueError("conversion_steps and position_learning_rates must not be negative, nor a rate 0")
+        if not all(rate > 0 for rate in self.learning_rates or ()):
+            raise ValueError("learning_rates must be positive")
+        for name, least in (("conversions", 1), ("position_offset", 0)):
+            if (given := getattr(self, name)) is not None and given < least:
+                raise ValueError(f"{name} must be at least {least}, got {given}")
         if self.rate_steps is not None and self.rate_steps < 1:
             raise ValueError(f"rate_steps must be at least 1, got {self.rate_steps}")
 
@@ -171,15 +191,21 @@ class Candidate:
 
     label: str
     flags: dict[str, Any] = field(hash=False)
-    position_learning_rate: float | None
+    position_learning_rate: float | None = None
+    learning_rate: float | None = None
 
     @classmethod
     def parse(cls, label: str) -> "Candidate":
         """From `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
         scheme, _, written = label.partition(":")
         flags = {"position_scheme": scheme, **parse_overrides(written)}
-        learning_rate = flags.pop("position_learning_rate", None)
-        return cls(label, flags, learning_rate)
+        rates = {name: flags.pop(name, None) for name in ("position_learning_rate", "learning_rate")}
+        return cls(label, flags, **rates)
+
+    def has_rates_of(self, run: "Run") -> bool:
+        """Whether a recorded run had the rates that were chosen; what nobody chose is the same in a whole folder."""
+        chosen = {name: getattr(self, name) for name in ("position_learning_rate", "learning_rate")}
+        return all(rate is None or rate == getattr(run, name) for name, rate in chosen.items())
 
 
 def parse_overrides(written: str) -> dict[str, Any]:
@@ -219,6 +245,7 @@ class Task:
         text: what is trained on.
         length: tokens of a training example, at most.
         evaluate_on: for each length, its examples.
+        documents: for each length, how many of the examples each document has; None where there are no documents.
         quality: the metric that ranks schemes, and `higher_is_better`.
         config: makes a config from a checkpoint (None: from scratch) and flags.
         model: makes a model from a config, with freshly seeded weights where it has new ones.
@@ -233,6 +260,7 @@ class Task:
     config: Callable[..., PreTrainedConfig]
     model: Callable[[PreTrainedConfig], PreTrainedModel]
     trainer: dict[str, Any]
+    documents: dict[int, list[int]] | None = None
 
 
 def punctuation_task(arguments: CompareArguments, is_development: bool = False) -> Task:
@@ -246,11 +274,13 @@ def punctuation_task(arguments: CompareArguments, is_development: bool = False) 
     if is_development:
         train, held_out = hold_out(train, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
+    judged = {length: [windows([one], tokenizer, length) for one in held_out] for length in arguments.lengths}
     return Task(
         text="\n\n".join(train),
         length=arguments.length,
         train=windows(train, tokenizer, arguments.length),
-        evaluate_on={length: windows(held_out, tokenizer, length) for length in arguments.lengths},
+        evaluate_on={length: [*chain(*documents)] for length, documents in judged.items()},
+        documents={length: [*map(len, documents)] for length, documents in judged.items()},
         quality="f1",
         higher_is_better=True,
         config=load_config,
@@ -338,6 +368,13 @@ class Run:
         metrics: by length, then by name.
         learning_curve: (step, training loss) pairs.
         position_learning_rate: of tables and biases that the scheme added; None: that of all others.
+        scales: what single numbers of the scheme, such as amplitudes, are after training, by name.
+        learning_rate: of all others, where it was chosen.
+        conversion: the seed of the conversion that the checkpoint comes from.
+        documents: by length, of each document how many marks were found, how many were written where none of this kind is, and
+            how many were missed.
+        seconds: of training and evaluation.
+        kept_bytes: what the forward pass of a training batch keeps for the backward pass, parameters not counted.
     """
 
     scheme: str
@@ -348,30 +385,108 @@ class Run:
     metrics: dict[str, dict[str, float]]
     learning_curve: list[tuple[int, float]]
     position_learning_rate: float | None = None
+    scales: dict[str, float] = field(default_factory=dict)
+    learning_rate: float | None = None
+    conversion: int | None = None
+    documents: dict[str, list[list[int]]] = field(default_factory=dict)
+    kept_bytes: int | None = None
+    seconds: float | None = None
+
+
+def scales_of(model: PreTrainedModel) -> dict[str, float]:
+    """The single numbers, learned or not, by which a model weighs its position vectors."""
+    return {
+        name.removesuffix(".weight"): float(value)
+        for name, value in model.base_model.state_dict().items()
+        if name.endswith("position_scale.weight")
+    }
+
+
+def kept_for_backward(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> int:
+    """Bytes that a forward pass in training keeps for the backward pass, each storage counted once, parameters not at all."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.random.fork_rng(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model.train()(**batch).loss  # alive until all is counted, so that no storage takes the place of another
+    found = sum(kept.values())
+    del loss
+    return found
+
+
+def marks_by_document(predictions: np.ndarray, labels: np.ndarray, examples: list[int]) -> list[list[int]]:
+    """Of each document the marks that were found, that were written wrongly, and that were missed: micro-F1 is of their sums.
+
+    Args:
+        predictions: scores (examples, tokens, labels).
+        labels: (examples, tokens).
+        examples: how many each document has, in their order.
+    """
+    is_word, predicted = labels != IGNORED, predictions.argmax(axis=-1)
+    none = LABELS.index("none")
+    found = is_word & (predicted == labels) & (labels != none)
+    wrong = is_word & (predicted != labels) & (predicted != none)
+    missed = is_word & (predicted != labels) & (labels != none)
+    ends = np.cumsum(examples)
+    return [
+        [int(count[end - size : end].sum()) for count in (found, wrong, missed)] for end, size in zip(ends, examples)
+    ]
+
+
+class OffsetTrainer(ScriptTrainer):
+    """[`ScriptTrainer`] in whose training each sequence begins at a position of its own, from the first to `offset` later."""
+
+    offset: int = 0
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self.offset:
+            ids = inputs["input_ids"]
+            first = torch.randint(self.offset + 1, (len(ids), 1), device=ids.device)
+            inputs = {**inputs, "position_ids": first + torch.arange(ids.shape[1], device=ids.device)}
+        return super().training_step(model, inputs, *args, **kwargs)
 
 
 def train_and_evaluate(
-    candidate: Candidate, config: PreTrainedConfig, seed: int, task: Task, training: PositionTrainingArguments
+    candidate: Candidate,
+    config: PreTrainedConfig,
+    seed: int,
+    task: Task,
+    training: PositionTrainingArguments,
+    position_offset: int = 0,
 ) -> Run:
     """One run; same seed, same data in the same order for every candidate."""
+    began = time.perf_counter()
     training.seed = seed
     if candidate.position_learning_rate is not None:
         training.position_learning_rate = candidate.position_learning_rate
+    if candidate.learning_rate is not None:
+        training.learning_rate = candidate.learning_rate
     set_seed(seed)
     model = task.model(config)
     tokenizer = copy.deepcopy(task.trainer["processing_class"])
     fit_tokenizer(tokenizer, task.length, config)
     own = {**task.trainer, "processing_class": tokenizer}
-    trainer = ScriptTrainer(model=model, args=training, train_dataset=task.train, **own)
+    trainer = OffsetTrainer(model=model, args=training, train_dataset=task.train, **own)
+    trainer.offset = position_offset
     seconds = trainer.train().metrics["train_runtime"]
-    metrics = {}
+    metrics, documents = {}, {}
     for length, examples in task.evaluate_on.items():
-        measured = trainer.evaluate(examples, metric_key_prefix="eval")
+        output = trainer.predict(examples, metric_key_prefix="eval")
         metrics[str(length)] = {
             name.removeprefix("eval_"): value
-            for name, value in measured.items()
+            for name, value in output.metrics.items()
             if name not in ("epoch", "eval_loss") and not name.endswith(("runtime", "per_second", "preparation_time"))
         }
+        if task.documents is not None:
+            sizes = task.documents[length]
+            documents[str(length)] = marks_by_document(output.predictions, output.label_ids, sizes)
+    batch = task.trainer["data_collator"]([dict(one) for one in task.train[: training.per_device_train_batch_size]])
     return Run(
         scheme=candidate.label,
         seed=seed,
@@ -381,7 +496,25 @@ def train_and_evaluate(
         metrics=metrics,
         learning_curve=[(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry],
         position_learning_rate=training.position_learning_rate,
+        scales=scales_of(model),
+        learning_rate=candidate.learning_rate,
+        documents=documents,
+        kept_bytes=kept_for_backward(model, {name: tensor.to(model.device) for name, tensor in batch.items()}),
+        seconds=time.perf_counter() - began,
     )
+
+
+def rates_to_choose(candidate: Candidate, task: Task, arguments: CompareArguments) -> tuple[str, list[float]]:
+    """The rate that is chosen for a candidate, and among which: none where it names one or there is nothing to choose.
+
+    Scales, of which a layer has one, take the lowest.
+    """
+    learned = tables_and_biases(task.model(task.config(arguments.checkpoint, **candidate.flags))).values()
+    if not learned:
+        given = candidate.learning_rate is not None
+        return "learning_rate", [] if given else sorted(arguments.learning_rates or [])
+    rates = [] if candidate.position_learning_rate is not None else sorted(arguments.position_learning_rates)
+    return "position_learning_rate", rates[:1] if all(one.numel() == 1 for one in learned) else rates
 
 
 def with_best_rate(
@@ -391,40 +524,58 @@ def with_best_rate(
     arguments: CompareArguments,
     training: PositionTrainingArguments,
 ) -> Candidate:
-    """The candidate with the position learning rate that is best on a development part, with `RATE_SEED`.
+    """The candidate with the rate that is best on a development part, with `RATE_SEED`.
 
-    What was tried is in the output folder. Nothing is tried for what has no parameters that the rate applies to, or names
-    a rate of its own; scales, of which a layer has one, take the lowest.
+    What was tried is in the output folder. Where the highest is the best, one as much higher as that is above the next is tried too.
     """
-    learned = tables_and_biases(task.model(task.config(arguments.checkpoint, **candidate.flags))).values()
-    if candidate.position_learning_rate is not None or not learned:
-        return candidate
-    if all(parameter.numel() == 1 for parameter in learned):
-        return replace(candidate, position_learning_rate=min(arguments.position_learning_rates))
+    kind, rates = rates_to_choose(candidate, task, arguments)
+    if len(rates) < 2:
+        return replace(candidate, **{kind: rates[0]}) if rates else candidate
     training = copy.copy(training)
     training.max_steps = arguments.rate_steps or training.max_steps
-    tried, development = {}, None
-    for rate in arguments.position_learning_rates:
-        own = replace(candidate, position_learning_rate=rate)
-        file = run_file(Path(training.output_dir) / "rates", f"{candidate.label}-{rate}", RATE_SEED)
+    development: list[Task] = []
+
+    def reached(rate: float) -> float:
+        name = f"{candidate.label}-{rate}" if kind == "position_learning_rate" else f"{candidate.label}-{kind}={rate}"
+        file = run_file(Path(training.output_dir) / "rates", name, RATE_SEED)
         if not file.exists():
-            development = development or TASKS[arguments.task](arguments, is_development=True)
-            print(f"\n{candidate.label}, position learning rate {rate}, on the development part", flush=True)
-            run = train_and_evaluate(own, start(own), RATE_SEED, development, copy.copy(training))
+            if not development:
+                development.append(TASKS[arguments.task](arguments, is_development=True))
+            own = replace(candidate, **{kind: rate})
+            print(f"\n{candidate.label}, {kind.replace('_', ' ')} {rate}, on the development part", flush=True)
+            offset = arguments.position_offset or 0
+            run = train_and_evaluate(own, start(own), RATE_SEED, development[0], copy.copy(training), offset)
             write_json(file, asdict(run))
-        run = Run(**json.loads(file.read_text(encoding="utf-8")))
-        tried[own] = run.metrics[str(arguments.lengths[0])][task.quality]
-    return (max if task.higher_is_better else min)(tried, key=tried.get)
+        metrics = json.loads(file.read_text(encoding="utf-8"))["metrics"]
+        return metrics[str(arguments.lengths[0])][task.quality] * (1 if task.higher_is_better else -1)
+
+    best = max(rates, key=reached)
+    if best == rates[-1]:
+        best = max([best, above(rates)], key=reached)
+    return replace(candidate, **{kind: best})
 
 
-def converted(candidate: Candidate, task: Task, arguments: CompareArguments, folder: Path) -> str | None:
+def above(rates: list[float]) -> float:
+    """A rate as much above the highest of several, in rising order, as that is above the next, of one digit."""
+    return float(f"{rates[-1] ** 2 / rates[-2]:.0e}")
+
+
+def is_converted(candidate: Candidate, arguments: CompareArguments) -> bool:
+    """Whether a candidate starts from a conversion; what keeps the checkpoint's own positions needs none."""
+    return bool(arguments.conversion_steps) and candidate.flags["position_scheme"].split("+")[0] != "absolute"
+
+
+def converted(
+    candidate: Candidate, task: Task, arguments: CompareArguments, folder: Path, number: int = 0
+) -> str | None:
     """The checkpoint that a candidate starts from: converted to its scheme, on the training text, if that is asked for.
 
-    What keeps the checkpoint's own positions needs no conversion.
+    Args:
+        number: which of the conversions, and its seed.
     """
-    if not arguments.conversion_steps or candidate.flags["position_scheme"].split("+")[0] == "absolute":
+    if not is_converted(candidate, arguments):
         return arguments.checkpoint
-    output = folder / "conversions" / file_name(candidate.label)
+    output = folder / "conversions" / (file_name(candidate.label) + f"-{number}" * bool(number))
     if not output.exists():
         print(f"\n{candidate.label}: conversion", flush=True)
         text = folder / "conversions" / "text.txt"
@@ -436,6 +587,7 @@ def converted(candidate: Candidate, task: Task, arguments: CompareArguments, fol
             max_steps=arguments.conversion_steps,
             output=output,
             resume=True,
+            seed=number,
         )
     return str(output)
 
@@ -465,19 +617,14 @@ def measure_cost(
     }
 
 
-def file_name(label: str) -> str:
-    """A label as a part of a path."""
-    return "".join(letter if letter.isalnum() or letter in "_-+.=" else "_" for letter in label)
-
-
-def run_file(folder: Path, label: str, seed: int) -> Path:
-    """Where a run is recorded."""
-    return folder / "runs" / f"{file_name(label)}-seed{seed}.json"
+def read_run(file: Path) -> Run:
+    """A recorded run."""
+    return Run(**json.loads(file.read_text(encoding="utf-8")))
 
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs in an output folder, whoever made them."""
-    return [Run(**json.loads(file.read_text(encoding="utf-8"))) for file in sorted((folder / "runs").glob("*.json"))]
+    return [read_run(file) for file in sorted((folder / "runs").glob("*.json"))]
 
 
 def mean_and_deviation(values: list[float]) -> tuple[float, float]:
@@ -624,7 +771,7 @@ def settings_of(arguments: CompareArguments, training: PositionTrainingArguments
     kept = {
         name: value
         for name, value in asdict(arguments).items()
-        if name not in ("schemes", "scheme_file", "seeds", "cost_rounds")
+        if name not in ("schemes", "scheme_file", "seeds", "cost_rounds", "conversions")
     }
     for name in ("train_file", "eval_file"):
         kept[name] = kept[name] and Path(kept[name]).name
@@ -694,20 +841,21 @@ def main() -> None:
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 
-    def start(candidate: Candidate) -> PreTrainedConfig:
+    def start(candidate: Candidate, number: int = 0) -> PreTrainedConfig:
         """What a run of a candidate starts from; converts the checkpoint first where that is asked for and not done."""
-        return task.config(converted(candidate, task, arguments, folder), **candidate.flags)
+        return task.config(converted(candidate, task, arguments, folder, number), **candidate.flags)
 
-    if arguments.position_learning_rates:
+    if arguments.position_learning_rates or arguments.learning_rates:
         candidates = [with_best_rate(one, start, task, arguments, training) for one in candidates]
-    for seed in arguments.seeds:
-        for candidate in candidates:
-            file = run_file(folder, candidate.label, seed)
-            if file.exists():
-                continue
-            print(f"\n{candidate.label}, seed {seed}", flush=True)
-            run = train_and_evaluate(candidate, start(candidate), seed, task, copy.copy(training))
-            write_json(file, asdict(run))
+    for number, seed, candidate in product(range(arguments.conversions or 1), arguments.seeds, candidates):
+        conversion = number if is_converted(candidate, arguments) else None
+        file = run_file(folder, candidate.label, seed, conversion)
+        if (number and conversion is None) or (file.exists() and candidate.has_rates_of(read_run(file))):
+            continue
+        print(f"\n{candidate.label}, seed {seed}", flush=True)
+        own = copy.copy(training)
+        run = train_and_evaluate(candidate, start(candidate, number), seed, task, own, arguments.position_offset or 0)
+        write_json(file, asdict(replace(run, conversion=conversion)))
     costs = costs_of(candidates, start, task, arguments, training.per_device_train_batch_size, folder)
     print(f"\n{report(read_runs(folder), task, costs, settings, folder)}\nwritten to {folder}")
 

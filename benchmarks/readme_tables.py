@@ -5,7 +5,6 @@ pages do not have as they are in the results; these are mended by hand.
 """
 
 import json
-import math
 import re
 import statistics
 from pathlib import Path
@@ -17,6 +16,7 @@ import report
 import torch
 from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
+from intervals import paired
 from minilm import packaged_minilm
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -71,12 +71,6 @@ def written(numbers: list[float]) -> str:
     return report.mean_and_deviation(numbers) + f" ({len(numbers)})" * (len(numbers) != 3)
 
 
-def deviations_above(own: list[float], baseline: list[float]) -> float:
-    """Difference of the means over the pooled standard deviation of two samples of equal size."""
-    pooled = math.sqrt((statistics.variance(own) + statistics.variance(baseline)) / 2)
-    return (statistics.fmean(own) - statistics.fmean(baseline)) / pooled
-
-
 def chosen_rate(runs: list[dict[str, Any]]) -> str:
     """The position learning rate that all seeds have; nothing where none was chosen, as for a single number and for matrices."""
     [rate] = {run["position_learning_rate"] for run in runs}
@@ -86,19 +80,19 @@ def chosen_rate(runs: list[dict[str, Any]]) -> str:
 def named(scheme: str) -> str:
     """A scheme as tables call it, its flags in words."""
     name, colon, flags = scheme.partition(":")
-    return f"{name}, {comparison.COMBINED[colon + flags]}" if flags else name
+    return f"{name}, {comparison.NAMED[colon + flags]}" if flags else name
 
 
 def quality_table(punctuation: Runs, converted: Runs) -> str:
-    """A row per scheme, those with flags where they were converted: F1 on punctuation and how far above `none`, then the same
-    where the checkpoint was converted first."""
-    baseline = values(punctuation["none"], "64", "f1")
+    """A row per scheme, those with flags where they were converted: F1 on punctuation and how far above `none` seed by seed, then the
+    same where the checkpoint was converted first."""
+    baseline = by_seed(punctuation["none"], "64", "f1")
     rows = []
     for scheme, runs in punctuation.items():
         if ":" in scheme and scheme not in converted:
             continue
-        f1 = values(runs, "64", "f1")
-        above = "" if scheme == "none" else f"{deviations_above(f1, baseline):.1f}"
+        f1 = by_seed(runs, "64", "f1")
+        above = "" if scheme == "none" else paired(f1, baseline).written()
         distilled = converted.get(scheme, [])
         first = [written(values(distilled, length, "f1")) for length in ("64", "256")]
         own = [written(f1), written(values(runs, "256", "f1")), chosen_rate(runs), above]
@@ -110,15 +104,15 @@ def quality_table(punctuation: Runs, converted: Runs) -> str:
 
 def scratch_table(scratch: Runs) -> str:
     """A row per scheme by itself: the chosen rate, the loss at each length, and how far below that of `none` at the first."""
-    baseline = values(scratch["none"], "32", "masked_loss")
+    baseline = by_seed(scratch["none"], "32", "masked_loss")
     rows = []
     for scheme, runs in scratch.items():
-        if ":" in scheme:
+        if ":" in scheme and scheme != comparison.LEARNED:
             continue
-        losses = {length: values(runs, length, "masked_loss") for length in runs[0]["metrics"]}
-        below = "" if scheme == "none" else f"{deviations_above(baseline, losses['32']):.1f}"
+        losses = {length: by_seed(runs, length, "masked_loss") for length in runs[0]["metrics"]}
+        below = "" if scheme == "none" else paired(baseline, losses["32"]).written()
         cells = [chosen_rate(runs), *map(written, losses.values()), below]
-        rows.append((statistics.fmean(losses["32"]), [scheme, *cells]))
+        rows.append((statistics.fmean(losses["32"]), [named(scheme), *cells]))
     lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
     return as_markdown(
         ["scheme", "learning rate of positions", *lengths, "below none"],
@@ -134,7 +128,13 @@ def combined_table(scratch: Runs, punctuation: Runs) -> str:
         for scheme in ("absolute", "sinusoidal")
     ]
     rows = [
-        [how, *(written(values(runs[scheme + flag], length, metric)) for scheme, _, runs, length, metric in measured)]
+        [
+            how,
+            *(
+                written(values(runs[comparison.as_measured(scheme + flag)], length, metric))
+                for scheme, _, runs, length, metric in measured
+            ),
+        ]
         for flag, how in comparison.COMBINED.items()
     ]
     return as_markdown(["positions are", *(f"{scheme}: {name}" for scheme, name, *_ in measured)], rows)
@@ -145,7 +145,7 @@ def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:
     rows = []
     for scheme in schemes:
         curves = [dict(run["learning_curve"]) for run in runs[scheme]]
-        rows.append([scheme, *(f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in steps)])
+        rows.append([named(scheme), *(f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in steps)])
     return as_markdown(["training loss at step", *map(str, steps)], rows)
 
 
@@ -242,9 +242,9 @@ def tables() -> dict[str, list[str]]:
     return {
         "docs/comparison.md": [
             quality_table(punctuation, converted),
-            curve_table(punctuation, ["none", "sinusoidal", "kerple", "tupe", "t5"], CURVE_STEPS),
+            curve_table(punctuation, ["none", comparison.LEARNED, "kerple", "tupe", "t5"], CURVE_STEPS),
             scratch_table(scratch),
-            curve_table(scratch, ["none", "sinusoidal", "absolute", "tupe"], SCRATCH_STEPS),
+            curve_table(scratch, ["none", comparison.LEARNED, "sinusoidal", "absolute", "tupe"], SCRATCH_STEPS),
             combined_table(scratch, punctuation),
             cola_table(),
         ],
@@ -260,7 +260,7 @@ def tables() -> dict[str, list[str]]:
 
 def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
-    punctuation, converted, longer, scratch = map(read_part, comparison.PARTS)
+    punctuation, converted, longer, scratch = map(read_part, ("punctuation", "converted", "longer", "scratch"))
     cola = {row[0]: row[2] for row in cells(cola_table())}
     speed, fast, mpnet = padding(), fast_attention(), fast_attention("MPNet")
     moved = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))["models"]["MiniLM"]
@@ -275,6 +275,31 @@ def figures() -> dict[str, list[str]]:
 
     def loss(scheme: str, length: int) -> str:
         return written(values(scratch[scheme], str(length), "masked_loss"))
+
+    def apart(own: Runs, scheme: str, base: Runs, other: str, length: str, metric: str) -> str:
+        return paired(by_seed(own[scheme], length, metric), by_seed(base[other], length, metric)).written()
+
+    def more_f1(scheme: str, length: int = 64, own: Runs = punctuation, base: Runs = punctuation) -> str:
+        return apart(own, scheme, base, "absolute", str(length), "f1")
+
+    def more_loss(scheme: str, other: str = "absolute") -> str:
+        return apart(scratch, scheme, scratch, other, "32", "masked_loss")
+
+    def chosen_on(amplitude: str) -> str:
+        label = f"sinusoidal:position_amplitude={amplitude}" if amplitude else "sinusoidal"
+        own = [run for run in read_part("amplitudes")[label] if run["seed"] in comparison.CHOOSING]
+        return " and ".join(f"{loss:.3f}" for loss in by_seed(own, "32", "masked_loss"))
+
+    def behind(scheme: str, length: str) -> str:
+        differences = [
+            theirs - own
+            for own, theirs in zip(*(by_seed(punctuation[name], length, "f1") for name in (scheme, "absolute")))
+        ]
+        return f"{min(differences):.3f} to {max(differences):.3f}"
+
+    def of_seed_42(scheme: str) -> str:
+        [run] = [run for run in read_part("float32")[scheme] if run["seed"] == 42]
+        return f"{run['metrics']['32']['masked_loss']:.3f}"
 
     def times(batches: str, mode: str, model: str = "absolute", order: str = "random") -> str:
         return f"{speed[f'{batches}, 32, {order}', mode][model]:.1f}"
@@ -291,6 +316,8 @@ def figures() -> dict[str, list[str]]:
     shares_in_order = [speed[f"{batches}, 32, sorted", "forward"]["padding"] for batches in texts]
     mean_row, directions = smoothness_of_the_table()
     [one_text] = {f"{speeds['hf_posenc']:.1f}" for shape, speeds in mpnet.items() if shape.startswith("1x")}
+    [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
+    fallen = learned["scales"]["embeddings.position_scale"]
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         "README.md": [
@@ -333,7 +360,33 @@ def figures() -> dict[str, list[str]]:
             f"{ahead('absolute+relative_key')};",
             f"bring `absolute` to {f1('absolute', 64, longer)} at 64 tokens and {f1('absolute', 256, longer)} at 256, and `deberta`, not "
             f"converted, to {f1('deberta', 64, longer)} and {f1('deberta', 256, longer)}",
-            f"the loss at 32 tokens is {loss(comparison.CONSTANT, 32)} (",
+            f"the loss at 32 tokens is {loss('sinusoidal', 32)} (",
+            f"by {more_f1('absolute+t5')} with `absolute+t5`, {more_f1('absolute+relative_key')} with `absolute+relative_key` and "
+            f"{more_f1('absolute+deberta')} with `absolute+deberta`",
+            "Intervals are of 95 %",
+            "(an amplitude of 0.113)",  # initializer_range · √2
+            f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed_42(comparison.LEARNED)}, where the constant one reaches "
+            f"{of_seed_42('sinusoidal')}",
+            f"a constant one, added, its loss is {statistics.fmean(by_seed(scratch['sinusoidal'], '32', 'masked_loss')):.3f} (",
+            f"behind the sum with every seed, by {behind('absolute:position_combine=concat', '256')} "
+            f"({more_f1('absolute:position_combine=concat', 256).replace(' (', ', ')}",
+            "learns at a rate of 0.003",
+            "Weights of 1, and of 12.5,",
+            "with weights of 0, 1 and 12.5",
+            f"leaves zero out: {more_f1('absolute+t5', 256)}",
+            f"`deberta` is ahead of it by {more_f1('deberta', 256, converted)}, `transformer_xl` by "
+            f"{more_f1('transformer_xl', 256, converted)} and `relative` by {more_f1('relative', 256, converted)}; `tupe` is behind",
+            f"at 256 tokens, `deberta` is ahead by {more_f1('deberta', 256, converted, longer)} and `relative_key` by "
+            f"{more_f1('relative_key', 256, converted, longer)}",
+            f"below `none` by {apart(scratch, 'none', scratch, 'sinusoidal', '32', 'masked_loss')}, and above `absolute` by "
+            f"{more_loss('sinusoidal')}",
+            f"{chosen_on('')} at 0.113, {chosen_on('0.25')} at 0.25, and {chosen_on('0.5')} at 0.5",
+            f"concatenated, loss {more_loss('absolute:position_combine=concat')} and F1 {more_f1('absolute:position_combine=concat')}; "
+            f"by a gate, {more_loss('absolute:position_combine=gate')} and {more_f1('absolute:position_combine=gate')}",
+            f"above by {more_loss('absolute:position_combine=attention')}; fine-tuned, F1 differs by "
+            f"{more_f1('absolute:position_combine=attention')}",
+            f"`absolute` differs by a loss of {more_loss('absolute:position_every_layer=true')} from scratch, in two layers, and by an F1 "
+            f"of {more_f1('absolute:position_every_layer=true')}",
             f"the mean row makes up {percent(mean_row)} of the squared norm of its layer-normalized rows, and 7 directions hold "
             f"{percent(directions)} of the rest",
         ],

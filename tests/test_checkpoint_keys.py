@@ -24,6 +24,8 @@ KEYS = [
     ("rope", {}, {}),
     ("alibi", {}, {}),
     ("sinusoidal", {}, {"embeddings.position_scale.weight": (1,)}),
+    ("sinusoidal", {"position_learn_amplitude": True}, {"embeddings.position_scale.weight": (1,)}),
+    ("absolute", {"position_combine": "concat", "position_width": 8}, {}),
     ("absolute", {"position_every_layer": True}, {"encoder.layer.1.position_scale.weight": (1,)}),
     (
         "absolute",
@@ -106,7 +108,8 @@ for _file in sorted((Path(__file__).parent / "modeling").glob("test_*.py")):
 @pytest.mark.parametrize(("scheme", "flags", "keys"), KEYS, ids=[f"{name} {flags}" for name, flags, _ in KEYS])
 def test_keys_and_shapes(scheme, flags, keys):
     model = tiny.build(scheme, **flags)
-    found = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
+    constants = {name: buffer for name, buffer in model.named_buffers() if name.endswith("position_scale.weight")}
+    found = {name: tuple(tensor.shape) for name, tensor in (position_parameters(model) | constants).items()}
     first_layer = {name.replace(".1.", ".0.") for name in keys if ".1." in name} & found.keys()
     assert {name: shape for name, shape in found.items() if name not in first_layer} == keys
     assert found.keys() <= model.state_dict().keys()

@@ -14,7 +14,7 @@ import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.modeling.family import Family
-from hf_posenc.modeling.scheme import PositionScheme
+from hf_posenc.modeling.scheme import PositionConstant, PositionScheme
 from hf_posenc.modeling.schemes import FLAGS, SCHEMES
 
 
@@ -68,7 +68,8 @@ def test_parameters_are_modules_that_schemes_call(scheme):
     with torch.no_grad():
         model.train()(**tiny.inputs())
     owners = {model.get_submodule(name.rpartition(".")[0]) for name in position_parameters(model)}
-    assert owners == called
+    constants = {module for module in model.modules() if isinstance(module, PositionConstant)}
+    assert owners | constants == called
 
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))

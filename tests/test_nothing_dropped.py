@@ -375,7 +375,10 @@ class TestParameters:
         model = build(scheme, family, head="ForMaskedLM")
         theirs, ours = stock.state_dict().keys(), model.state_dict().keys()
         native = FAMILIES[family].family.native_keys
-        assert ours - theirs == {
+        # An amplitude that is not learned is a buffer.
+        constant = {f"{model.base_model_prefix}.embeddings.position_scale.weight"} & {*dict(model.named_buffers())}
+        assert bool(constant) == (scheme == "sinusoidal")
+        assert ours - theirs - constant == {
             key for key in position_parameters(model) if not key.endswith((*native.values(), "-"))
         }
         others = {key for name, end in native.items() if name != scheme for key in theirs if key.endswith(end)}
@@ -383,7 +386,7 @@ class TestParameters:
         table = {key for key in theirs if key.endswith("embeddings.position_embeddings.weight")}
         assert len(table) == 1
         assert theirs - ours == (set() if scheme in ("absolute", "tupe") else table) | others
-        assert {name for name, _ in model.named_buffers()} <= {name for name, _ in stock.named_buffers()}
+        assert {name for name, _ in model.named_buffers()} - constant <= {name for name, _ in stock.named_buffers()}
         # What a family's own checkpoints have of a scheme is a position parameter, too.
         own = position_parameters(model).keys() & theirs
         assert bool(own) == (scheme in native)
@@ -445,6 +448,13 @@ class TestParameters:
         assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
+# Flag -> those without which it has no use.
+NEEDED = {
+    "position_every_layer_weight": {"position_every_layer": True},
+    "position_width": {"position_combine": "concat"},
+}
+
+
 class TestFlags:
     @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag != "position_scheme"])
     def test_one_that_does_not_apply_is_an_error(self, flag):
@@ -463,6 +473,7 @@ class TestFlags:
         values = {"position_scheme": scheme}
         if flag == "position_max_distance" and "position_buckets" in FLAGS_OF[scheme]:
             values["position_buckets"] = 8
+        values |= NEEDED.get(flag, {})
         # A stretched table has no room for strides in texts that are nearly as long as it is.
         batch = inputs(length=12 if flag == "position_stride" else 40)
         results = []
@@ -470,7 +481,8 @@ class TestFlags:
             torch.manual_seed(0)
             model = BertModel(stock_config(**flags)).eval()
             start = {name: parameter.clone() for name, parameter in position_parameters(model).items()}
-            if flag not in ("position_init", "position_amplitude"):  # what these set would be overwritten
+            # What these set would be overwritten.
+            if flag not in ("position_init", "position_amplitude", "position_every_layer_weight"):
                 fill_positions(model, seed=3)
             with torch.no_grad():
                 results.append((start, model(**batch).last_hidden_state))

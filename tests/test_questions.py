@@ -98,11 +98,14 @@ class TestVerdicts:
                 _, low, high = script["apart"](script["seeds"](part, f"absolute{how}", length, metric), once)
                 assert low < 0 < high
 
-    def test_sinusoids_stay_with_none_and_the_table_does_not(self, script):
-        own, table, none = (
-            script["seeds"]("scratch", scheme, 32, "masked_loss") for scheme in ("sinusoidal", "absolute", "none")
+    def test_sinusoids_with_a_learned_amplitude_stay_with_none_and_others_do_not(self, script):
+        learned, constant, table, none = (
+            script["seeds"]("scratch", scheme, 32, "masked_loss")
+            for scheme in (script["LEARNED"], "sinusoidal", "absolute", "none")
         )
-        assert script["apart"](table, none)[2] < 0 and abs(script["apart"](own, none)[0]) < 0.01
+        assert script["apart"](table, none)[2] < 0 and abs(script["apart"](learned, none)[0]) < 0.01
+        assert script["apart"](constant, none)[2] < 0 < script["apart"](constant, table)[1]
+        assert script["apart"](constant, none)[0] < script["apart"](table, none)[0] / 2, "more than half of the way"
 
     def test_a_swap_that_changes_the_meaning_moves_hardly_more_than_its_control(self):
         order = FOUND["answers"]["order"]

@@ -125,16 +125,16 @@ def test_no_other_number_is_said_to_be_measured(page, measured):
 
 
 def test_recommended_schemes_are_better_than_none(measured):
-    """By more than two pooled standard deviations, in one of the comparisons at least, whatever joins `absolute`."""
-    read_part, values, above = measured["read_part"], measured["values"], measured["deviations_above"]
+    """Seed by seed, by an interval without zero, in one of the comparisons at least, whatever joins `absolute`."""
+    read_part, by_seed, paired = measured["read_part"], measured["by_seed"], measured["paired"]
     better = set()
     for name, length, metric, sign in (
         ("punctuation", "64", "f1", 1),
         ("scratch", "32", "masked_loss", -1),
     ):
         runs = read_part(name)
-        own = {scheme: [sign * value for value in values(found, length, metric)] for scheme, found in runs.items()}
-        better |= {scheme for scheme in own if above(own[scheme], own["none"]) > 2}
+        own = {scheme: [sign * value for value in by_seed(found, length, metric)] for scheme, found in runs.items()}
+        better |= {scheme for scheme in own if paired(own[scheme], own["none"]).low > 0}
     [table] = re.findall(r"^\| you want .*(?:\n\|.*)*", README, flags=re.MULTILINE)
     takes = [row.split("|")[2] for row in table.splitlines()[2:]]
     taken = {name for cell in takes for names in re.findall(r"`([^`]*)`", cell) for name in names.split("+")}

@@ -243,7 +243,7 @@ def test_imports_become_those_of_siblings(tmp_path):
 import math
 from hf_posenc.scheme import (
     AttentionScheme,  # the base
-    Flag, Number as Zahl,
+    Flag, Dictionary as Zahl,
     t5_bucket,
 )
 if math:
@@ -255,7 +255,7 @@ if math:
         == """# Größe
 import math
 from .scheme import AttentionScheme, Flag
-from .flags import Number as Zahl
+from .flags import Dictionary as Zahl
 from .relative_positions import t5_bucket
 if math:
     from .deberta import Deberta

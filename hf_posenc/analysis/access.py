@@ -19,7 +19,7 @@ from ..language_reference import language_reference
 from ..modeling.attention import PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
 from ..modeling.configuration_posenc import flags_in_use
-from ..modeling.embeddings import Add, Concat
+from ..modeling.embeddings import Add, Concat, SideBySide
 from ..modeling.family import Family, Sizes
 from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm, without_bias
 from ..modeling.schemes import scheme_names
@@ -190,7 +190,7 @@ class Subject:
             ValueError: by what is no sum of a part of words and a part of positions.
         """
         combination = self.embeddings.position_combine
-        if type(combination) not in (Add, Concat):
+        if type(combination) not in (Add, Concat, SideBySide):
             raise ValueError(
                 f"{self.name}: with position_combine={self.embeddings.position_scheme.combine!r} words and positions are no sum; "
                 "with 'add' and 'concat' they are"

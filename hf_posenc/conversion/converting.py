@@ -396,7 +396,8 @@ def sinusoid_flags(
     """
     names, config = {*scheme_names(position_scheme)}, model.config
     given = {"position_base", "position_frequency"} & {*flags} or names & {"rope", "transformer_xl"}
-    if not is_new("sinusoidal", position_scheme, config) or flags.get("position_combine") != "concat" or given:
+    projected = flags.get("position_combine") == "concat" and not flags.get("position_width")
+    if not is_new("sinusoidal", position_scheme, config) or not projected or given:
         return {}
     family = family_of(config)
     rows = joined_positions(model, family, number_of_positions(model, family))

@@ -121,7 +121,7 @@ def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.
     if scheme is None:
         return words.new_zeros(positions, words.shape[1])
     number = len(table_rows(model, family)) if scheme.name == "absolute" else positions
-    vectors = scheme.vectors(embeddings, None, torch.arange(number, device=words.device)[None])
+    vectors = embeddings.position_vectors(None, number, 0, words.device)
     return embeddings.position_combine.combine(embeddings, torch.zeros_like(vectors), vectors)[0]
 
 
@@ -231,6 +231,8 @@ def _fit_sinusoids(student: nn.Module, family: Family, rows: torch.Tensor, train
     """Sinusoids that come near the table: any linear function of them (concat), or a multiple."""
     embeddings = family.embeddings_of(student.base_model)
     scheme, width = embeddings.position_scheme, rows.shape[1]
+    if scheme.width:
+        return  # they stand beside the words, and there is nothing to fit
     unit = scheme.unscaled(torch.arange(len(rows), device=rows.device), width, precise_dtype(rows.device))
     if type(embeddings.position_combine) is Concat:
         matrix, constant, _ = fit_sinusoids(rows, unit * embeddings.position_scale(), trained_length)

@@ -36,6 +36,7 @@ class Absolute(EmbeddingScheme):
     uses_table = True
 
     def check(self, config) -> None:
+        super().check(config)
         if self.stride == 1:
             return
         if config.sizes.is_decoder:

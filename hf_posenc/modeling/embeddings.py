@@ -30,6 +30,19 @@ class Concat(Add):
         return embeddings.position_projection(torch.cat([words, positions.expand_as(words)], dim=-1))
 
 
+class SideBySide(Add):
+    """[w; p]: the last `position_width` features are the position's, the others the word's; the rest of both has no use here.
+
+    Positions come with zeros where the word's features are.
+    """
+
+    def __init__(self, width: int):
+        self.width = width
+
+    def combine(self, embeddings: nn.Module, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return torch.cat([words[..., : -self.width], positions.expand_as(words)[..., -self.width :]], dim=-1)
+
+
 class Gate(Add):
     """w + g ⊙ p with g = 2σ(W [w; p] + b), `position_gate` (width, 2·width), W = 0 and so g = 1 at the start."""
 
@@ -114,7 +127,7 @@ class PositionEmbeddings:
         self.position_combine = None
         if scheme is not None:
             scheme.add_parameters(self, config)
-            self.position_combine = COMBINE[scheme.combine]()
+            self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
             width = self.words.embedding_dim
             self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
 
@@ -147,8 +160,12 @@ class PositionEmbeddings:
     def position_vectors(
         self, position_ids: torch.Tensor | None, length: int, past_length: int, device: torch.device
     ) -> torch.Tensor:
-        """Vectors (batch or 1, length, width) of the embedding-level scheme."""
-        return self.position_scheme.vectors(self, position_ids, self.slots(length, past_length, device))
+        """Vectors (batch or 1, length, width) of the embedding-level scheme; zeros where features are the word's alone."""
+        vectors = self.position_scheme.vectors(self, position_ids, self.slots(length, past_length, device))
+        own = self.position_scheme.width
+        if not own:
+            return vectors
+        return nn.functional.pad(vectors[..., -own:], (self.words.embedding_dim - own, 0))
 
     def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
         """Indices of tokens in the sequence, (1, length)."""

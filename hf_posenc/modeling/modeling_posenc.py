@@ -21,6 +21,8 @@ from .losses import answers_over_all, averaged_over_all, label_names, mean_over_
 from .packing import Packing, computes_padding_that_is_read, packing_of
 from .scheme import (
     AttentionScheme,
+    Constant,
+    EmbeddingScheme,
     PositionLayerNorm,
     PositionLinear,
     PositionParameter,
@@ -53,8 +55,8 @@ class PositionLayer:
     scale, wherever it is put.
     """
 
-    def install(self) -> None:
-        self.position_scale = PositionParameter((1,), zeros)
+    def install(self, weight: float) -> None:
+        self.position_scale = PositionParameter((1,), Constant(float(weight)))
 
     def with_positions(self, hidden_states: torch.Tensor, repeated: "RepeatedPositions | None") -> torch.Tensor:
         """The layer's input and, but for the first layer, the positions at its own scale."""
@@ -395,7 +397,7 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
         for index, layer in enumerate(family.layers_of(encoder)):
             become(layer, parts.layer)
             if index:
-                layer.install()
+                layer.install(embedding_scheme.every_layer_weight)
         # Of the stock class, or of one above it, there is none any more.
         model._no_split_modules -= {base.__name__ for base in parts.layer.__mro__}
         model._no_split_modules.add(parts.layer.__name__)
@@ -599,13 +601,32 @@ class PosencPreTrainedModel:
             missing = any(key.endswith(family.table_key) for key in missing_keys)
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append(embedding.name)
-        if new:
+        self._warn_of_new(new)
+        self._warn_of_new_ways_of(embedding)
+        return set().union(*unexpected.values())
+
+    def _warn_of_new(self, schemes: list[str]) -> None:
+        """Say so where schemes, by their names, are new to the checkpoint and cannot start silent."""
+        if schemes:
             reason = " with position_init='paper'" if self.config.position_init == "paper" else ""
             logger.warning_once(
-                f"position_scheme={name!r}: {' and '.join(new)} cannot start silent{reason}; the model computes something else "
-                "than its checkpoint until it is fine-tuned."
+                f"position_scheme={self.config.position_scheme!r}: {' and '.join(schemes)} cannot start silent{reason}; the model "
+                "computes something else than its checkpoint until it is fine-tuned."
             )
-        return set().union(*unexpected.values())
+
+    def _warn_of_new_ways_of(self, embedding: EmbeddingScheme | None) -> None:
+        """Say so where the scheme's vectors, which the checkpoint has, reach its layers in a way that is new and not silent."""
+        if embedding is None or embedding.name not in self.config.trained_schemes:
+            return
+        stored = self.config._stored_flags
+        new = {"position_width": embedding.width} if embedding.width != (stored.get("position_width") or 0) else {}
+        if embedding.every_layer_weight and not stored.get("position_every_layer"):
+            new["position_every_layer_weight"] = embedding.every_layer_weight
+        if new:
+            logger.warning_once(
+                f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
+                "checkpoint until it is fine-tuned."
+            )
 
     def _new_positions(self, missing: set[str]) -> set[str]:
         """The missing keys of schemes that the checkpoint never had. They are initialised, as transformers does before.
@@ -625,9 +646,9 @@ class PosencPreTrainedModel:
             return positions
         flags = flags_in_use(kept)
         if stored.get("position_combine", "add") == "add":
-            flags -= {"position_combine"}
+            flags -= {"position_combine", "position_width"}
         if not stored.get("position_every_layer"):
-            flags -= {"position_every_layer"}
+            flags -= {"position_every_layer", "position_every_layer_weight"}
         config = copy.deepcopy(config)
         vars(config).update(
             {flag: getattr(config, flag) if flag in flags else None for flag in FLAGS}, position_scheme=kept

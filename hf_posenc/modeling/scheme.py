@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from transformers import initialization as init
 
-from .flags import Boolean, Choice, Flag
+from .flags import Boolean, Choice, Flag, Integer, Number
 from .masks import allowed
 from .relative_positions import expand_to_pairs, relative_distances
 
@@ -487,6 +487,8 @@ class EmbeddingScheme(PositionScheme):
     """
 
     adds_vectors: ClassVar[bool] = True
+    # Of schemes that do not have all of the flags.
+    combine, width, every_layer, every_layer_weight = "add", 0, False, 0.0
     flags = (
         Flag(
             "position_combine",
@@ -494,8 +496,41 @@ class EmbeddingScheme(PositionScheme):
             "add",
             "how positions join the word embedding; each starts as the sum",
         ),
+        Flag(
+            "position_width",
+            Integer(0),
+            0,
+            "concat: features of the hidden state that are the position's alone, nothing being projected; 0: all are both's",
+        ),
         Flag("position_every_layer", Boolean(), False, "add the positions again before every layer but the first"),
+        Flag(
+            "position_every_layer_weight",
+            Number(0),
+            0.0,
+            "what positions are multiplied with before every layer, at the start",
+        ),
     )
+
+    def check(self, config) -> None:
+        if self.every_layer_weight and not self.every_layer:
+            raise ValueError(
+                f"position_every_layer_weight={self.every_layer_weight} has no use without position_every_layer=True"
+            )
+        if self.width and self.combine != "concat":
+            raise ValueError(
+                f"position_width={self.width} has no use with position_combine={self.combine!r}: it belongs to 'concat'"
+            )
+        width = config.sizes.table_width
+        if self.width >= width:
+            raise ValueError(
+                f"position_width must be less than the {width} features of the word embeddings, got {self.width}"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name, value in super().settings().items() if name != "every_layer_weight"}
+
+    def starts_silent(self) -> bool:
+        return super().starts_silent() and not self.width and not self.every_layer_weight
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
         """Register the scheme's parameters on the embeddings module."""

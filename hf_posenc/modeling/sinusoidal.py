@@ -1,11 +1,12 @@
-"""Fixed sines and cosines of the position, with a learned amplitude."""
+"""Fixed sines and cosines of the position, times an amplitude."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
-from .flags import Flag, Number, base, layout
+from .flags import Boolean, Flag, Number, base, layout
 from .scheme import Constant, EmbeddingScheme, PositionConstant, PositionParameter
 
 
@@ -65,16 +66,18 @@ def sinusoids(
 
 
 class Sinusoidal(EmbeddingScheme):
-    """w + s · sin/cos(ω · position), s a learned scalar `embeddings.position_scale.weight` of shape (1,).
+    """w + s · sin/cos(ω · position), s a number, `embeddings.position_scale.weight` of shape (1,).
 
     The frequencies ω fall from `position_frequency`, 1 as published, to 1/`position_base` of that. Integer positions tell
     frequencies up to π apart: those of a learned table between 1 and π are out of reach with the published 1.
 
-    Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s starts at
-    `position_amplitude`, by default where the RMS is `initializer_range`, about that of learned tables. With
-    `position_combine="concat"` s stays there, a buffer: the projection scales positions anyway, and a step of an optimizer that
-    changes s by a part would change everything that the projection makes of positions by that part at once. The position is
-    the token's index in the sequence or the given `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
+    Unit sinusoids (RMS 0.71) drown the word embeddings of a pretrained model (RMS 0.056 in MiniLM), so s is
+    `position_amplitude`, by default the one whose RMS is `initializer_range`, about that of learned tables. It is a constant,
+    a buffer: learned, an optimizer takes it to zero before the model has learned to read positions, and at zero nothing learns to.
+    `position_learn_amplitude` makes it a parameter, by default where it is 0. With `position_combine="concat"` it cannot be
+    one: the projection scales positions anyway, and a step of an optimizer that changes s by a part would change everything that
+    the projection makes of positions by that part at once. The position is the token's index in the sequence or the given
+    `position_ids` (minus padding_idx + 1 in RoBERTa-like families).
 
     Source: Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762); layout `halves` as tensor2tensor's
     `get_timing_signal_1d`.
@@ -89,8 +92,15 @@ class Sinusoidal(EmbeddingScheme):
             "position_amplitude",
             Number(0),
             None,
-            "amplitude at the start",
+            "amplitude, at the start where it is learned",
             default_help="the one whose RMS is initializer_range",
+        ),
+        Flag(
+            "position_learn_amplitude",
+            Boolean(),
+            None,
+            "train the amplitude",
+            default_help="where position_amplitude is 0",
         ),
         Flag(
             "position_frequency",
@@ -99,34 +109,48 @@ class Sinusoidal(EmbeddingScheme):
             "radians from one position to the next of the fastest sinusoids, at most π",
         ),
     )
-    formula = "w + s·f(i), f(r) = [sin, cos](ω·r/base^(2k/E)), s learned (fixed with concat)"
+    formula = "w + s·f(i), f(r) = [sin, cos](ω·r/base^(2k/E)), s a constant unless position_learn_amplitude"
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     extrapolates = "yes: any length"
     silent = False
 
+    def read(self, config) -> None:
+        if self.learn_amplitude is None:
+            self.learn_amplitude = self.amplitude == 0 and self.combine != "concat"
+
     def check(self, config) -> None:
+        super().check(config)
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for sinusoidal, got {self.base}")
         if not 0 < self.frequency <= math.pi:
             raise ValueError(f"position_frequency must be greater than 0 and at most π, got {self.frequency}")
-        if self.combine == "concat" and self.amplitude == 0:
+        if self.combine == "concat" and self.learn_amplitude:
             raise ValueError(
-                "position_combine='concat' does not train the amplitude, and with position_amplitude=0 no position would ever "
-                "join: leave it out, or take position_combine='add'"
+                "position_combine='concat' scales positions by its projection: position_learn_amplitude has no use beside it"
+            )
+        if self.amplitude == 0 and not self.learn_amplitude:
+            why = "position_combine='concat'" if self.combine == "concat" else "position_learn_amplitude=False"
+            raise ValueError(
+                f"{why} does not train the amplitude, and with position_amplitude=0 no position would ever join: leave one of "
+                "them out"
             )
 
     def starts_silent(self) -> bool:
-        return self.amplitude == 0
+        return self.amplitude == 0 and not self.every_layer_weight
+
+    def settings(self) -> dict[str, Any]:
+        """The amplitude is kept with the weights, whether it is learned or not."""
+        return {name: value for name, value in super().settings().items() if name != "learn_amplitude"}
 
     def add_parameters(self, embeddings: nn.Module, config) -> None:
         amplitude = self.amplitude if self.amplitude is not None else config.sizes.initializer_range * math.sqrt(2)
-        kind = PositionConstant if self.combine == "concat" else PositionParameter
+        kind = PositionParameter if self.learn_amplitude else PositionConstant
         embeddings.position_scale = kind((1,), Constant(float(amplitude)))
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         positions = slots if position_ids is None else position_ids - embeddings.first_position
         scale = embeddings.position_scale()
-        width = embeddings.words.embedding_dim
+        width = self.width or embeddings.words.embedding_dim
         return scale * self.unscaled(positions, width, scale.dtype)
 
     def unscaled(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import compare_schemes
+import numpy as np
 import pytest
 import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
@@ -110,13 +111,14 @@ def test_masked_lm_from_scratch_is_evaluated_beyond_the_training_length(text, tm
 def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuation, text, run_main, monkeypatch):
     folder, options = punctuation
     options += ["--cost_rounds", "0", *TINY, "--position_learning_rates", "1e-4", "0.5", "0.9", "--rate_steps", "2"]
-    options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2", "sinusoidal"]
+    scale = "sinusoidal:position_learn_amplitude=true"
+    options += ["--schemes", "none", "t5", "relative:position_learning_rate=0.2", scale]
     trained = compare_schemes.train_and_evaluate
     seen = []
 
-    def record(candidate, config, seed, task, training):
+    def record(candidate, config, seed, task, training, offset):
         """Half the rate: as good as one can be, in the development runs."""
-        run = trained(candidate, config, seed, task, training)
+        run = trained(candidate, config, seed, task, training, offset)
         seen.append((candidate.label, candidate.position_learning_rate, training.max_steps, task))
         if candidate.position_learning_rate == 0.5:
             run.metrics["24"]["f1"] = 1.0
@@ -126,8 +128,7 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuat
     run_main(compare_schemes, *options, "--seeds", "1", "2")
     assert [one[:3] for one in seen] == [
         *[("t5", rate, 2) for rate in (1e-4, 0.5, 0.9)],
-        *[("none", None, 3), ("t5", 0.5, 3), ("relative:position_learning_rate=0.2", 0.2, 3), ("sinusoidal", 1e-4, 3)]
-        * 2,
+        *[("none", None, 3), ("t5", 0.5, 3), ("relative:position_learning_rate=0.2", 0.2, 3), (scale, 1e-4, 3)] * 2,
     ]
     runs = json.loads((folder / "results.json").read_text())["runs"]
     rates = {run["scheme"]: run["position_learning_rate"] for run in runs}
@@ -144,6 +145,80 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuat
     seen.clear()
     run_main(compare_schemes, *options, "--seeds", "1", "2")
     assert not seen, "tried again"
+
+    # Where the highest turns out the best, one as much above it is tried, and runs at another rate are made again.
+    for file in (folder / "rates" / "runs").glob("t5-0.9-*"):
+        run = json.loads(file.read_text())
+        run["metrics"]["24"]["f1"] = 1.1
+        file.write_text(json.dumps(run))
+    run_main(compare_schemes, *options, "--seeds", "1")
+    assert [one[:2] for one in seen] == [("t5", 2.0), ("t5", 0.9)]
+    assert json.loads((folder / "runs" / "t5-seed1.json").read_text())["position_learning_rate"] == 0.9
+
+
+@pytest.mark.slow
+def test_a_learning_rate_of_all_is_chosen_for_what_has_none_of_positions(punctuation, run_main, monkeypatch):
+    folder, options = punctuation
+    options += ["--cost_rounds", "0", *TINY, "--learning_rates", "1e-4", "2e-4", "--rate_steps", "1", "--seeds", "1"]
+    run_main(compare_schemes, *options, "--schemes", "absolute", "none:learning_rate=1e-3")
+    runs = {run.scheme: run for run in compare_schemes.read_runs(folder)}
+    tried = {run.learning_rate: run.metrics["24"]["f1"] for run in compare_schemes.read_runs(folder / "rates")}
+    assert {1e-4, 2e-4} <= {*tried} <= {1e-4, 2e-4, 4e-4}
+    assert tried[runs["absolute"].learning_rate] == max(tried.values())
+    assert runs["none:learning_rate=1e-3"].learning_rate == 1e-3
+
+
+@pytest.mark.slow
+def test_marks_of_documents_and_memory_are_recorded(punctuation, run_main):
+    folder, options = punctuation
+    run_main(compare_schemes, *options, "--cost_rounds", "0", *TINY, "--seeds", "1", "--schemes", "none", "absolute")
+    for run in compare_schemes.read_runs(folder):
+        found, wrong, missed = map(sum, zip(*run.documents["24"]))
+        assert run.metrics["24"]["f1"] == pytest.approx(2 * found / max(2 * found + wrong + missed, 1))
+        assert len(run.documents["24"]) > 1 and found + missed > 0
+        assert run.kept_bytes > 0 and run.seconds > run.train_seconds
+
+
+def test_marks_are_counted_document_by_document():
+    # Labels: nothing, comma, full stop; the first document has two examples.
+    labels = np.array([[0, 1, -100], [2, 2, 0], [1, 0, 0]])
+    predicted = np.array([[1, 1, 2], [1, 0, 0], [1, 0, 2]])
+    counts = compare_schemes.marks_by_document(np.eye(3)[predicted], labels, [2, 1])
+    assert counts == [[1, 2, 2], [1, 1, 0]]
+
+
+def test_positions_begin_anywhere_up_to_the_offset_in_training_alone(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        compare_schemes.ScriptTrainer, "training_step", lambda self, model, inputs, *rest: seen.append(inputs)
+    )
+    trainer = object.__new__(compare_schemes.OffsetTrainer)
+    inputs = {"input_ids": torch.zeros(500, 4, dtype=torch.long)}
+    trainer.training_step(None, inputs)
+    assert "position_ids" not in seen.pop()
+    trainer.offset = 3
+    trainer.training_step(None, inputs)
+    ids = seen.pop()["position_ids"]
+    assert ids.shape == (500, 4) and (ids.diff(dim=1) == 1).all()
+    assert {*ids[:, 0].tolist()} == {0, 1, 2, 3}
+
+
+def test_what_is_kept_for_the_backward_pass_is_counted_once_and_without_parameters():
+    class Squared(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(10))
+
+        def forward(self, x):
+            product = x * self.weight  # keeps x, and the weight
+            return type("Output", (), {"loss": (product.exp() * product).sum()})  # keeps exp's result and the product
+
+    assert compare_schemes.kept_for_backward(Squared(), {"x": torch.ones(10)}) == 4 * 10 * 3
+
+
+@pytest.mark.parametrize(("rates", "next_one"), [([0.003, 0.02, 0.1], 0.5), ([0.0005, 0.01], 0.2), ([1.0, 2.0], 4.0)])
+def test_the_rate_above_is_a_step_of_the_same_size(rates, next_one):
+    assert compare_schemes.above(rates) == next_one
 
 
 @pytest.mark.slow
@@ -210,6 +285,9 @@ def test_the_same_seed_gives_every_scheme_the_same_data_in_the_same_order(text, 
         (["--length", "4"], "at least 8"),
         (["--position_learning_rates", "0"], "nor a rate 0"),
         (["--rate_steps", "0"], "rate_steps must be at least 1"),
+        (["--conversions", "0"], "conversions must be at least 1"),
+        (["--position_offset", "-1"], "position_offset must be at least 0"),
+        (["--learning_rates", "0"], "learning_rates must be positive"),
     ],
 )
 def test_mistakes_are_told_in_one_line(options, message, text, tmp_path, run_main):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from transformers import BertModel
 
 
 MODES = ["add", "concat", "gate", "attention"]
@@ -85,6 +86,89 @@ def test_every_layer_but_the_first_gets_the_positions_again(scheme, family):
         scale = layers[n].position_scale.weight
         assert abs(scale.item()) > 1e-3
         torch.testing.assert_close(seen[n], given[n - 1] + scale * p)
+
+
+@pytest.mark.parametrize("weight", [0, 1.0, 12.5])
+def test_before_every_layer_positions_start_with_the_weight_that_is_asked_for(weight, tmp_path):
+    stock = BertModel(tiny.stock_config(num_hidden_layers=3)).double().eval()
+    stock.save_pretrained(tmp_path)
+    flags = {"position_every_layer": True, "position_every_layer_weight": weight}
+    model = BertModel.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager", **flags).eval()
+    ids = tiny.inputs(batch=2, length=6, padding=None)["input_ids"]
+    with torch.no_grad():
+        ours = model(ids).last_hidden_state
+        states = stock.embeddings(ids)
+        for number, layer in enumerate(stock.encoder.layer):
+            if number:
+                for place in range(6):
+                    states[:, place] += weight * stock.embeddings.position_embeddings.weight[place]
+            states = layer(states)
+        torch.testing.assert_close(ours, states)
+        assert weight == 0 or (ours - stock(ids).last_hidden_state).abs().max() > 1e-2
+    config = model.config
+    silent = [scheme(config).starts_silent() for scheme in config.schemes.values()]
+    assert silent == [weight == 0]
+
+
+@pytest.mark.parametrize("weight", [0, 1.0])
+def test_what_a_checkpoint_computes_no_longer_is_said_once(weight, tmp_path, said):
+    BertModel(tiny.stock_config()).save_pretrained(tmp_path)
+    model = BertModel.from_pretrained(tmp_path, position_every_layer=True, position_every_layer_weight=weight)
+    expected = [
+        "position_every_layer_weight=1.0: the model computes something else than its checkpoint until it is fine-tuned."
+    ]
+    assert said == (expected if weight else [])
+    said.clear()
+    model.save_pretrained(tmp_path)
+    BertModel.from_pretrained(tmp_path)
+    assert not said
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("scheme", ["absolute", "sinusoidal"])
+@pytest.mark.parametrize("every_layer", [False, True])
+def test_words_and_positions_stand_side_by_side_in_features_of_their_own(scheme, family, every_layer):
+    own = 8
+    model = tiny.build(
+        scheme, family, position_combine="concat", position_width=own, position_every_layer=every_layer
+    ).double()
+    embeddings, inputs = model.embeddings, tiny.inputs(batch=1, length=7, family=family, padding=None)
+    assert not [name for name in model.state_dict() if "position_projection" in name]
+    with torch.no_grad():
+        words = embeddings.word_embeddings(inputs["input_ids"][0])
+        width = words.shape[-1]
+        joined, beside = words.clone(), torch.zeros_like(words)
+        for place in range(7):
+            for feature in range(width - own, width):
+                if scheme == "absolute":
+                    p = embeddings.position_embeddings.weight[place + embeddings.first_position, feature]
+                else:
+                    number = feature - (width - own)
+                    angle = torch.tensor(place / 10000 ** (number // 2 * 2 / own), dtype=torch.float64)
+                    p = embeddings.position_scale.weight[0] * (angle.cos() if number % 2 else angle.sin())
+                joined[place, feature] = beside[place, feature] = p
+        types = embeddings.token_type_embeddings.weight[0] if hasattr(embeddings, "token_type_embeddings") else 0.0
+        torch.testing.assert_close(embeddings(inputs["input_ids"])[0], embeddings.LayerNorm(joined + types))
+        torch.testing.assert_close(embeddings.position_vectors(None, 7, 0, torch.device("cpu"))[0], beside)
+        assert beside.abs().max() > 1e-2 and (joined - words - beside).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        ({"position_width": 8}, "position_width=8 has no use with position_combine='add'"),
+        ({"position_width": 32, "position_combine": "concat"}, "must be less than the 32 features"),
+        (
+            {"position_width": 24, "position_combine": "concat", "family": "electra"},
+            "must be less than the 24 features",
+        ),
+        ({"position_every_layer_weight": 1.0}, "has no use without position_every_layer=True"),
+    ],
+)
+@pytest.mark.parametrize("scheme", ["absolute", "sinusoidal"])
+def test_widths_and_weights_that_do_not_fit_are_refused(scheme, flags, why):
+    with pytest.raises(ValueError, match=why):
+        tiny.variant_config(position_scheme=scheme, **flags)
 
 
 def test_the_first_layer_has_no_scale_of_its_own():

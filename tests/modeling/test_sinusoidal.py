@@ -1,5 +1,6 @@
 """sinusoidal: the closed form, tensor2tensor's form, the amplitude, and sequences of any length."""
 
+import json
 import math
 
 import numpy as np
@@ -81,16 +82,19 @@ def test_embeddings_are_words_plus_scaled_sinusoids(family, flags):
         assert (ours - embeddings.LayerNorm(words)).abs().max() > 1e-3
 
 
-def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tmp_path):
+KEY = "embeddings.position_scale.weight"
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_the_amplitude_starts_where_its_rms_is_that_of_learned_tables(learned, tmp_path):
     BertModel(tiny.stock_config(initializer_range=0.02)).save_pretrained(tmp_path)
+    learn = {"position_learn_amplitude": True} if learned else {}
 
     def starting(**flags) -> tuple[float, float]:
-        model = BertModel.from_pretrained(tmp_path, position_scheme="sinusoidal", **flags)
-        assert list(position_parameters(model)) == ["embeddings.position_scale.weight"]
-        assert (
-            model.embeddings.position_scale.weight.shape == (1,)
-            and model.embeddings.position_scale.weight.requires_grad
-        )
+        model = BertModel.from_pretrained(tmp_path, position_scheme="sinusoidal", **learn, **flags)
+        assert list(position_parameters(model)) == [KEY] * learned
+        assert KEY in model.state_dict() and model.embeddings.position_scale.weight.shape == (1,)
+        assert model.embeddings.position_scale.weight.requires_grad == learned
         rms = positions_added(model, 500).square().mean().sqrt().item()
         return model.embeddings.position_scale.weight.item(), rms
 
@@ -101,6 +105,26 @@ def test_the_learned_amplitude_starts_where_its_rms_is_that_of_learned_tables(tm
     assert abs(rms - 0.02) < 1e-6
     scale, rms = starting(position_amplitude=1.0)
     assert scale == 1 and abs(rms - math.sqrt(0.5)) < 1e-6
+
+
+@pytest.mark.parametrize("combine", ["add", "gate", "attention"])
+def test_a_checkpoint_in_which_the_amplitude_was_learned_computes_what_it_did(combine, tmp_path):
+    """Its config has no flag that says so: they were all learned."""
+    old = tiny.build("sinusoidal", position_combine=combine, position_learn_amplitude=True).eval()
+    assert abs(old.embeddings.position_scale().item() - tiny.SIZES["initializer_range"] * math.sqrt(2)) > 1e-2
+    old.save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    entries = json.loads(config.read_text(encoding="utf-8"))
+    assert entries.pop("position_learn_amplitude")
+    config.write_text(json.dumps(entries), encoding="utf-8")
+    new, said = type(old).from_pretrained(tmp_path, output_loading_info=True)
+    assert not said["missing_keys"] and not said["unexpected_keys"]
+    assert not new.embeddings.position_scale.weight.requires_grad
+    with torch.no_grad():
+        expected = old(**tiny.inputs()).last_hidden_state
+        assert torch.equal(new.eval()(**tiny.inputs()).last_hidden_state, expected)
+        new.embeddings.position_scale.weight.zero_()
+        assert (new(**tiny.inputs()).last_hidden_state - expected).abs().max() > 1e-3
 
 
 def test_amplitude_zero_starts_as_no_positions_and_learns():
@@ -117,8 +141,7 @@ def test_amplitude_zero_starts_as_no_positions_and_learns():
 def test_concatenated_the_amplitude_is_a_constant_under_the_same_key(tmp_path):
     """The projection scales positions by itself, and a learned factor beside it would move all that it computes at once."""
     model = tiny.build("sinusoidal", position_combine="concat")
-    key = "embeddings.position_scale.weight"
-    assert key in model.state_dict() and key not in dict(model.named_parameters())
+    assert KEY in model.state_dict() and KEY not in dict(model.named_parameters())
     assert list(position_parameters(model)) == [
         f"embeddings.position_projection.{part}" for part in ("weight", "bias")
     ]
@@ -134,9 +157,17 @@ def test_concatenated_the_amplitude_is_a_constant_under_the_same_key(tmp_path):
         assert torch.equal(again(**tiny.inputs())[0], model.eval()(**tiny.inputs())[0])
 
 
-def test_an_amplitude_of_zero_that_is_never_trained_is_refused():
-    with pytest.raises(ValueError, match="position_amplitude=0 no position would ever join"):
-        tiny.variant_config(position_scheme="sinusoidal", position_combine="concat", position_amplitude=0)
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        ({"position_combine": "concat"}, "position_amplitude=0 no position would ever join"),
+        ({"position_learn_amplitude": False}, "position_amplitude=0 no position would ever join"),
+        ({"position_combine": "concat", "position_learn_amplitude": True}, "position_learn_amplitude has no use"),
+    ],
+)
+def test_an_amplitude_of_zero_that_is_never_trained_is_refused(flags, why):
+    with pytest.raises(ValueError, match=why):
+        tiny.variant_config(position_scheme="sinusoidal", position_amplitude=0, **flags)
 
 
 def test_any_length_is_read():

@@ -1,0 +1,169 @@
+"""Intervals and tests for figures of several seeds: what a comparison may say, and what it may not."""
+
+import statistics
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+
+# Two schemes are called no different where their F1 differs by less than this.
+MARGIN = 0.03
+# A verdict of no difference needs so many pairs of seeds.
+PAIRS = 10
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def written(self, digits: int = 3) -> str:
+        """For people: 0.004 (−0.010 to 0.018)."""
+        numbers = [f"{value:.{digits}f}" for value in (self.mean, self.low, self.high)]
+        mean, low, high = (text.replace("-", "−") if float(text) else text.lstrip("-") for text in numbers)
+        return f"{mean} ({low} to {high})"
+
+
+def of_mean(values: list[float], confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean of independent values from a normal distribution.
+
+    Raises:
+        ValueError: there is a single value.
+    """
+    if len(values) < 2:
+        raise ValueError("one value has no interval")
+    mean, error = statistics.fmean(values), statistics.stdev(values) / len(values) ** 0.5
+    half = float(stdtrit(len(values) - 1, (1 + confidence) / 2)) * error
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired(own: list[float], other: list[float], confidence: float = 0.95) -> Interval:
+    """Student's interval of the mean difference of values that belong together: of one seed, with the same data."""
+    return of_mean([ours - theirs for ours, theirs in zip(own, other, strict=True)], confidence)
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """Two one-sided tests of a mean difference against a margin (Schuirmann 1987).
+
+    Attributes:
+        p: the larger of the two tests'.
+        interval: of 1 - 2·level (90 % for a level of 5 %); it lies within the margin where both tests reject.
+        holds: whether both reject.
+    """
+
+    p: float
+    interval: Interval
+    holds: bool
+
+
+def equivalence(own: list[float], other: list[float], margin: float = MARGIN, level: float = 0.05) -> Equivalence:
+    """Whether two schemes differ by less than a margin, seed by seed."""
+    differences = [ours - theirs for ours, theirs in zip(own, other, strict=True)]
+    interval = of_mean(differences, 1 - 2 * level)
+    error, degrees = statistics.stdev(differences) / len(differences) ** 0.5, len(differences) - 1
+    distances = margin - interval.mean, margin + interval.mean
+    if error == 0:
+        p = 0.0 if min(distances) > 0 else 1.0
+    else:
+        p = max(float(stdtr(degrees, -distance / error)) for distance in distances)
+    return Equivalence(p, interval, p < level)
+
+
+def verdict(own: list[float], other: list[float], margin: float = MARGIN) -> str | None:
+    """What may be said of two schemes: "higher", "lower", "no different", or nothing (None), where the interval has to do.
+
+    The first two where the interval of 95 % has no zero in it, the third by two one-sided tests over at least [`PAIRS`] seeds.
+    Where both hold the difference is there, and smaller than the margin: the sign is told.
+    """
+    interval = paired(own, other)
+    if interval.low > 0 or interval.high < 0:
+        return "higher" if interval.low > 0 else "lower"
+    return "no different" if len(own) >= PAIRS and equivalence(own, other, margin).holds else None
+
+
+@dataclass(frozen=True)
+class Nested:
+    """Conversions with fine-tuning seeds nested in them.
+
+    Attributes:
+        interval: of the mean over conversions, with as many degrees of freedom as there are conversions less one.
+        between, within: standard deviations of conversions, and of seeds in one conversion; method of moments.
+    """
+
+    interval: Interval
+    between: float
+    within: float
+
+
+def nested(groups: list[list[float]]) -> Nested:
+    """Mean, interval and components of variance of groups of equal size: seeds of one conversion are no independent sample.
+
+    Raises:
+        ValueError: fewer than two groups, or not of one size of at least 2.
+    """
+    [size] = {len(group) for group in groups} if len({len(group) for group in groups}) == 1 else [0]
+    if len(groups) < 2 or size < 2:
+        raise ValueError(
+            f"expected two or more groups of one size of at least 2, got {[len(group) for group in groups]}"
+        )
+    means = [statistics.fmean(group) for group in groups]
+    within = statistics.fmean(statistics.variance(group) for group in groups)
+    between = max(0.0, statistics.variance(means) - within / size)
+    return Nested(of_mean(means), between**0.5, within**0.5)
+
+
+def f1(counts: np.ndarray) -> np.ndarray:
+    """Micro-F1 (...) of how many marks were found, wrong and missed, (..., 3); 0 where there is nothing."""
+    found, wrong, missed = np.moveaxis(counts, -1, 0)
+    return 2 * found / np.maximum(2 * found + wrong + missed, 1)
+
+
+def resampled(
+    own: np.ndarray, other: np.ndarray | None = None, draws: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> Interval:
+    """Bootstrap of the mean F1 over seeds, or of its difference to another scheme's, seeds and documents resampled together.
+
+    Each draw takes seeds with replacement, and documents with replacement, the same documents for every seed, since all seeds are
+    scored on the same ones, and the same seeds and documents for both schemes. Percentile interval.
+
+    Args:
+        own, other: counts (seeds, documents, 3), as [`f1`] takes them.
+    """
+    generator = np.random.default_rng(seed)
+    seeds, documents = own.shape[:2]
+    sides = [own] if other is None else [own, other]
+
+    def difference(rows: np.ndarray, weights: np.ndarray) -> float:
+        """Of the seeds `rows`, each document counted as often as `weights` says."""
+        means = [f1(np.einsum("sdc,d->sc", side[rows], weights)).mean() for side in sides]
+        return means[0] - (means[1] if other is not None else 0.0)
+
+    found = []
+    for _ in range(draws):
+        rows = generator.integers(seeds, size=seeds)
+        weights = np.bincount(generator.integers(documents, size=documents), minlength=documents)
+        found.append(difference(rows, weights))
+    low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(difference(np.arange(seeds), np.ones(documents))), float(low), float(high))
+
+
+def step_that_leaves(curve: list[list[float]], other: list[list[float]], by: float = 0.1) -> int | None:
+    """The first step of a learning curve from which on its loss stays more than `by` below another's; None if it never does.
+
+    Args:
+        curve, other: (step, loss) pairs of the same steps.
+    """
+    if [step for step, _ in curve] != [step for step, _ in other]:
+        raise ValueError("the curves are of other steps")
+    left = None
+    for (step, loss), (_, theirs) in zip(curve, other):
+        if theirs - loss <= by:
+            left = None
+        elif left is None:
+            left = int(step)
+    return left

@@ -1,0 +1,118 @@
+"""benchmarks/intervals.py against scipy and closed forms."""
+
+import numpy as np
+import pytest
+from intervals import Interval, equivalence, f1, nested, of_mean, paired, resampled, step_that_leaves, verdict
+from scipy import stats
+from sklearn.metrics import f1_score
+
+
+def numbers(count: int, mean: float = 0.0, deviation: float = 1.0, seed: int = 0) -> list[float]:
+    """Numbers whose mean and sample standard deviation are exactly these."""
+    drawn = np.random.default_rng(seed).normal(size=count)
+    return list(mean + deviation * (drawn - drawn.mean()) / drawn.std(ddof=1))
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+@pytest.mark.parametrize("confidence", [0.9, 0.95])
+def test_interval_of_a_mean_is_scipys(count, confidence):
+    values = list(np.random.default_rng(count).normal(3, 2, size=count))
+    theirs = stats.ttest_1samp(values, 0).confidence_interval(confidence)
+    ours = of_mean(values, confidence)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
+    assert ours.mean == pytest.approx(np.mean(values))
+
+
+def test_pairs_are_compared_seed_by_seed():
+    rng = np.random.default_rng(1)
+    common = rng.normal(0, 10, size=6)
+    own, other = list(common + 0.5 + rng.normal(0, 0.1, 6)), list(common)
+    theirs = stats.ttest_rel(own, other).confidence_interval()
+    ours = paired(own, other)
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high))
+    assert ours.low > 0, "seeds differ by far more than the schemes"
+    with pytest.raises(ValueError):
+        paired(own, other[:5])
+
+
+def test_one_value_has_no_interval():
+    with pytest.raises(ValueError, match="no interval"):
+        of_mean([1.0])
+
+
+@pytest.mark.parametrize("mean", [-0.04, -0.02, 0.0, 0.013, 0.031])
+@pytest.mark.parametrize("deviation", [0.005, 0.05])
+def test_equivalence_is_two_one_sided_tests(mean, deviation):
+    differences = numbers(10, mean, deviation)
+    ours = equivalence(differences, [0.0] * 10, margin=0.03)
+    above = stats.ttest_1samp(differences, -0.03, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, 0.03, alternative="less").pvalue
+    assert ours.p == pytest.approx(max(above, below))
+    assert ours.holds == (max(above, below) < 0.05)
+    assert ours.holds == (-0.03 < ours.interval.low and ours.interval.high < 0.03), (
+        "the interval of 90 % says the same"
+    )
+
+
+def test_a_verdict_needs_an_interval_without_zero_or_ten_seeds():
+    zeros = [0.0] * 10
+    assert verdict(numbers(10, 0.02, 0.01), zeros) == "higher"
+    assert verdict(numbers(10, -0.02, 0.01), zeros) == "lower"
+    assert verdict(numbers(10, 0.001, 0.01), zeros) == "no different"
+    assert verdict(numbers(10, 0.001, 0.1), zeros) is None
+    assert verdict(numbers(3, 0.0001, 0.001), zeros[:3]) is None, "three seeds"
+
+
+def test_nested_seeds_do_not_make_conversions_independent():
+    groups = [numbers(3, mean, 0.2, seed) for seed, mean in enumerate(numbers(4, 5.0, 1.0))]
+    ours = nested(groups)
+    theirs = stats.ttest_1samp([np.mean(group) for group in groups], 0).confidence_interval()
+    assert (ours.interval.low, ours.interval.high) == pytest.approx((theirs.low, theirs.high))
+    # Mean squares of a one-way analysis of variance: MS_within = 0.2², MS_between = 3 · 1².
+    assert ours.within == pytest.approx(0.2)
+    assert ours.between == pytest.approx(((3 * 1.0 - 0.2**2) / 3) ** 0.5)
+    assert ours.interval.high - ours.interval.low > 2 * (of_mean(sum(groups, [])).high - 5.0)
+    assert nested([[0.0, 1.0], [1.0, 0.0]]).between == 0.0
+    for wrong in ([[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], [1.0]]):
+        with pytest.raises(ValueError, match="two or more groups"):
+            nested(wrong)
+
+
+def test_f1_of_counts_is_scikit_learns():
+    rng = np.random.default_rng(0)
+    labels, predicted = rng.integers(3, size=500), rng.integers(3, size=500)
+    found = ((labels == predicted) & (labels > 0)).sum()
+    wrong, missed = (((labels != predicted) & (side > 0)).sum() for side in (predicted, labels))
+    assert f1(np.array([found, wrong, missed])) == pytest.approx(
+        f1_score(labels, predicted, labels=[1, 2], average="micro")
+    )
+    assert f1(np.zeros(3)) == 0
+
+
+def test_resampling_finds_the_spread_of_seeds_and_of_documents():
+    """Counts for which F1 is linear in them, 2·found / 2·100, so that the variance of a mean over crossed draws is known."""
+    rng = np.random.default_rng(0)
+    seeds, documents = 20, 30
+    by_seed, by_document = rng.normal(0, 4, size=(seeds, 1)), rng.normal(0, 8, size=(1, documents))
+    found = 50 + by_seed + by_document
+    counts = np.stack([found, 100 - found, 100 - found], axis=-1)
+    ours = resampled(counts, draws=4000)
+    error = (by_seed.var() / seeds + by_document.var() / documents) ** 0.5 / 100
+    assert ours.mean == pytest.approx(found.mean() / 100)
+    assert (ours.high - ours.low) / 2 == pytest.approx(1.96 * error, rel=0.06)
+    # The same documents and seeds for both sides: what they share is no difference.
+    better = np.stack([found + 5, 95 - found, 95 - found], axis=-1)
+    apart = resampled(better, counts, draws=200)
+    assert (apart.mean, apart.low, apart.high) == pytest.approx((0.05, 0.05, 0.05))
+
+
+def test_the_step_that_leaves_is_the_first_from_which_on_the_loss_is_below():
+    none = [[20, 6.0], [40, 6.0], [60, 6.0], [80, 6.0]]
+    assert step_that_leaves([[20, 5.0], [40, 6.0], [60, 5.8], [80, 5.7]], none) == 60
+    assert step_that_leaves([[20, 5.0], [40, 5.0], [60, 5.0], [80, 5.95]], none) is None
+    with pytest.raises(ValueError, match="other steps"):
+        step_that_leaves(none[:2], none)
+
+
+def test_intervals_are_written_with_a_minus():
+    assert Interval(-0.0001, -0.0104, 0.018).written() == "0.000 (−0.010 to 0.018)"
