@@ -57,7 +57,7 @@ def freeze_all_but_positions(model: nn.Module) -> int:
     if not parameters:
         raise ValueError(
             "the model has no position parameters to train: it was loaded without position_scheme, or with one that has "
-            "none (absolute, none, rope, alibi)"
+            "none (absolute, none, rope, alibi, sinusoidal without position_learn_amplitude)"
         )
     model.requires_grad_(False)
     for parameter in parameters:

@@ -60,7 +60,7 @@ from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 
 # Every scheme, in every form that has parameters of its own.
 WITH_PARAMETERS = [
-    ("sinusoidal", {}),
+    ("sinusoidal", {"position_learn_amplitude": True}),
     ("sinusoidal", {"position_combine": "concat", "position_every_layer": True}),
     ("absolute", {"position_combine": "gate", "position_every_layer": True}),
     ("absolute", {"position_combine": "attention"}),
@@ -688,7 +688,8 @@ def test_the_count_of_position_parameters_is_that_of_the_formulas():
         "sinusoidal": 1,
     }
     for scheme, count in expected.items():
-        model = variant_class("bert")(variant_config("bert", position_scheme=scheme))
+        flags = {"position_learn_amplitude": True} if scheme == "sinusoidal" else {}
+        model = variant_class("bert")(variant_config("bert", position_scheme=scheme, **flags))
         assert train_positions(get_peft_model(model, LoraConfig())) == count, scheme
         assert freeze_all_but_positions(model) == count, scheme
 

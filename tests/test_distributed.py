@@ -47,7 +47,7 @@ def assert_trained_as_one(results: list[dict]) -> None:
 
 def test_only_schemes_without_parameters_are_compared_without_theirs(measured):
     without = {name for name in worker.EVERY_SCHEME if measured[f"ddp: {name}"][0]["positions"] is None}
-    assert without == {"absolute", "none", "rope", "alibi"}
+    assert without == {"absolute", "sinusoidal", "none", "rope", "alibi"}
 
 
 @pytest.mark.parametrize("name", worker.DDP)

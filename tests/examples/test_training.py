@@ -64,7 +64,7 @@ PARAMETERS = {
     "deberta": (["rel_embeddings.weight"], []),
     "relative": (["relative_key_embeddings.weight", "relative_value_embeddings.weight"], []),
     "transformer_xl": (["pos_bias_u.weight", "pos_bias_v.weight"], ["linear_pos.weight"]),
-    "sinusoidal+tupe": (["position_scale.weight", "cls_to_others.weight", "others_to_cls.weight"], ["weight", "bias"]),
+    "sinusoidal+tupe": (["cls_to_others.weight", "others_to_cls.weight"], ["weight", "bias"]),
 }
 
 

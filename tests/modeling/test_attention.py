@@ -38,6 +38,8 @@ def without_positions(model):
             parameter.zero_()
         if hasattr(model.embeddings, "position_embeddings"):
             model.embeddings.position_embeddings.weight.zero_()
+        if hasattr(model.embeddings, "position_scale"):
+            model.embeddings.position_scale.weight.zero_()
     model.encoder.position_schemes = ()
     for layer in model.encoder.layer:
         layer.attention.self.position_schemes = ()

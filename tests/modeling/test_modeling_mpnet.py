@@ -152,7 +152,14 @@ def test_from_scratch_the_bias_starts_as_stocks():
 def test_every_flag_of_its_own_schemes_is_its_checkpoints_or_changes_nothing_of_theirs():
     family, without = (
         FAMILIES["mpnet"].family,
-        {"position_init", "position_combine", "position_every_layer", "position_stride"},
+        {
+            "position_init",
+            "position_combine",
+            "position_every_layer",
+            "position_every_layer_weight",
+            "position_stride",
+            "position_width",
+        },
     )
     own = {flag.name for name in scheme_names(family.native_scheme) for flag in SCHEMES[name].flags}
     assert own == {*family.native_flags} | without
