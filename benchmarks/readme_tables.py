@@ -254,7 +254,7 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
-        "docs/padding.md": [padding_table()],
+        "docs/padding.md": [padding_table(), (report.RESULTS / "serving.md").read_text(encoding="utf-8").strip()],
     }
 
 
