@@ -71,7 +71,7 @@ FSDP = (
         "deberta with norm": Case("deberta", {"position_norm": True}),
     }
 )
-FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("tupe", "deberta", "sinusoidal, again")}
+FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("tupe", "deberta", "absolute+t5, gate")}
 FSDP_APART = {"transformer_xl": FSDP["transformer_xl"], "sinusoidal+tupe, again": again("sinusoidal+tupe", "add")}
 DDP_PACKED = {name: Case(name, {"unpad": False}) for name in ("absolute", "t5", "relative", "tupe")}
 # What two processes have of padding: different widths, none in one of them, a whole sequence of it, and the other side.
