@@ -37,6 +37,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(scheme, dropout, m
     monkeypatch.setattr(strategies, "KEYS", 16)
     monkeypatch.setattr(strategies, "KERNEL_BLOCK_SIZE", 1 << 15)
     monkeypatch.setattr(strategies, "KERNEL_ROWS", 64)
+    monkeypatch.setattr(strategies, "KEPT_PAIRS", 128 * 128)
     entries, saved = [], []
     for length in (256, 512):
         sizes = {"max_position_embeddings": length, "attention_probs_dropout_prob": dropout, "num_hidden_layers": 1}
