@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from .modeling.attention import EMBEDDINGS, ENCODER, FEWEST_SCORES
 from .modeling.configuration_posenc import CONFIGS, PositionConfigMixin
-from .modeling.scheme import AttentionContext, AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.scheme import AttentionContext, AttentionScheme, EmbeddingScheme, PositionConstant, PositionScheme
 from .modeling.schemes import SCHEMES, SOURCES
 from .parameters import position_parameters
 from .registration import register_scheme
@@ -274,13 +274,15 @@ def is_made_of_position_modules(subject: _Subject) -> str:
     model, without = subject.model(subject.name), subject.model("none")
     own = {name for name in model.state_dict() if name not in without.state_dict()}
     own -= {name for name in subject.model("absolute").state_dict() if name not in without.state_dict()}
-    strangers = own - {*position_parameters(model)}
+    constants = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, PositionConstant)}
+    strangers = own - {*position_parameters(model)} - constants
     if strangers:
         raise _Failed(
             f"{', '.join(sorted(strangers))} are no parameters of PositionParameter, PositionTable, PositionLinear or "
-            "PositionLayerNorm: they would start as transformers starts others, and not count as positions."
+            "PositionLayerNorm and no PositionConstant: they would start as transformers starts others, and not count as "
+            "positions."
         )
-    known = {name for name, _ in without.named_buffers()}
+    known = {name for name, _ in without.named_buffers()} | constants
     buffers = [name for name, _ in model.named_buffers() if name not in known and "position_ids" not in name]
     if buffers:
         raise _Failed(
@@ -296,7 +298,7 @@ def is_made_of_position_modules(subject: _Subject) -> str:
         raise _Failed(
             "Two scheme objects of the same config have settings that are not equal: keep plain values in them."
         )
-    count = sum(model.get_parameter(name).numel() for name in own)
+    count = sum(model.get_parameter(name).numel() for name in own - constants)
     return (
         f"Its {len(own)} parameters ({count} numbers in two layers of {SIZES['hidden_size']}) are position modules'."
     )

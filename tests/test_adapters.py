@@ -633,7 +633,7 @@ def test_adapters_have_positions_of_their_own(tmp_path):
     assert error(output(loaded.merge_and_unload()), expected["second"]) <= 1e-5
 
 
-@pytest.mark.parametrize("scheme", WITHOUT_PARAMETERS)
+@pytest.mark.parametrize("scheme", [*WITHOUT_PARAMETERS, "sinusoidal"])
 def test_schemes_without_parameters_have_nothing_to_train(scheme):
     config = LoraConfig()
     model = get_peft_model(build(scheme), config)

@@ -24,7 +24,7 @@ from torch import nn
 from ..modeling.attention import PositionSelfAttention
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.modeling_posenc import PositionEncoder
-from ..modeling.scheme import PositionParameter
+from ..modeling.scheme import PositionConstant, PositionParameter
 from .changes import Changes, hook_method
 
 
@@ -96,7 +96,7 @@ def _own_modules(base: nn.Module) -> list[str]:
         if isinstance(module, ModulesToSaveWrapper):
             module = module.original_module
         # Not by getattr: PEFT's layers pass on what the module inside has.
-        if "position_initial" in vars(module):
+        if "position_initial" in vars(module) and not isinstance(module, PositionConstant):
             names.append(name)
     return names
 
