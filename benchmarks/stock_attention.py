@@ -6,7 +6,8 @@
 
 6 layers of bert-base's size. All models of a family live in one process and take turns, in an order that is reversed from round
 to round; what is reported is how many times as fast as transformers' eager attention each is, by medians, and a second eager
-copy shows how far apart equal models come out. Peers: `torch.compile` of the eager model, ONNX Runtime on that model exported
+copy shows how far apart equal models come out. Peers: `torch.compile` of the eager model and
+of ours, ONNX Runtime on that model exported
 (forward, CPU), and disentangled-flash (its PyTorch backend on CPUs, its Triton kernels on CUDA) and FlashDeBERTa (CUDA) where
 they are installed. Batches of more than one sequence have padding (an eighth). Writes results/stock_attention[_cuda].json and .md.
 """
@@ -37,8 +38,8 @@ from hf_posenc.tables import as_markdown
 
 
 EAGER, AGAIN, OWN, UNCACHED = "eager", "eager, a second copy", "hf_posenc", "hf_posenc, nothing cached"
-COMPILED, ONNX, BERT = "torch.compile", "ONNX Runtime", "BERT of the same size, sdpa"
-DISENTANGLED, FLASH = "disentangled-flash", "FlashDeBERTa"
+COMPILED, OWN_COMPILED, BERT = "torch.compile", "hf_posenc, torch.compile", "BERT of the same size, sdpa"
+ONNX, DISENTANGLED, FLASH = "ONNX Runtime", "disentangled-flash", "FlashDeBERTa"
 FAMILIES = {
     "DeBERTa-v3": (
         DebertaV2Model,
@@ -141,7 +142,8 @@ def calls(
     if mode == "forward" and family == "DeBERTa-v3":
         groups.append({EAGER: eager_step, UNCACHED: partial(uncached, groups[0][OWN])})
     if COMPILED in arguments.peers and (arguments.shapes or (shape in COMPILED_SHAPES and mode in COMPILED_MODES)):
-        groups.append({EAGER: eager_step, COMPILED: partial(step, torch.compile(made(eager)))})
+        compiled = {COMPILED: made(eager), OWN_COMPILED: made(partial(build, family, backend=backend))}
+        groups.append({EAGER: eager_step, **{name: partial(step, torch.compile(m)) for name, m in compiled.items()}})
     if family == "DeBERTa-v3" and DISENTANGLED in arguments.peers and find_spec("disentangled_flash"):
         groups.append(
             {EAGER: eager_step, DISENTANGLED: partial(step, optimised(made(eager), mode, device, size.length))}
@@ -190,7 +192,7 @@ def measure(family: str, shape: str, mode: str, arguments: argparse.Namespace) -
     rounds = max(
         fewest, min(arguments.rounds, arguments.tokens // (8 * batch * length if fewest == 1 else batch * length))
     )
-    found, own = {}, {EAGER, AGAIN, OWN, UNCACHED, BERT}
+    found, own = {}, {EAGER, AGAIN, OWN, UNCACHED, OWN_COMPILED, BERT}
     for group in calls(family, size, inputs, mode, arguments):
         if all(name in own or works(call, name) for name, call in group.items()):
             times = take_turns(group, rounds, arguments.device)
@@ -220,7 +222,7 @@ def measure_memory(family: str, shape: str, arguments: argparse.Namespace) -> di
 
 def table(results: list[dict], memory: list[dict]) -> str:
     """Times as fast as transformers' eager attention."""
-    names = [AGAIN, OWN, UNCACHED, COMPILED, ONNX, DISENTANGLED, FLASH, BERT]
+    names = [AGAIN, OWN, UNCACHED, COMPILED, OWN_COMPILED, ONNX, DISENTANGLED, FLASH, BERT]
     names = [name for name in names if any(name in result["speed"] for result in results)]
     rows = []
     for result in results:

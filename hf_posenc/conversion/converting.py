@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
+from ..integrations import onnx as exporting
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.relative_positions import t5_bucket
 from ..modeling.schemes import scheme_names
@@ -75,7 +76,7 @@ class ConversionArguments:
         elif self.resume or self.onnx:
             raise ValueError("resume and onnx need an output folder")
         if self.onnx:
-            check_installed("onnxscript", "export")
+            exporting.check_installed()
         if self.train != "none":
             check_installed("accelerate", "train")
         if self.extend not in METHODS:

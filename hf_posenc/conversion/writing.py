@@ -1,10 +1,10 @@
 """Writing a converted model: a folder that is whole, or none."""
 
+import copy
 import importlib.util
 import json
 import os
 import shutil
-import warnings
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ..files import whole_folder
-from ..inspection import longest_sequence
+from ..integrations.onnx import export_model
 from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
 from ..modeling.configuration_posenc import PositionConfigMixin
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
@@ -23,8 +23,6 @@ from .report import REPORT, ConversionReport
 KEPT = (MODULES, SETTINGS, SENTENCE_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
 CARD = "README.md"
 AGREEMENT = "agreement with the original on held-out text"
-# Of exported models without a table that ends.
-LONGEST_EXPORTED = 100_000
 ONNX = Path("onnx") / "model.onnx"
 
 
@@ -163,37 +161,13 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
     save_card(card, folder / CARD)
 
 
-class _LastHiddenState(torch.nn.Module):
-    """What is exported: two tensors in, one out."""
-
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-
 def export_onnx(model: PreTrainedModel, file: Path) -> None:
-    """Write the base model as ONNX: `input_ids` and `attention_mask`, of any batch and length, to `last_hidden_state`."""
-    longest = longest_sequence(model.config) or LONGEST_EXPORTED
-    ids = torch.full((2, 10), model.config.vocab_size - 1)
-    shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=longest)}
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    """Write the base model, in float32, as `hf-posenc export onnx` does."""
+    base = model.base_model
+    if base.dtype != torch.float32:
+        base = copy.deepcopy(base).float()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            _LastHiddenState(model.base_model).eval(),
-            tuple(inputs.values()),
-            file,
-            dynamo=True,
-            verbose=False,
-            external_data=False,
-            input_names=[*inputs],
-            output_names=["last_hidden_state"],
-            dynamic_shapes=dict.fromkeys(inputs, shape),
-        )
+    export_model(base, file)
 
 
 def check_installed(library: str, extra: str) -> None:

@@ -110,16 +110,21 @@ class TestSentenceTransformers:
 
 
 @pytest.mark.slow
-def test_onnx_computes_what_the_model_computes(checkpoint, words, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_onnx_computes_what_the_model_computes(checkpoint, words, tmp_path, dtype):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
+    AutoModel.from_pretrained(checkpoint, dtype=dtype).save_pretrained(checkpoint)
     model, _ = convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out", onnx=True)
+    assert model.dtype == dtype
+    model.float()  # the file is in float32
     session = onnxruntime.InferenceSession(tmp_path / "out" / "onnx" / "model.onnx")
     for batch, length in ((1, 5), (3, 80)):
         ids = torch.randint(5, 99, (batch, length))
         mask = torch.ones_like(ids)
         mask[0, length // 2 :] = 0
-        [found] = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+        [found] = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
         with torch.no_grad():
             expected = model(input_ids=ids, attention_mask=mask).last_hidden_state
         assert (torch.from_numpy(found) - expected)[mask.bool()].abs().max() < 1e-4
