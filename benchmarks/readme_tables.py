@@ -16,7 +16,7 @@ import report
 import torch
 from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
-from intervals import paired
+from intervals import Interval, paired
 from minilm import packaged_minilm
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -42,6 +42,8 @@ LONG = [
     ("memory, forward", "model_memory_4096", "forward", "memory_ratio"),
     ("memory, training without dropout", "model_memory_4096", "training without dropout", "memory_ratio"),
 ]
+# Schemes without tables and biases, whose parameters learn at the model's rate.
+NETWORKS = ("fire",)
 UNPADDED = [
     ("8 × 512: time, forward", "model_forward_unpadded", "forward", "ratio"),
     ("1 × 4,096: time, forward", "model_forward_4096_unpadded", "forward", "ratio"),
@@ -59,9 +61,18 @@ def values(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
     return [run["metrics"][length][metric] for run in runs]
 
 
+def less(own: list[dict[str, Any]], other: list[dict[str, Any]], length: str, metric: str) -> Interval:
+    """A metric of some runs less that of others, by the seeds that both have: runs of one seed have the same data in the same order."""
+    mine, theirs = (
+        {run["seed"]: value for run in runs for value in values([run], length, metric)} for runs in (own, other)
+    )
+    common = sorted(mine.keys() & theirs.keys())
+    return paired([mine[seed] for seed in common], [theirs[seed] for seed in common])
+
+
 def by_seed(runs: list[dict[str, Any]], length: str, metric: str) -> list[float]:
-    """Values of a metric at a length in the order of the seeds: runs of one seed have the same data in the same order."""
-    return values(sorted(runs, key=lambda run: run["seed"]), length, metric)
+    """Values of a metric at a length in the order of the seeds, of the first three, which all schemes have."""
+    return values(sorted(runs, key=lambda run: run["seed"])[:3], length, metric)
 
 
 def written(numbers: list[float]) -> str:
@@ -73,8 +84,10 @@ def written(numbers: list[float]) -> str:
 
 def chosen_rate(runs: list[dict[str, Any]]) -> str:
     """The position learning rate that all seeds have; nothing where none was chosen, as for a single number and for matrices."""
+    if runs[0]["position_parameters"] <= 1 or "position_combine" in runs[0]["scheme"] or runs[0]["scheme"] in NETWORKS:
+        return ""
     [rate] = {run["position_learning_rate"] for run in runs}
-    return f"{rate:g}" if runs[0]["position_parameters"] > 1 and "position_combine" not in runs[0]["scheme"] else ""
+    return f"{rate:g}"
 
 
 def named(scheme: str) -> str:
@@ -86,13 +99,12 @@ def named(scheme: str) -> str:
 def quality_table(punctuation: Runs, converted: Runs) -> str:
     """A row per scheme, those with flags where they were converted: F1 on punctuation and how far above `none` seed by seed, then the
     same where the checkpoint was converted first."""
-    baseline = by_seed(punctuation["none"], "64", "f1")
     rows = []
     for scheme, runs in punctuation.items():
         if ":" in scheme and scheme not in converted:
             continue
-        f1 = by_seed(runs, "64", "f1")
-        above = "" if scheme == "none" else paired(f1, baseline).written()
+        f1 = values(runs, "64", "f1")
+        above = "" if scheme == "none" else less(runs, punctuation["none"], "64", "f1").written()
         distilled = converted.get(scheme, [])
         first = [written(values(distilled, length, "f1")) for length in ("64", "256")]
         own = [written(f1), written(values(runs, "256", "f1")), chosen_rate(runs), above]
@@ -104,13 +116,12 @@ def quality_table(punctuation: Runs, converted: Runs) -> str:
 
 def scratch_table(scratch: Runs) -> str:
     """A row per scheme by itself: the chosen rate, the loss at each length, and how far below that of `none` at the first."""
-    baseline = by_seed(scratch["none"], "32", "masked_loss")
     rows = []
     for scheme, runs in scratch.items():
         if ":" in scheme and scheme != comparison.LEARNED:
             continue
-        losses = {length: by_seed(runs, length, "masked_loss") for length in runs[0]["metrics"]}
-        below = "" if scheme == "none" else paired(baseline, losses["32"]).written()
+        losses = {length: values(runs, length, "masked_loss") for length in runs[0]["metrics"]}
+        below = "" if scheme == "none" else less(scratch["none"], runs, "32", "masked_loss").written()
         cells = [chosen_rate(runs), *map(written, losses.values()), below]
         rows.append((statistics.fmean(losses["32"]), [named(scheme), *cells]))
     lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
@@ -277,7 +288,7 @@ def figures() -> dict[str, list[str]]:
         return written(values(scratch[scheme], str(length), "masked_loss"))
 
     def apart(own: Runs, scheme: str, base: Runs, other: str, length: str, metric: str) -> str:
-        return paired(by_seed(own[scheme], length, metric), by_seed(base[other], length, metric)).written()
+        return less(own[scheme], base[other], length, metric).written()
 
     def more_f1(scheme: str, length: int = 64, own: Runs = punctuation, base: Runs = punctuation) -> str:
         return apart(own, scheme, base, "absolute", str(length), "f1")
@@ -297,8 +308,11 @@ def figures() -> dict[str, list[str]]:
         ]
         return f"{min(differences):.3f} to {max(differences):.3f}"
 
-    def of_seed_42(scheme: str) -> str:
-        [run] = [run for run in read_part("float32")[scheme] if run["seed"] == 42]
+    float32 = read_part("float32")
+    float32["sinusoidal"] = [run for run in float32["sinusoidal"] if run["seed"] not in comparison.CHOOSING]
+
+    def of_seed(scheme: str, seed: int) -> str:
+        [run] = [run for run in float32[scheme] if run["seed"] == seed]
         return f"{run['metrics']['32']['masked_loss']:.3f}"
 
     def times(batches: str, mode: str, model: str = "absolute", order: str = "random") -> str:
@@ -360,14 +374,18 @@ def figures() -> dict[str, list[str]]:
             f"{ahead('absolute+relative_key')};",
             f"bring `absolute` to {f1('absolute', 64, longer)} at 64 tokens and {f1('absolute', 256, longer)} at 256, and `deberta`, not "
             f"converted, to {f1('deberta', 64, longer)} and {f1('deberta', 256, longer)}",
-            f"the loss at 32 tokens is {loss('sinusoidal', 32)} (",
+            f"the loss at 32 tokens is {report.mean_and_deviation(values(scratch['sinusoidal'], '32', 'masked_loss'))} (five seeds)",
+            f"{report.mean_and_deviation(values(float32['sinusoidal'], '32', 'masked_loss'))} and "
+            f"{report.mean_and_deviation(values(float32['absolute'], '32', 'masked_loss'))} in float32, "
+            f"{less(float32['sinusoidal'], float32['absolute'], '32', 'masked_loss').written()} apart in ten seeds",
+            f"with seed 45 it is not, and the loss is {of_seed(comparison.LEARNED, 45)}",
             f"by {more_f1('absolute+t5')} with `absolute+t5`, {more_f1('absolute+relative_key')} with `absolute+relative_key` and "
             f"{more_f1('absolute+deberta')} with `absolute+deberta`",
             "Intervals are of 95 %",
             "(an amplitude of 0.113)",  # initializer_range · √2
-            f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed_42(comparison.LEARNED)}, where the constant one reaches "
-            f"{of_seed_42('sinusoidal')}",
-            f"a constant one, added, its loss is {statistics.fmean(by_seed(scratch['sinusoidal'], '32', 'masked_loss')):.3f} (",
+            f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed(comparison.LEARNED, 42)}, where the constant one reaches "
+            f"{of_seed('sinusoidal', 42)}",
+            f"a constant one, added, its loss is {statistics.fmean(values(scratch['sinusoidal'], '32', 'masked_loss')):.3f} (",
             f"behind the sum with every seed, by {behind('absolute:position_combine=concat', '256')} "
             f"({more_f1('absolute:position_combine=concat', 256).replace(' (', ', ')}",
             "learns at a rate of 0.003",
@@ -380,7 +398,8 @@ def figures() -> dict[str, list[str]]:
             f"{more_f1('relative_key', 256, converted, longer)}",
             f"below `none` by {apart(scratch, 'none', scratch, 'sinusoidal', '32', 'masked_loss')}, and above `absolute` by "
             f"{more_loss('sinusoidal')}",
-            f"{chosen_on('')} at 0.113, {chosen_on('0.25')} at 0.25, and {chosen_on('0.5')} at 0.5",
+            f"{chosen_on('')} at 0.113, {chosen_on('0.25')} at 0.25, {chosen_on('0.5')} at 0.5 and {chosen_on('1.0')} at 1",
+            f"at 0.2 with a base of 100 {chosen_on('0.2,position_base=100')}",
             f"concatenated, loss {more_loss('absolute:position_combine=concat')} and F1 {more_f1('absolute:position_combine=concat')}; "
             f"by a gate, {more_loss('absolute:position_combine=gate')} and {more_f1('absolute:position_combine=gate')}",
             f"above by {more_loss('absolute:position_combine=attention')}; fine-tuned, F1 differs by "
