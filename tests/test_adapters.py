@@ -848,6 +848,6 @@ def test_adapters_of_positions_in_the_embeddings_are_mixed_where_they_are_given_
     for row, name in enumerate(names):
         own = alone(model, {key: value[row : row + 1] for key, value in batch.items()}, name)
         torch.testing.assert_close(found[row], own[0], rtol=0, atol=1e-5)
-    model = with_two_adapters("sinusoidal", ["value"], True)
+    model = with_two_adapters("sinusoidal", ["value"], True, position_learn_amplitude=True)
     with pytest.raises(ValueError, match="the adapters change .*embeddings"):
         model(**batch, adapter_names=names)
