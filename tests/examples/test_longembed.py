@@ -3,13 +3,14 @@
 import json
 import math
 
-import longembed
 import pytest
 from long_prose import prose
 from scripts import save_checkpoint
-from sentence_transformers import SentenceTransformer
 from torch.nn.functional import normalize
 
+
+SentenceTransformer = pytest.importorskip("sentence_transformers").SentenceTransformer
+import longembed  # noqa: E402
 
 PEOPLE = ["Ada", "Bo", "Cy", "Di"]
 
