@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 SentenceTransformer = pytest.importorskip("sentence_transformers").SentenceTransformer
 import longembed  # noqa: E402
 
+
 PEOPLE = ["Ada", "Bo", "Cy", "Di"]
 
 
