@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Module, Transformer
+from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -46,8 +46,8 @@ class ChunkedTransformer(Transformer):
         self,
         model_name_or_path: str,
         *,
-        chunk_size: int = 128,
-        overlap: bool = False,
+        chunk_size: int = 64,
+        overlap: bool = True,
         max_seq_length: int = UNCUT,
         **kwargs: Any,
     ):
@@ -83,37 +83,6 @@ class ChunkedTransformer(Transformer):
         return torch.stack([found[place] for place in range(len(pieces))])
 
 
-class SaliencePooling(Module):
-    """Chunks that are unlike the rest of their text count more: Σ wᵢ vᵢ / Σ wᵢ with wᵢ = 1 - cos(vᵢ, 1/n Σ vⱼ).
-
-    The mean where there is one chunk, or all are the same. Weights are at least 1e-6.
-
-    Args:
-        embedding_dimension: width of the states.
-    """
-
-    config_keys = ["embedding_dimension"]
-
-    def __init__(self, embedding_dimension: int):
-        super().__init__()
-        self.embedding_dimension = embedding_dimension
-
-    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
-        """`sentence_embedding` (batch, width) of `token_embeddings` (batch, chunks, width)."""
-        chunks = features["token_embeddings"]
-        kept = features["attention_mask"].to(chunks.dtype)
-        centre = (chunks * kept[..., None]).sum(dim=1, keepdim=True) / kept.sum(dim=1)[:, None, None]
-        weights = (1 - torch.cosine_similarity(chunks, centre, dim=-1)).clamp(min=1e-6) * kept
-        features["sentence_embedding"] = (chunks * weights[..., None]).sum(dim=1) / weights.sum(dim=1, keepdim=True)
-        return features
-
-    def get_embedding_dimension(self) -> int:
-        return self.embedding_dimension
-
-    def save(self, output_path: str, *args: Any, safe_serialization: bool = True, **kwargs: Any) -> None:
-        self.save_config(output_path)
-
-
 def split(text: torch.Tensor, size: int, overlap: bool, special: set[int]) -> list[torch.Tensor]:
     """Token ids (tokens,) in chunks; special tokens at the ends are put around each."""
     first, last = text[:1], text[-1:]
@@ -139,19 +108,16 @@ def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
 
 
 def in_chunks(
-    model: SentenceTransformer,
-    chunk_size: int = 128,
-    overlap: bool = False,
-    salience: bool = True,
-    max_seq_length: int = UNCUT,
+    model: SentenceTransformer, chunk_size: int = 64, overlap: bool = True, max_seq_length: int = UNCUT
 ) -> SentenceTransformer:
-    """Let a model read long texts in chunks, in place, and return it. Texts that fit in a chunk have the embeddings that they had.
+    """Let a model read long texts in chunks, in place, and return it: the embedding of a text is the mean of its chunks'.
+
+    It is the mean before anything behind the pooling (Dense, Normalize). Texts that fit in a chunk have the embeddings that they had.
+    The mean of chunks is DICE's default (Lyu et al. 2026, arXiv:2606.18781), there with chunks of 1,024 tokens.
 
     Args:
         model: one that pools by the mean.
-        chunk_size, overlap: see [`ChunkedTransformer`].
-        salience: chunks are pooled by [`SaliencePooling`]; otherwise by their mean.
-        max_seq_length: tokens at which texts are cut.
+        chunk_size, overlap, max_seq_length: see [`ChunkedTransformer`].
 
     Raises:
         TypeError: it is no `SentenceTransformer`.
@@ -159,20 +125,12 @@ def in_chunks(
     """
     if not isinstance(model, SentenceTransformer):
         raise TypeError(f"model must be a SentenceTransformer, got {type(model).__name__}")
-    modules = [*model.children()]
-    transformer, pooling = (modules + [None, None])[:2]
-    pools = (
-        type(transformer) is Transformer
-        and type(pooling) is Pooling
-        and pooling.pooling_mode == "mean"
-        and pooling.include_prompt
-    )
-    if not pools:
+    transformer, pooling = ([*model.children()] + [None, None])[:2]
+    known = type(transformer) is Transformer and type(pooling) is Pooling
+    if not known or pooling.pooling_mode != "mean" or not pooling.include_prompt:
         raise ValueError("the model must begin with a Transformer and a Pooling by the mean that includes prompts")
     size = checked_size(chunk_size, transformer.model)
     transformer.__class__ = ChunkedTransformer
     transformer.chunk_size, transformer.overlap, transformer.unpad_inputs = size, overlap, False
     transformer.max_seq_length = max_seq_length
-    if salience:
-        model[1] = SaliencePooling(pooling.embedding_dimension)
     return model
