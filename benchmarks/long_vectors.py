@@ -25,11 +25,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import chunk_pooling
+import numpy as np
 import torch
 from long_documents import Encoder, chunk_name, chunks, file_name, interval, ndcg, truncated
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
@@ -434,7 +436,7 @@ class Comparison:
         }
         write_whole({self.folder / "scores.json": json.dumps({"groups": groups, "scores": by_query}) + "\n"})
         written = table(found)
-        write_whole({self.folder / "results.md": written + "\n"})
+        write_whole({self.folder / "results.md": written + "\n", self.folder / "results.png": plot(found)})
         return written
 
     def settings(self) -> dict[str, Any]:
@@ -487,9 +489,47 @@ def difference_cell(one: dict[str, Any]) -> str:
     return f"**{written}**" if low > 0 or high < 0 else written
 
 
+def plot(found: dict[str, Any]) -> bytes:
+    """A PNG: a panel for each task, nDCG by vectors of a document with intervals; chunks that are read alone, and late ones."""
+    import io
+
+    import matplotlib.pyplot as plt
+
+    late = dict.fromkeys(name.partition(", best late")[0] for name in found if ", best late" in name)
+    lines = {"chunks, each read alone": [MEAN, *(BEST.format(size) for size in SIZES)]}
+    lines |= {
+        f"read as a whole, {model}": [model, *(f"{model}, best late chunk of {size}" for size in SIZES)]
+        for model in late
+    }
+    figure, axes = plt.subplots(1, len(TASKS), figsize=(11, 3.6), sharey=True)
+    for axis, task in zip(axes, TASKS):
+        for number, (label, names) in enumerate(lines.items()):
+            own = sorted((found[name]["vectors"], found[name]["tasks"][task]) for name in names)
+            middle = np.array([one["ndcg"] for _, one in own])
+            around = np.abs(np.array([one["interval"] for _, one in own]).T - middle)
+            places = np.array([vectors for vectors, _ in own]) * 2 ** (
+                0.06 * number
+            )  # so that bars do not hide each other
+            style = ":" if any(one in label for one in UNTRAINED) else "-" if number else "--"
+            axis.errorbar(places, middle, around, capsize=2, label=label, linestyle=style, marker="o", markersize=3)
+        ticks = sorted({round(found[name]["vectors"]) for name in lines["chunks, each read alone"]})
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.set(xlabel="vectors of a document", title=f"{task}, nDCG@{10 if task == 'articles' else 1}")
+        axis.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    plt.close(figure)
+    return content.getvalue()
+
+
 def main() -> None:
     try:
         [arguments] = ScriptParser((VectorArguments,)).parse()
+        if find_spec("matplotlib") is None:  # not after an hour
+            raise ImportError('the plot needs matplotlib: pip install -c constraints.txt -e ".[analysis]"')
         check_writable(arguments.output_dir)
         comparison = Comparison(arguments)
         _ = comparison.retrievals  # mistakes of lengths, before weights are read

@@ -119,6 +119,8 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     assert late["vectors"] == results["methods"]["best chunk of 16"]["vectors"] == len(spans(96, 16))
     assert list(late["less"]) == ["best chunk of 16"]
 
+    assert (out / "results.png").read_bytes()[1:4] == b"PNG"
+
     # What learned from a file measures the other.
     for learned, articles in (("valid", range(8)), ("test", range(8, 16))):
         text = "".join(file.read_text() for file in (out / "texts" / learned / "learned").iterdir())
