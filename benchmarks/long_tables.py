@@ -1,26 +1,77 @@
-"""The tables and the plot of docs/long-documents.md, from the files in results/.
+"""The tables, figures and plots of docs/long-documents.md and of its appendix, from the files in results/.
 
-`docs/generate.py` puts all tables that there are between the page's two marks; the plot is results/long_documents/results.png.
+`docs/generate.py` puts them there: in the appendix, all tables between marks.
 """
 
+import json
+from typing import Any
+
+from long_vectors import MEAN, difference_cell
 from report import RESULTS, replace_marked
 
+from hf_posenc.tables import as_markdown
 
+
+PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
+# Rows of the page's table: a method, and what it is called there.
+ROWS = {
+    "truncated": "cut off at 256 tokens",
+    MEAN: "mean of chunks",
+    "DICE, maximum": "DICE: maximum",
+    "DICE, three largest norms": "DICE: the three largest norms",
+    "DICE, softmax of norms": "DICE: weights by norm",
+    "mean of chunks, centred": "mean of chunks, less the mean of all documents",
+    "salience mean of chunks": "mean of chunks, weights by salience",
+    "strided": "read as a whole, untrained longer table",
+    "t5": "read as a whole, **converted to `t5`**",
+    "best chunk of 64": "best chunk of 64 tokens",
+    "strided, best late chunk of 64": "best late chunk of 64, untrained longer table",
+    "t5, best late chunk of 64": "best late chunk of 64, **converted to `t5`**",
+    "best chunk of 256": "best chunk of 256 tokens",
+    "t5, best late chunk of 256": "best late chunk of 256, **converted to `t5`**",
+}
+
+
+def vectors() -> dict[str, Any]:
+    """What long_vectors.py measured."""
+    return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
+
+
+def page_table() -> str:
+    """The page's table: nDCG, and how much more that is than the mean of chunks has, or the best chunk of the same size."""
+    found = vectors()["methods"]
+    rows = []
+    for name, label in ROWS.items():
+        own = found[name]
+        reference = MEAN if MEAN in own["less"] else next(iter(own["less"]), None)
+        cells = [f"{one['ndcg']:.2f}" for one in own["tasks"].values()]
+        if reference:
+            cells = [
+                f"{cell} {difference_cell(less, digits=2)}"
+                for cell, less in zip(cells, own["less"][reference].values())
+            ]
+        rows.append([label, f"{own['vectors']:.0f}", f"{own['milliseconds']:.0f}", *cells])
+    return as_markdown(["a document is found by its", "vectors", "ms", "pass keys", "facts", "articles"], rows)
 
 
 def block() -> str:
-    """What stands between the marks: a heading and the tables of each comparison that was run."""
+    """What stands between the appendix's marks: a heading and the tables of each comparison that was run."""
     parts = []
     for name, heading in HEADINGS.items():
         file = RESULTS / name / "results.md"
         if file.is_file():
             parts += [f"## {heading}", file.read_text(encoding="utf-8").strip()]
-            parts += ["![nDCG by length](pictures/long-documents.png)"] * (file.with_name("results.png").is_file())
+            parts += ["![nDCG by length](pictures/long-documents-lengths.png)"] * (
+                file.with_name("results.png").is_file()
+            )
     return "".join(f"\n{part}\n" for part in parts) + "\n"
 
 
 def with_tables(page: str) -> str:
-    """The page with the tables of today between its marks."""
+    """The appendix with the tables of today between its marks."""
+    all_vectors = (RESULTS / "long_vectors" / "results.md").read_text(encoding="utf-8").strip()
+    page = replace_marked(page, BEGIN_VECTORS, END_VECTORS, f"{BEGIN_VECTORS}\n{all_vectors}\n\n{END_VECTORS}")
     return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

@@ -68,6 +68,7 @@ SCHEMES = ("t5", "absolute+t5", "deberta")
 TIMED = 5
 # What the table compares with, of one vector and of a vector for each chunk of a size.
 MEAN, BEST = "mean of chunks", "best chunk of {}"
+LATE = "{}, best late chunk of {}"
 
 
 @dataclass
@@ -176,6 +177,11 @@ def every(vectors: torch.Tensor) -> torch.Tensor:
     return vectors
 
 
+def neighbours(vectors: torch.Tensor) -> torch.Tensor:
+    """Late chunks of twice the size, each of which begins in the middle of the one before: means of two that follow each other."""
+    return (vectors[:, :-1] + vectors[:, 1:]) / 2 if vectors.shape[1] > 1 else vectors
+
+
 CENTRED = ("documents", "documents and queries")
 ALL_CHUNKS = tuple(f"chunks {chunk_name(*own)}" for own in CHUNKS)
 
@@ -196,11 +202,15 @@ def methods(models: list[str]) -> dict[str, Method]:
     for model in readers:
         found[model] = Method(model, ("whole",), every)
         found[f"{model}, centred"] = Method(model, ("whole",), every, CENTRED)
-    for size in SIZES:
-        found[BEST.format(size)] = Method(ORIGINAL, (f"chunks {size}",), every)
+    for size, overlap in CHUNKS:
+        name = chunk_name(size, overlap)
+        found[BEST.format(name)] = Method(ORIGINAL, (f"chunks {name}",), every)
     for model in readers:
         for size in SIZES:
-            found[f"{model}, best late chunk of {size}"] = Method(model, (f"late {size}",), every)
+            found[LATE.format(model, size)] = Method(model, (f"late {size}",), every)
+        if 2 * SIZES[0] in SIZES:
+            name = chunk_name(2 * SIZES[0], True)
+            found[LATE.format(model, name)] = Method(model, (f"late {SIZES[0]}",), neighbours)
     return found
 
 
@@ -458,7 +468,7 @@ def chunk_of(own: tuple[int, bool], ids: list[int]) -> list[list[int]]:
 def references(name: str, known: dict[str, Any]) -> list[str]:
     """What a method is compared with: of one vector with the other ways to have one; late chunks with chunks as large."""
     if " chunk of " in name:
-        same = BEST.format(name.rpartition(" ")[2])
+        same = BEST.format(name.partition(" chunk of ")[2])
         return [same] * (name != same)
     return [other for other in known if " chunk of " not in other and other != name]
 
@@ -483,9 +493,9 @@ def table(found: dict[str, Any]) -> str:
     return as_markdown(["method", "vectors", "ms", *TASKS], rows)
 
 
-def difference_cell(one: dict[str, Any]) -> str:
+def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
     low, high = one["interval"]
-    written = f"{one['mean']:+.3f} ({low:+.3f} to {high:+.3f})"
+    written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
     return f"**{written}**" if low > 0 or high < 0 else written
 
 

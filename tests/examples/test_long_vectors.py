@@ -11,7 +11,7 @@ import tiny
 import torch
 from long_documents import chunks
 from long_prose import prose
-from long_vectors import Method, cosines, every, late_chunks, one, spans, states_of
+from long_vectors import Method, cosines, every, late_chunks, neighbours, one, spans, states_of
 from scripts import save_checkpoint
 from transformers import AutoModel
 
@@ -38,9 +38,11 @@ def checkpoint(tmp_path_factory, texts):
 
 @pytest.fixture
 def options(texts, checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr(long_vectors, "CHUNKS", [(16, False), (16, True), (32, False)])
+    monkeypatch.setattr(long_vectors, "CHUNKS", [(16, False), (16, True), (32, False), (32, True)])
     monkeypatch.setattr(long_vectors, "SIZES", [16, 32])
-    monkeypatch.setattr(long_vectors, "ALL_CHUNKS", ("chunks 16", "chunks 16 overlapping", "chunks 32"))
+    monkeypatch.setattr(
+        long_vectors, "ALL_CHUNKS", ("chunks 16", "chunks 16 overlapping", "chunks 32", "chunks 32 overlapping")
+    )
     files = ["--text_files", texts / "valid.txt", texts / "test.txt"]
     sizes = "--length 96 --candidates 6 --article_queries 2 --max_steps 2 --trained_length 32"
     return [*files, *sizes.split(), "--model_name_or_path", checkpoint, "--output_dir", tmp_path / "out"]
@@ -61,6 +63,15 @@ def test_late_chunks_are_means_of_states_in_loops():
         for vector, piece in zip(own, pieces):
             inner = [document[place] for place in piece[1:-1]]
             assert vector == pytest.approx([sum(column) / len(inner) for column in zip(*inner)])
+
+
+def test_two_neighbours_are_a_chunk_of_twice_the_size_that_overlaps():
+    """At this length, where a chunk of twice the size has just twice the tokens."""
+    length = 2 + 5 * 10  # chunks of 12 have 10 tokens and those of 22 have 20
+    states = torch.randn(1, length, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    overlapping = [piece[1:-1] for piece in chunks([*range(length)], 22, overlap=True)]
+    expected = torch.stack([states[0, piece[0] : piece[-1] + 1].mean(dim=0) for piece in overlapping])
+    torch.testing.assert_close(neighbours(late_chunks(states, 12))[0], expected)
 
 
 @torch.no_grad()
@@ -121,6 +132,10 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
 
     assert (out / "results.png").read_bytes()[1:4] == b"PNG"
 
+    doubled = results["methods"]["t5, best late chunk of 32 overlapping"]
+    assert doubled["vectors"] == results["methods"]["t5, best late chunk of 16"]["vectors"] - 1
+    assert list(doubled["less"]) == ["best chunk of 32 overlapping"]
+
     # What learned from a file measures the other.
     for learned, articles in (("valid", range(8)), ("test", range(8, 16))):
         text = "".join(file.read_text() for file in (out / "texts" / learned / "learned").iterdir())
@@ -142,7 +157,7 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
         )
         for choice in names[long_vectors.MEAN].choices()
     }
-    assert means[chosen] == max(means.values()) and len(means) == 3
+    assert means[chosen] == max(means.values()) and len(means) == 4
 
     # Nothing is left to compute, and no model is needed.
     monkeypatch.setattr(long_vectors.Comparison, "reader", None)
