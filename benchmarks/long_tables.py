@@ -6,7 +6,6 @@
 import json
 from typing import Any
 
-from long_vectors import MEAN, difference_cell
 from report import RESULTS, replace_marked
 
 from hf_posenc.tables import as_markdown
@@ -16,6 +15,8 @@ PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
+# What other ways to have one vector of a document are compared with.
+MEAN = "mean of chunks"
 # Rows of the page's table: a method, and what it is called there.
 ROWS = {
     "truncated": "cut off at 256 tokens",
@@ -55,6 +56,13 @@ def page_table() -> str:
             ]
         rows.append([label, f"{own['vectors']:.0f}", f"{own['milliseconds']:.0f}", *cells])
     return as_markdown(["a document is found by its", "vectors", "ms", "pass keys", "facts", "articles"], rows)
+
+
+def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
+    """A difference with its interval; bold where that excludes 0."""
+    low, high = one["interval"]
+    written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"**{written}**" if low > 0 or high < 0 else written
 
 
 def block() -> str:

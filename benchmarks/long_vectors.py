@@ -34,6 +34,7 @@ import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunk_name, chunks, file_name, interval, ndcg, truncated
+from long_tables import MEAN, difference_cell
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
@@ -66,9 +67,8 @@ UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
 # Documents that cost is measured with.
 TIMED = 5
-# What the table compares with, of one vector and of a vector for each chunk of a size.
-MEAN, BEST = "mean of chunks", "best chunk of {}"
-LATE = "{}, best late chunk of {}"
+# Names of methods with a vector for each chunk of a size.
+BEST, LATE = "best chunk of {}", "{}, best late chunk of {}"
 
 
 @dataclass
@@ -491,12 +491,6 @@ def table(found: dict[str, Any]) -> str:
         ]
         rows.append([name, f"{own['vectors']:.0f}", f"{own['milliseconds']:.0f}", *cells])
     return as_markdown(["method", "vectors", "ms", *TASKS], rows)
-
-
-def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
-    low, high = one["interval"]
-    written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-    return f"**{written}**" if low > 0 or high < 0 else written
 
 
 def plot(found: dict[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import comparison
 import conversion
+import long_tables
 import report
 import torch
 from comparison import Runs, read_part
@@ -254,6 +255,7 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
+        long_tables.PAGE: [long_tables.page_table()],
         "docs/padding.md": [padding_table(), (report.RESULTS / "serving.md").read_text(encoding="utf-8").strip()],
     }
 
