@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from report import RESULTS, replace_marked
@@ -28,10 +29,11 @@ ROWS = {
     "salience mean of chunks": "mean of chunks, weights by salience",
     "strided": "read as a whole, untrained longer table",
     "t5": "read as a whole, **converted to `t5`**",
-    "best chunk of 64": "best chunk of 64 tokens",
-    "strided, best late chunk of 64": "best late chunk of 64, untrained longer table",
-    "t5, best late chunk of 64": "best late chunk of 64, **converted to `t5`**",
-    "best chunk of 256": "best chunk of 256 tokens",
+    "t5, centred": "the same, less the mean of all documents",
+    "best chunk of 64 overlapping": "best chunk of 64 tokens, overlapping",
+    "best chunk of 128 overlapping": "best chunk of 128, overlapping",
+    "t5, best late chunk of 128 overlapping": "best late chunk of 128, overlapping, **converted to `t5`**",
+    "best chunk of 256": "best chunk of 256",
     "t5, best late chunk of 256": "best late chunk of 256, **converted to `t5`**",
 }
 
@@ -41,13 +43,20 @@ def vectors() -> dict[str, Any]:
     return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
 
 
+def reference_of(name: str, known: Iterable[str]) -> str | None:
+    """What tables give a method's difference to: the mean of chunks; for late chunks, chunks of the same size that are read alone."""
+    if name == MEAN:
+        return None
+    return next(iter(known)) if ", best late chunk of " in name else MEAN
+
+
 def page_table() -> str:
-    """The page's table: nDCG, and how much more that is than the mean of chunks has, or the best chunk of the same size."""
+    """The page's table: nDCG, and how much more that is than [`reference_of`] a method has."""
     found = vectors()["methods"]
     rows = []
     for name, label in ROWS.items():
         own = found[name]
-        reference = MEAN if MEAN in own["less"] else next(iter(own["less"]), None)
+        reference = reference_of(name, own["less"])
         cells = [f"{one['ndcg']:.2f}" for one in own["tasks"].values()]
         if reference:
             cells = [
@@ -63,6 +72,32 @@ def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
     low, high = one["interval"]
     written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
     return f"**{written}**" if low > 0 or high < 0 else written
+
+
+def figures() -> list[str]:
+    """What the page has to say in its sentences."""
+    found = vectors()["methods"]
+    score = {(name, task): one["ndcg"] for name, own in found.items() for task, one in own["tasks"].items()}
+
+    def more(name: str, task: str, other: str = MEAN) -> str:
+        one = found[name]["less"][other][task]
+        written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
+        return written.replace("-", "−")
+
+    late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
+    milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
+    return [
+        f"pass keys {more(late[0], 'passkey', late[1])}, facts {more(late[0], 'needle', late[1])}, articles "
+        f"{more(late[0], 'articles', late[1])}",
+        f"the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
+        f"articles {more('t5', 'articles')}, facts {more('t5', 'needle')}",
+        f"pass keys {more('t5', 'passkey')}",
+        f"pass keys {more('t5, centred', 'passkey')} and facts {more('t5, centred', 'needle')}, and articles "
+        f"{more('t5, centred', 'articles')}",
+        f"finds {score['DICE, maximum', 'passkey']:.3f} of pass keys, but {score['DICE, maximum', 'needle']:.3f} of facts",
+        f"{milliseconds['t5']} ms of a core, overlapping chunks of 64 {milliseconds['best chunk of 64 overlapping']}, and chunks "
+        f"that do not overlap {milliseconds['best chunk of 64']}",
+    ]
 
 
 def block() -> str:

@@ -34,7 +34,7 @@ import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunk_name, chunks, file_name, interval, ndcg, truncated
-from long_tables import MEAN, difference_cell
+from long_tables import MEAN, difference_cell, reference_of
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
@@ -467,9 +467,10 @@ def chunk_of(own: tuple[int, bool], ids: list[int]) -> list[list[int]]:
 
 def references(name: str, known: dict[str, Any]) -> list[str]:
     """What a method is compared with: of one vector with the other ways to have one; late chunks with chunks as large."""
+    if ", best late chunk of " in name:
+        return [BEST.format(name.partition(" chunk of ")[2])]
     if " chunk of " in name:
-        same = BEST.format(name.partition(" chunk of ")[2])
-        return [same] * (name != same)
+        return [MEAN]
     return [other for other in known if " chunk of " not in other and other != name]
 
 
@@ -480,11 +481,10 @@ def difference(own: list[float], other: list[float], groups: list[str], seed: in
 
 
 def table(found: dict[str, Any]) -> str:
-    """Markdown: nDCG, and how much more that is than the mean of chunks has, or the best chunk of that size; bold where it is sure."""
+    """Markdown: nDCG, and how much more that is than [`reference_of`] a method has; bold where it is sure."""
     rows = []
     for name, own in found.items():
-        reference = references(name, found)
-        reference = MEAN if MEAN in reference else reference[0] if " chunk of " in name and reference else None
+        reference = reference_of(name, references(name, found))
         cells = [
             f"{one['ndcg']:.3f}" + (f" {difference_cell(own['less'][reference][task])}" if reference else "")
             for task, one in own["tasks"].items()

@@ -322,6 +322,7 @@ def figures() -> dict[str, list[str]]:
     fallen = learned["scales"]["embeddings.position_scale"]
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
+        long_tables.PAGE: long_tables.figures(),
         "README.md": [
             f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
             f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "
