@@ -89,9 +89,10 @@ def figures() -> list[str]:
         f"ahead of the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
         f"on articles {more(late[0], 'articles', late[1])}, on facts {more(late[0], 'needle', late[1])}",
         f"finds {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
-        f"on articles {more('t5', 'articles')} and facts {more('t5', 'needle')}, ahead on pass keys {more('t5', 'passkey')}",
-        f"on facts {more(centred[0], 'needle', centred[1])}, on pass keys {more(centred[0], 'passkey', centred[1])} and on articles "
-        f"{more(centred[0], 'articles', centred[1])}",
+        f"ahead of that mean on pass keys, {more('t5', 'passkey')}, and level on articles, {more('t5', 'articles')}",
+        f"facts are open, {more('t5', 'needle')}",
+        f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, open on pass keys, "
+        f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
     ]
