@@ -18,6 +18,7 @@ Each model reads each document once, and all vectors are kept in the output fold
 import json
 import math
 import platform
+import re
 import statistics
 import sys
 import time
@@ -65,6 +66,10 @@ HELD_OUT = 2
 ORIGINAL = "original"
 UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
+# Another conversion, as in "t5 seed 1".
+AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
+# Whose late chunks are in the picture.
+PICTURED = ("strided", "t5")
 # Documents that cost is measured with.
 TIMED = 5
 # Names of methods with a vector for each chunk of a size.
@@ -84,7 +89,7 @@ class VectorArguments:
     output_dir: str = field(default="outputs/long_vectors", metadata={"help": "Folder for all that is computed."})
     models: list[str] = field(
         default_factory=lambda: [ORIGINAL, "strided", "t5"],
-        metadata={"help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}."},
+        metadata={"help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}; 't5 seed 1' is another conversion."},
     )
     length: int = field(default=2048, metadata={"help": "Tokens of a document, special tokens counted."})
     candidates: int = field(
@@ -99,8 +104,8 @@ class VectorArguments:
 
     def __post_init__(self):
         known = (ORIGINAL, *UNTRAINED, *SCHEMES)
-        if unknown := [one for one in self.models if one not in known]:
-            raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}")
+        if unknown := [one for one in self.models if one not in known and not AGAIN.fullmatch(one)]:
+            raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}, and 't5 seed 1'")
         if len(self.text_files) != 2:
             raise ValueError(f"text_files must be two, got {len(self.text_files)}")
         if len({Path(file).stem for file in self.text_files}) != 2:
@@ -309,18 +314,20 @@ class Comparison:
             longer = extend(original, length, trained, method) if method != "interpolate" else self.strided()
             return longer.eval()
         learned = self.other(file)
+        again = AGAIN.fullmatch(model)
+        scheme, seed = (again[1], int(again[2])) if again else (model, self.arguments.seed)
         output = self.folder / "conversions" / f"{file_name(model)}-{learned}"
         if not output.is_dir():
             held_out, text = self.texts[learned][:HELD_OUT], self.texts[learned][HELD_OUT:]
             convert(
                 self.source,
-                model,
+                scheme,
                 text=[self.written(learned, "learned", text)],
                 held_out=[self.written(learned, "held_out", held_out)],
                 trained_length=trained,
                 max_length=length,
                 max_steps=self.arguments.max_steps,
-                seed=self.arguments.seed,
+                seed=seed,
                 output=output,
                 resume=True,
             )
@@ -499,7 +506,7 @@ def plot(found: dict[str, Any]) -> bytes:
 
     import matplotlib.pyplot as plt
 
-    late = dict.fromkeys(name.partition(", best late")[0] for name in found if ", best late" in name)
+    late = [model for model in PICTURED if model in found]
     lines = {"chunks, each read alone": [MEAN, *(BEST.format(size) for size in SIZES)]}
     lines |= {
         f"read as a whole, {model}": [model, *(f"{model}, best late chunk of {size}" for size in SIZES)]

@@ -147,6 +147,9 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     comparison = long_vectors.Comparison(arguments)
     monkeypatch.setattr(long_vectors.Path, "eval", lambda self: self, raising=False)
     assert [comparison.reader("t5", file).name for file in ("valid", "test")] == ["t5-test", "t5-valid"]
+    seeds = []
+    monkeypatch.setattr(long_vectors, "convert", lambda source, scheme, **given: seeds.append((scheme, given["seed"])))
+    assert comparison.reader("t5 seed 3", "test").name == "t5_seed_3-valid" and seeds == [("t5", 3)]
 
     # Settings are chosen on the other file.
     chosen = comparison.chosen(names[long_vectors.MEAN], "valid")
