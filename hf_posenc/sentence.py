@@ -4,8 +4,8 @@
     model.save("in_chunks")
     model = SentenceTransformer("in_chunks", trust_remote_code=True)
 
-Nothing is trained. It needs sentence-transformers, which nothing else of hf_posenc imports. sentence-transformers wants trust for
-modules that are not its own, from folders, too; the code is that of the installed hf_posenc.
+Nothing is trained. It needs sentence-transformers 6, which nothing else of hf_posenc imports, and which wants trust for modules that are
+not its own, from folders, too; the code is that of the installed hf_posenc. To convert a model, take it as it was before.
 """
 
 import math
