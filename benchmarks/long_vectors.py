@@ -66,7 +66,7 @@ HELD_OUT = 2
 ORIGINAL = "original"
 UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
-# Another conversion, as in "t5 seed 1".
+# Another conversion of a scheme, as in "t5 seed 1"; scores are the mean over all of a scheme's.
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
@@ -88,8 +88,10 @@ class VectorArguments:
     )
     output_dir: str = field(default="outputs/long_vectors", metadata={"help": "Folder for all that is computed."})
     models: list[str] = field(
-        default_factory=lambda: [ORIGINAL, "strided", "t5"],
-        metadata={"help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}; 't5 seed 1' is another conversion."},
+        default_factory=lambda: [ORIGINAL, "strided", "t5", "t5 seed 1", "t5 seed 2"],
+        metadata={
+            "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}; 't5 seed 1' is another conversion, averaged with it."
+        },
     )
     length: int = field(default=2048, metadata={"help": "Tokens of a document, special tokens counted."})
     candidates: int = field(
@@ -106,6 +108,8 @@ class VectorArguments:
         known = (ORIGINAL, *UNTRAINED, *SCHEMES)
         if unknown := [one for one in self.models if one not in known and not AGAIN.fullmatch(one)]:
             raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}, and 't5 seed 1'")
+        if alone := [one for one in self.models if (again := AGAIN.fullmatch(one)) and again[1] not in self.models]:
+            raise ValueError(f"{alone[0]} is another conversion of a scheme that is not among the models")
         if len(self.text_files) != 2:
             raise ValueError(f"text_files must be two, got {len(self.text_files)}")
         if len({Path(file).stem for file in self.text_files}) != 2:
@@ -203,7 +207,7 @@ def methods(models: list[str]) -> dict[str, Method]:
         "mean of chunks, centred": Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.mean), CENTRED),
         "salience mean, centred": Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.salience_mean), CENTRED),
     }
-    readers = [model for model in models if model != ORIGINAL]
+    readers = [model for model in models if model != ORIGINAL and not AGAIN.fullmatch(model)]
     for model in readers:
         found[model] = Method(model, ("whole",), every)
         found[f"{model}, centred"] = Method(model, ("whole",), every, CENTRED)
@@ -358,10 +362,17 @@ class Comparison:
         return {place: load_file(self.vectors_file(*place)) for place in places}
 
     def found(self, method: Method, file: str, task: str, choice: tuple[str, str]) -> list[float]:
-        """nDCG of each query."""
+        """nDCG of each query, the mean over conversions."""
+        return [*map(statistics.fmean, zip(*self.by_conversion(method, file, task, choice)))]
+
+    def by_conversion(self, method: Method, file: str, task: str, choice: tuple[str, str]) -> list[list[float]]:
+        """nDCG of each query with each conversion of a method's scheme; of another model, with that one."""
         retrieval = self.retrievals[file, task]
-        similarities = method.similarities(self.kept[method.model, file, task], *choice)
-        return ndcg(similarities, retrieval.relevant, retrieval.cut_off).tolist()
+        models = [
+            one for one in self.arguments.models if one == method.model or one.startswith(f"{method.model} seed ")
+        ]
+        similarities = [method.similarities(self.kept[model, file, task], *choice) for model in models]
+        return [ndcg(own, retrieval.relevant, retrieval.cut_off).tolist() for own in similarities]
 
     def chosen(self, method: Method, file: str) -> tuple[str, str]:
         """What a method uses on a file: the best on the other one, over all tasks."""
@@ -386,6 +397,11 @@ class Comparison:
             for name, method in methods(self.arguments.models).items()
         }
 
+    def means_by_conversion(self, method: Method, task: str) -> list[float]:
+        """Mean nDCG of the queries of both files with each conversion; a single one of what is not converted."""
+        by_file = [self.by_conversion(method, file, task, self.chosen(method, file)) for file in self.files]
+        return [statistics.fmean(score for own in of_files for score in own) for of_files in zip(*by_file)]
+
     def costs(self) -> dict[str, dict[str, float]]:
         """Milliseconds of a document by model and what it reads: median of the processor's time, on one thread."""
         file = self.folder / "costs.json"
@@ -394,7 +410,7 @@ class Comparison:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         for model in self.arguments.models:
-            if model in costs:
+            if model in costs or AGAIN.fullmatch(model):
                 continue
             encoder = Encoder(self.reader(model, self.files[0]))
             cuts = {"whole": lambda ids: [ids]}
@@ -423,7 +439,11 @@ class Comparison:
                 "vectors": statistics.fmean(pooled),
                 "milliseconds": statistics.fmean(costs[method.model][one] for one in read),
                 "tasks": {
-                    task: {"ndcg": statistics.fmean(own), "interval": interval(own, groups[task], seed)}
+                    task: {
+                        "ndcg": statistics.fmean(own),
+                        "interval": interval(own, groups[task], seed),
+                        "conversions": self.means_by_conversion(method, task),
+                    }
                     for task, own in scores[name].items()
                 },
                 "less": {

@@ -144,12 +144,37 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     read = []
     monkeypatch.setattr(long_vectors.AutoModel, "from_pretrained", lambda folder: read.append(folder.name) or folder)
     [arguments] = long_vectors.ScriptParser((long_vectors.VectorArguments,)).parse()
+    arguments.models = ["original", "strided", "t5"]
     comparison = long_vectors.Comparison(arguments)
     monkeypatch.setattr(long_vectors.Path, "eval", lambda self: self, raising=False)
     assert [comparison.reader("t5", file).name for file in ("valid", "test")] == ["t5-test", "t5-valid"]
     seeds = []
     monkeypatch.setattr(long_vectors, "convert", lambda source, scheme, **given: seeds.append((scheme, given["seed"])))
     assert comparison.reader("t5 seed 3", "test").name == "t5_seed_3-valid" and seeds == [("t5", 3)]
+
+    # Conversions of one scheme are averaged, query by query.
+    again = {
+        ("t5 seed 1", file, task): comparison.kept["t5", file, task]
+        for file in comparison.files
+        for task in ("passkey",)
+    }
+    for place, kept in again.items():
+        comparison.kept[place] = kept | {"whole": kept["whole"].flip(0)}
+    comparison.arguments.models.append("t5 seed 1")
+    whole = "whole", ""
+    both = comparison.by_conversion(names["t5"], "test", "passkey", whole)
+    assert len(both) == 2 and both[0] != both[1]
+    means = [(first + second) / 2 for first, second in zip(*both)]
+    assert comparison.found(names["t5"], "test", "passkey", whole) == pytest.approx(means)
+    assert [
+        len(comparison.by_conversion(names[name], "test", "passkey", (setting, "")))
+        for name, setting in (("strided", "whole"), ("truncated", "truncated"))
+    ] == [1, 1]
+    both_files = [
+        statistics.fmean(comparison.by_conversion(names["t5"], file, "passkey", whole)[1])
+        for file in ("valid", "test")
+    ]
+    assert comparison.means_by_conversion(names["t5"], "passkey")[1] == pytest.approx(statistics.fmean(both_files))
 
     # Settings are chosen on the other file.
     chosen = comparison.chosen(names[long_vectors.MEAN], "valid")
@@ -173,6 +198,7 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     ("wrong", "message"),
     [
         (["--models", "t6"], "unknown models t6; there are original, strided"),
+        (["--models", "t5 seed 1"], "t5 seed 1 is another conversion of a scheme that is not among the models"),
         (["--text_files", "one.txt"], "text_files must be two, got 1"),
         (["--text_files", "a/x.txt", "b/x.txt"], "must have different names"),
         (["--length", "32"], "length must be at least 64 tokens, got 32"),
