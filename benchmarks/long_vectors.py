@@ -200,6 +200,7 @@ def methods(models: list[str]) -> dict[str, Method]:
     found = {
         "truncated": Method(ORIGINAL, ("truncated",), every),
         MEAN: Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.mean)),
+        f"{MEAN}, the smallest, no overlap": Method(ORIGINAL, ALL_CHUNKS[:1], one(chunk_pooling.mean)),
         "DICE, maximum": Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.maximum)),
         "DICE, three largest norms": Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.norm_top_mean)),
         "DICE, softmax of norms": Method(ORIGINAL, ALL_CHUNKS, one(chunk_pooling.norm_softmax_mean)),
