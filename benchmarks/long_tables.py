@@ -93,9 +93,9 @@ def figures() -> list[str]:
         f"finds {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
         f"ahead of that mean on pass keys, {more('t5', 'passkey')}, and level on articles, {more('t5', 'articles')}",
         f"facts are open, {more('t5', 'needle')}",
-        f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, open on pass keys, "
+        f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, and pass keys, "
         f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
-        f"The three conversions for each file find {ways} of the pass keys",
+        f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
     ]
