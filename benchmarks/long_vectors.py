@@ -58,6 +58,7 @@ from records import check_writable, same_settings, write_json  # noqa: E402
 
 
 TASKS = ("passkey", "needle", "articles")
+TITLES = {"passkey": "pass keys", "needle": "facts", "articles": "articles"}
 # Tokens of a chunk, and whether each begins in the middle of the one before.
 CHUNKS = [(64, False), (64, True), (128, False), (128, True), (256, False), (512, False)]
 SIZES = [size for size, overlap in CHUNKS if not overlap]
@@ -547,7 +548,7 @@ def plot(found: dict[str, Any]) -> bytes:
         ticks = sorted({round(found[name]["vectors"]) for name in lines["chunks, each read alone"]})
         axis.set_xscale("log", base=2)
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.set(xlabel="vectors of a document", title=f"{task}, nDCG@{10 if task == 'articles' else 1}")
+        axis.set(xlabel="vectors of a document", title=f"{TITLES[task]}, nDCG@{10 if task == 'articles' else 1}")
         axis.grid(alpha=0.3)
     axes[0].legend(fontsize=8)
     figure.tight_layout()
