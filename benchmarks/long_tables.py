@@ -1,26 +1,121 @@
-"""The tables and the plot of docs/long-documents.md, from the files in results/.
+"""The tables, figures and plots of docs/long-documents.md and of its appendix, from the files in results/.
 
-`docs/generate.py` puts all tables that there are between the page's two marks; the plot is results/long_documents/results.png.
+`docs/generate.py` puts them there: in the appendix, all tables between marks.
 """
+
+import json
+from collections.abc import Iterable
+from typing import Any
 
 from report import RESULTS, replace_marked
 
+from hf_posenc.tables import as_markdown
 
+
+PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
+BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
+# What other ways to have one vector of a document are compared with.
+MEAN = "mean of chunks"
+# Rows of the page's table: a method, and what it is called there.
+ROWS = {
+    "truncated": "cut off at 256 tokens",
+    MEAN: "mean of chunks",
+    "mean of chunks, the smallest, no overlap": "mean of chunks of 64 that do not overlap",
+    "DICE, maximum": "DICE: maximum",
+    "DICE, three largest norms": "DICE: the three largest norms",
+    "DICE, softmax of norms": "DICE: weights by norm",
+    "mean of chunks, centred": "mean of chunks, less the mean of all documents",
+    "salience mean of chunks": "mean of chunks, weights by salience",
+    "strided": "read as a whole, untrained longer table",
+    "t5": "read as a whole, **converted to `t5`**",
+    "t5, centred": "the same, less the mean of all documents",
+    "best chunk of 64 overlapping": "best chunk of 64 tokens, overlapping",
+    "best chunk of 128 overlapping": "best chunk of 128, overlapping",
+    "t5, best late chunk of 128 overlapping": "best late chunk of 128, overlapping, **converted to `t5`**",
+}
+
+
+def vectors() -> dict[str, Any]:
+    """What long_vectors.py measured."""
+    return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
+
+
+def reference_of(name: str, known: Iterable[str]) -> str | None:
+    """What tables give a method's difference to: the mean of chunks; for late chunks, chunks of the same size that are read alone."""
+    if name == MEAN:
+        return None
+    return next(iter(known)) if ", best late chunk of " in name else MEAN
+
+
+def page_table() -> str:
+    """The page's table: nDCG, and how much more that is than [`reference_of`] a method has."""
+    found = vectors()["methods"]
+    rows = []
+    for name, label in ROWS.items():
+        own = found[name]
+        reference = reference_of(name, own["less"])
+        cells = [f"{one['ndcg']:.2f}" for one in own["tasks"].values()]
+        if reference:
+            cells = [
+                f"{cell} {difference_cell(less, digits=2)}"
+                for cell, less in zip(cells, own["less"][reference].values())
+            ]
+        rows.append([label, f"{own['vectors']:.0f}", f"{own['milliseconds']:.0f}", *cells])
+    return as_markdown(["a document is found by its", "vectors", "ms", "pass keys", "facts", "articles"], rows)
+
+
+def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
+    """A difference with its interval; bold where that excludes 0."""
+    low, high = one["interval"]
+    written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    return f"**{written}**" if low > 0 or high < 0 else written
+
+
+def figures() -> list[str]:
+    """What the page has to say in its sentences."""
+    found = vectors()["methods"]
+    score = {(name, task): one["ndcg"] for name, own in found.items() for task, one in own["tasks"].items()}
+
+    def more(name: str, task: str, other: str = MEAN) -> str:
+        one = found[name]["less"][other][task]
+        written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
+        return written.replace("-", "−")
+
+    late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
+    ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
+    milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
+    centred = "t5, centred", "mean of chunks, centred"
+    return [
+        f"ahead of the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
+        f"on articles {more(late[0], 'articles', late[1])}, on facts {more(late[0], 'needle', late[1])}",
+        f"finds {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
+        f"ahead of that mean on pass keys, {more('t5', 'passkey')}, and level on articles, {more('t5', 'articles')}",
+        f"facts are open, {more('t5', 'needle')}",
+        f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, and pass keys, "
+        f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
+        f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
+        f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
+        f"do not overlap {milliseconds['best chunk of 64']}",
+    ]
 
 
 def block() -> str:
-    """What stands between the marks: a heading and the tables of each comparison that was run."""
+    """What stands between the appendix's marks: a heading and the tables of each comparison that was run."""
     parts = []
     for name, heading in HEADINGS.items():
         file = RESULTS / name / "results.md"
         if file.is_file():
             parts += [f"## {heading}", file.read_text(encoding="utf-8").strip()]
-            parts += ["![nDCG by length](pictures/long-documents.png)"] * (file.with_name("results.png").is_file())
+            parts += ["![nDCG by length](pictures/long-documents-lengths.png)"] * (
+                file.with_name("results.png").is_file()
+            )
     return "".join(f"\n{part}\n" for part in parts) + "\n"
 
 
 def with_tables(page: str) -> str:
-    """The page with the tables of today between its marks."""
+    """The appendix with the tables of today between its marks."""
+    all_vectors = (RESULTS / "long_vectors" / "results.md").read_text(encoding="utf-8").strip()
+    page = replace_marked(page, BEGIN_VECTORS, END_VECTORS, f"{BEGIN_VECTORS}\n{all_vectors}\n\n{END_VECTORS}")
     return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import comparison
 import conversion
+import long_tables
 import report
 import torch
 from comparison import Runs, read_part
@@ -265,6 +266,7 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
+        long_tables.PAGE: [long_tables.page_table()],
         "docs/padding.md": [padding_table(), (report.RESULTS / "serving.md").read_text(encoding="utf-8").strip()],
     }
 
@@ -334,6 +336,7 @@ def figures() -> dict[str, list[str]]:
     fallen = learned["scales"]["embeddings.position_scale"]
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
+        long_tables.PAGE: long_tables.figures(),
         "README.md": [
             f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
             f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "

@@ -120,7 +120,7 @@ def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
         yield str(card.relative_to(ROOT)), files_beside_a_card
     yield "docs/what-positions-do.md", numbers_of_positions
     yield "docs/questions.md", answers
-    yield "docs/long-documents.md", long_tables.with_tables
+    yield long_tables.APPENDIX, long_tables.with_tables
     yield readme_tables.CONVERSION, readme_tables.replace_conversions
     for page, tables in readme_tables.tables().items():
         for table in tables:

@@ -1,0 +1,128 @@
+"""hf_posenc.sentence: what a model of sentence-transformers makes of long texts in chunks is what a loop makes of them."""
+
+import math
+
+import pytest
+import tiny
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+import hf_posenc
+
+
+library = pytest.importorskip("sentence_transformers", minversion="6.0")
+from hf_posenc import sentence  # noqa: E402
+
+
+WORDS = "the old river ran past a small house where nobody had been for years and its doors were open".split()
+TEXTS = [
+    "a house",
+    " ".join(WORDS * 2),
+    "",
+    " ".join(WORDS * 9 + ["river"] * 20),
+    " ".join(WORDS[::-1] * 5),
+]
+
+
+@pytest.fixture
+def model(minilm):
+    return library.SentenceTransformer(minilm, device="cpu")
+
+
+def pieces_of(ids, size, overlap):
+    """Chunks in a loop."""
+    room = size - 2
+    if len(ids) <= size:
+        return [ids]
+    inner = ids[1:-1]
+    if overlap:
+        number = math.ceil(2 * len(inner) / room)
+        edges = [len(inner) * part // number for part in range(number + 1)]
+        return [[ids[0], *inner[edges[i] : edges[i + 2]], ids[-1]] for i in range(number - 1)]
+    number = math.ceil(len(inner) / room)
+    edges = [len(inner) * part // number for part in range(number + 1)]
+    return [[ids[0], *inner[edges[i] : edges[i + 1]], ids[-1]] for i in range(number)]
+
+
+@torch.no_grad()
+def expected(folder, text, size, overlap):
+    """The normalised embedding of a text, pooled in float64 loops."""
+    encoder = AutoModel.from_pretrained(folder).eval()
+    ids = AutoTokenizer.from_pretrained(folder)(text, truncation=False, verbose=False)["input_ids"]
+    means = [
+        encoder(torch.tensor([piece])).last_hidden_state[0].double().mean(dim=0).tolist()
+        for piece in pieces_of(ids, size, overlap)
+    ]
+    width = len(means[0])
+    pooled = [sum(own[i] for own in means) / len(means) for i in range(width)]
+    return torch.tensor(pooled, dtype=torch.float64) / math.sqrt(sum(one * one for one in pooled))
+
+
+@tiny.cross(size=[16, 33, 64], overlap=[False, True], strength=2)
+def test_embeddings_are_those_of_loops_whatever_is_in_the_batch(model, minilm, size, overlap, monkeypatch):
+    monkeypatch.setattr(sentence, "PASS_TOKENS", 200)  # several passes
+    found = sentence.in_chunks(model, size, overlap).encode(TEXTS, convert_to_tensor=True)
+    for text, own in zip(TEXTS, found, strict=True):
+        wanted = expected(minilm, text, size, overlap)
+        torch.testing.assert_close(own.double(), wanted, atol=2e-5, rtol=0)
+
+
+def test_texts_that_fit_keep_their_embeddings_and_the_end_of_long_ones_counts(model):
+    short = ["a house", "the old river"]
+    long = " ".join(WORDS * 40)
+    before = model.encode([*short, long, f"{long} river of gold"])
+    assert (before[2] == before[3]).all()  # cut off
+    after = sentence.in_chunks(model).encode([*short, long, f"{long} river of gold"])
+    assert after[:2] == pytest.approx(before[:2], abs=1e-6)
+    assert abs(after[2] - after[3]).max() > 1e-3
+
+
+def test_saved_and_loaded_it_reads_as_far(model, tmp_path):
+    text = " ".join(WORDS * 60)
+    chunked = sentence.in_chunks(model, 48, overlap=False)
+    before = chunked.encode([text, "a house"])
+    chunked.save(str(tmp_path / "saved"))
+    loaded = library.SentenceTransformer(str(tmp_path / "saved"), trust_remote_code=True, device="cpu")
+    assert type(loaded[0]) is sentence.ChunkedTransformer
+    assert (loaded[0].chunk_size, loaded[0].overlap, loaded.max_seq_length) == (48, False, sentence.UNCUT)
+    assert loaded.encode([text, "a house"]) == pytest.approx(before, abs=1e-6)
+    assert loaded.get_embedding_dimension() == len(before[0])
+
+
+@torch.no_grad()
+def test_a_variant_reads_chunks_with_its_scheme(minilm, tmp_path):
+    variant = AutoModel.from_pretrained(minilm, position_scheme="t5")
+    tiny.fill_positions(variant)
+    variant.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
+    modules = [sentence.Transformer(str(tmp_path)), sentence.Pooling(384), library.models.Normalize()]
+    model = library.SentenceTransformer(modules=modules, device="cpu")
+    assert hf_posenc.position_parameters(model[0].model)
+    found = sentence.in_chunks(model, 32, overlap=False).encode(TEXTS[3], convert_to_tensor=True).double()
+    torch.testing.assert_close(found, expected(tmp_path, TEXTS[3], 32, False), atol=2e-5, rtol=0)
+    without = expected(minilm, TEXTS[3], 32, False)
+    assert (found - without).abs().max() > 100 * 2e-5
+
+
+def test_gradients_reach_every_chunk(model):
+    chunked = sentence.in_chunks(model, 16).train()
+    features = chunked.tokenize([TEXTS[1], TEXTS[3]])
+    chunked(features)["sentence_embedding"].sum().backward()
+    words = chunked[0].model.embeddings.word_embeddings.weight.grad
+    used = torch.unique(chunked.tokenize([TEXTS[3]])["input_ids"])
+    assert (words[used].abs().sum(dim=1) > 0).all()
+
+
+def test_what_cannot_be_read_in_chunks_is_refused(model, minilm):
+    with pytest.raises(TypeError, match="must be a SentenceTransformer, got BertModel"):
+        sentence.in_chunks(model[0].model)
+    for size in (7, 513, True, 12.5):
+        with pytest.raises(ValueError, match="chunk_size must be"):
+            sentence.in_chunks(model, size)
+    first = library.SentenceTransformer(modules=[sentence.Transformer(minilm), sentence.Pooling(384, "cls")])
+    apart = library.SentenceTransformer(
+        modules=[sentence.Transformer(minilm), sentence.Pooling(384, include_prompt=False)]
+    )
+    for other in (first, apart, sentence.in_chunks(model)):
+        with pytest.raises(ValueError, match="Pooling by the mean that includes prompts"):
+            sentence.in_chunks(other)
