@@ -43,6 +43,8 @@ LONG = [
     ("memory, forward", "model_memory_4096", "forward", "memory_ratio"),
     ("memory, training without dropout", "model_memory_4096", "training without dropout", "memory_ratio"),
 ]
+# Methods of long_vectors.py.
+CHUNKS, BEST = "mean of chunks", "best chunk of 64 overlapping"
 # Schemes without tables and biases, whose parameters learn at the model's rate.
 NETWORKS = ("fire",)
 UNPADDED = [
@@ -310,6 +312,9 @@ def figures() -> dict[str, list[str]]:
         ]
         return f"{min(differences):.3f} to {max(differences):.3f}"
 
+    def cross_fitted(method: str, task: str) -> float:
+        return vectors[method]["tasks"][task]["ndcg"]
+
     float32 = read_part("float32")
     float32["sinusoidal"] = [run for run in float32["sinusoidal"] if run["seed"] not in comparison.CHOOSING]
 
@@ -321,10 +326,7 @@ def figures() -> dict[str, list[str]]:
         return f"{speed[f'{batches}, 32, {order}', mode][model]:.1f}"
 
     cosine, kept = (converted_to_t5(figure) for figure in ("token_cosine", "neighbours_kept"))
-    by_key = {one["method"]: one for one in long_scores("passkey", 2048)}
-    found = {method: one["ndcg"] for method, one in by_key.items()}
-    chunks = f"{by_key['best chunk']['vectors']:.0f}"
-    articles = {one["method"]: one["ndcg"] for one in long_scores("articles", 2048)}
+    vectors = long_tables.vectors()["methods"]
     texts = ("CoLA", "SST-2", "WikiText-2")
     forward, training = ([times(batches, mode) for batches in texts] for mode in ("forward", "training"))
     shares = [speed[f"{batches}, 32, random", "forward"]["padding"] for batches in texts]
@@ -339,11 +341,10 @@ def figures() -> dict[str, list[str]]:
         long_tables.PAGE: long_tables.figures(),
         "README.md": [
             f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
-            f"one embedding per document of 2,048 tokens finds the document with a given pass key for {100 * found['t5']:.0f} of "
-            f"100 queries; the mean of its chunks' embeddings for {100 * found['chunk mean']:.0f}, the best of its {chunks} chunks, "
-            f"each with an embedding of its own, for {100 * found['best chunk']:.0f}; truncated to 256 tokens, which is this model's "
-            f"setting in sentence-transformers, for {100 * found['truncated']:.0f} (",
-            f"no better than the mean of chunks does: nDCG {articles['t5']:.3f} and {articles['chunk mean']:.3f}",
+            f"one embedding finds the document of 2,048 tokens with a given pass key for {100 * cross_fitted('t5', 'passkey'):.0f} of 100 "
+            f"queries (synthetic, and not trained on), the mean of its chunks' embeddings for {100 * cross_fitted(CHUNKS, 'passkey'):.0f};",
+            f"nDCG of {cross_fitted('t5', 'articles'):.3f} and {cross_fitted(CHUNKS, 'articles'):.3f}, and the best of "
+            f"{vectors[BEST]['vectors']:.0f} chunks is ahead, with {cross_fitted(BEST, 'articles'):.3f} (",
             f"MiniLM has an F1 of {f1('absolute+t5', 256)} with `absolute+t5` and of {f1('absolute', 256)} with its own positions "
             f"alone; of {f1('deberta', 256, converted)} converted to `deberta` first, and of {f1('absolute', 256, longer)} with its own "
             "positions in as many steps as that takes",
@@ -359,9 +360,9 @@ def figures() -> dict[str, list[str]]:
             f"four times the length: {f1('deberta', 256, converted)}; with its own positions in as many steps "
             f"{f1('absolute', 256, longer)}; not converted, in fewer steps, {f1('absolute', 256)}, and with `absolute+t5`, position "
             f"learning rate `{chosen_rate(punctuation['absolute+t5'])}`, {f1('absolute+t5', 256)} |",
-            f"documents of 2,048 tokens found by their pass key (synthetic): {100 * found['t5']:.0f} of 100, by the mean of chunks "
-            f"{100 * found['chunk mean']:.0f}, by the best of {chunks} chunks {100 * found['best chunk']:.0f}; articles: no better than "
-            "the mean of chunks |",
+            f"documents of 2,048 tokens found by their pass key (synthetic): {100 * cross_fitted('t5', 'passkey'):.0f} of 100, by the mean "
+            f"of chunks {100 * cross_fitted(CHUNKS, 'passkey'):.0f}, by the best of {vectors[BEST]['vectors']:.0f} chunks "
+            f"{100 * cross_fitted(BEST, 'passkey'):.0f}; articles: level with the mean of chunks, behind the best |",
             f"two layers of width 128, 800 steps: masked-LM loss {loss('transformer_xl', 32)} at the length of training, {loss('transformer_xl', 1024)} at 32 times that; "
             f"`absolute`, with a table for that, {loss('absolute', 32)} and {loss('absolute', 1024)}, `rope` {loss('rope', 32)} and "
             f"{loss('rope', 1024)}",
@@ -438,13 +439,6 @@ def smoothness_of_the_table() -> tuple[float, float]:
     mean = rows.mean(0)
     directions = torch.linalg.svdvals(rows - mean).square()
     return float(64 * mean.square().sum() / rows.square().sum()), float(directions[:7].sum() / directions.sum())
-
-
-def long_scores(task: str, length: int) -> list[dict[str, Any]]:
-    """What all methods reach on documents of a length."""
-    file = report.RESULTS / "long_documents" / "results.json"
-    scores = json.loads(file.read_text(encoding="utf-8"))["scores"]
-    return [one for one in scores if (one["task"], one["length"]) == (task, length)]
 
 
 def converted_to_t5(figure: str) -> str:
