@@ -211,26 +211,25 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    header = [
-        "model, task, candidates",
-        "padded",
-        "contestant",
-        "times as fast",
-        "p50, ms",
-        "p95, ms",
-        "tokens a second",
-        "largest difference",
-    ]
-    lines = []
+    """A row for requests of a kind: how many times as fast as stock, then latency and throughput of stock and of `SAME`."""
+    header = ["model, task, candidates", "requests", "padded", *(name for name in (AGAIN, SAME, ONE))]
+    header += [f"{what}, {whose}" for what in ("p50 / p95 in ms", "tokens a second") for whose in ("stock", "unpad")]
+    kinds: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
-        speed = f"{statistics.median(row.speed):.2f}" if row.contestant != STOCK else "1"
-        p50, p95 = (f"{1000 * percentile(row.seconds, share):,.0f}" for share in (0.5, 0.95))
-        rate = f"{row.tokens / sum(row.seconds):,.0f}"
-        what = f"{row.shape}, {row.task}, {row.candidates}"
-        lines.append(
-            [what, f"{row.padded:.2f}", row.contestant, speed, p50, p95, rate, f"{row.error:.0e}" if row.error else ""]
-        )
-    return as_markdown(header, lines, words=3)
+        kinds.setdefault((row.shape, row.task, row.candidates), {})[row.contestant] = row
+    lines = []
+    for (shape, task, candidates), found in kinds.items():
+        stock, own = found[STOCK], found[SAME]
+        speeds = [f"{statistics.median(found[name].speed):.2f}" for name in (AGAIN, SAME, ONE)]
+        latency = [
+            " / ".join(f"{1000 * percentile(row.seconds, share):,.0f}" for share in (0.5, 0.95))
+            for row in (stock, own)
+        ]
+        rates = [f"{row.tokens / sum(row.seconds):,.0f}" for row in (stock, own)]
+        error = max(row.error for row in found.values())
+        kind = [f"{shape}, {task}, {candidates}", str(len(stock.seconds)), f"{stock.padded:.2f}"]
+        lines.append([*kind, *speeds, *latency, *rates, f"{error:.0e}"])
+    return as_markdown([*header, "largest difference"], lines)
 
 
 def main() -> None:
@@ -242,10 +241,10 @@ def main() -> None:
     parser.add_argument("--candidates", nargs="+", type=int, default=[20, 50, 100], help="texts of a request")
     parser.add_argument("--lists", type=int, default=20, help="requests of each kind")
     parser.add_argument("--name", default="serving", help="name of the results")
-    parser.add_argument("--resume", action="store_true", help="keep what was measured before with as many requests")
+    parser.add_argument("--resume", action="store_true", help="keep what was measured before")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
-    settings = {"lists": arguments.lists, "longest": LONGEST}
+    settings = {"longest": LONGEST}
     before = report.stopped_at(arguments.name, settings) if arguments.resume else {}
     rows = [Row(**row) for row in before.get("rows", [])]
     done = {(row.shape, row.task, row.candidates) for row in rows}
