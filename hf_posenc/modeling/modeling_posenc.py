@@ -41,6 +41,8 @@ from .stock_interface import (
     stock_forward,
     tells_versions,
 )
+from .window import BACKENDS as WINDOW_BACKENDS
+from .window import WINDOW, window_settings
 
 
 logger = logging.get_logger(__name__)
@@ -111,6 +113,7 @@ class PositionEncoder:
         every_layer: the embedding-level positions are added before every layer but the first.
         first_position: the family's first position id.
         is_causal: queries do not see what follows them.
+        window: the flags of [`window`], by which its self-attentions were made.
     """
 
     family: ClassVar[Family]
@@ -119,6 +122,7 @@ class PositionEncoder:
     every_layer: bool
     first_position: int
     is_causal: bool
+    window: dict[str, int]
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -131,6 +135,7 @@ class PositionEncoder:
         self.every_layer = every_layer
         self.first_position = config.sizes.first_position
         self.is_causal = config.sizes.is_decoder
+        self.window = window_settings(config)
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
 
@@ -401,10 +406,10 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
         # Of the stock class, or of one above it, there is none any more.
         model._no_split_modules -= {base.__name__ for base in parts.layer.__mro__}
         model._no_split_modules.add(parts.layer.__name__)
-    for layer in family.layers_of(encoder):
+    for index, layer in enumerate(family.layers_of(encoder)):
         attention = family.self_attention_of(layer)
         become(attention, parts.self_attention)
-        attention.install(config, schemes, parts.eager)
+        attention.install(config, index, schemes, parts.eager)
 
 
 def check_built_as_configured(model: nn.Module) -> None:
@@ -419,6 +424,7 @@ def check_built_as_configured(model: nn.Module) -> None:
         changed = [("position_scheme", was, is_now)]
     else:
         changed = [("the first position", encoder.first_position, config.sizes.first_position)]
+        changed += [(flag, was, window_settings(config)[flag]) for flag, was in encoder.window.items()]
         for old in built:
             [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
             flags = {flag.attribute for flag in old.flags}
@@ -529,6 +535,11 @@ class PosencPreTrainedModel:
         _, schemes = build_schemes(self.config)
         # A name that nobody knows is transformers' to refuse; one with a slash is a kernel on the Hub.
         if attn_implementation in ALL_ATTENTION_FUNCTIONS.valid_keys() or "/" in str(attn_implementation):
+            if window_settings(self.config)[WINDOW.name] and attn_implementation not in WINDOW_BACKENDS:
+                raise ValueError(
+                    f"attn_implementation={attn_implementation!r} cannot carry {WINDOW.name}={self.config.position_window}; "
+                    f"these can: {', '.join(WINDOW_BACKENDS)}"
+                )
             for scheme in schemes:
                 if not _carries(scheme, attn_implementation):
                     raise ValueError(
