@@ -69,6 +69,8 @@ UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
 # Another conversion of a scheme, as in "t5 seed 1"; scores are the mean over all of a scheme's.
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
+# Conversions to a scheme with a window, by their names.
+WINDOWS = {f"t5, window of {width}": ("t5", {"position_window": width}) for width in (128, 256)}
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
 # Documents that cost is measured with.
@@ -91,7 +93,7 @@ class VectorArguments:
     models: list[str] = field(
         default_factory=lambda: [ORIGINAL, "strided", "t5", "t5 seed 1", "t5 seed 2"],
         metadata={
-            "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}; 't5 seed 1' is another conversion, averaged with it."
+            "help": f"Of {'; '.join((ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS))}; 't5 seed 1' is another conversion, averaged with it."
         },
     )
     length: int = field(default=2048, metadata={"help": "Tokens of a document, special tokens counted."})
@@ -106,9 +108,9 @@ class VectorArguments:
     seed: int = field(default=0, metadata={"help": "Of documents, conversions and resampling."})
 
     def __post_init__(self):
-        known = (ORIGINAL, *UNTRAINED, *SCHEMES)
+        known = (ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS)
         if unknown := [one for one in self.models if one not in known and not AGAIN.fullmatch(one)]:
-            raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}, and 't5 seed 1'")
+            raise ValueError(f"unknown models {'; '.join(unknown)}; there are {'; '.join(known)}, and 't5 seed 1'")
         if alone := [one for one in self.models if (again := AGAIN.fullmatch(one)) and again[1] not in self.models]:
             raise ValueError(f"{alone[0]} is another conversion of a scheme that is not among the models")
         if len(self.text_files) != 2:
@@ -321,7 +323,8 @@ class Comparison:
             return longer.eval()
         learned = self.other(file)
         again = AGAIN.fullmatch(model)
-        scheme, seed = (again[1], int(again[2])) if again else (model, self.arguments.seed)
+        name, seed = (again[1], int(again[2])) if again else (model, self.arguments.seed)
+        scheme, flags = WINDOWS.get(name, (name, {}))
         output = self.folder / "conversions" / f"{file_name(model)}-{learned}"
         if not output.is_dir():
             held_out, text = self.texts[learned][:HELD_OUT], self.texts[learned][HELD_OUT:]
@@ -336,6 +339,7 @@ class Comparison:
                 seed=seed,
                 output=output,
                 resume=True,
+                **flags,
             )
         longer = AutoModel.from_pretrained(output)
         return longer.eval()
