@@ -70,7 +70,10 @@ SCHEMES = ("t5", "absolute+t5", "deberta")
 # Another conversion of a scheme, as in "t5 seed 1"; scores are the mean over all of a scheme's.
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
 # Conversions to a scheme with a window, by their names.
-WINDOWS = {f"t5, window of {width}": ("t5", {"position_window": width}) for width in (128, 256)}
+WINDOWS = {
+    f"t5, window of 128, {which} global": ("t5", {"position_window": 128, "position_global_every": every})
+    for which, every in (("every third layer", 3), ("the first layer", 6), ("no layer", 0))
+}
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
 # Documents that cost is measured with.
