@@ -4,6 +4,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -614,6 +615,7 @@ class PosencPreTrainedModel:
                 new.append(embedding.name)
         self._warn_of_new(new)
         self._warn_of_new_ways_of(embedding)
+        self._warn_of_new_window()
         return set().union(*unexpected.values())
 
     def _warn_of_new(self, schemes: list[str]) -> None:
@@ -637,6 +639,17 @@ class PosencPreTrainedModel:
             logger.warning_once(
                 f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
                 "checkpoint until it is fine-tuned."
+            )
+
+    def _warn_of_new_window(self) -> None:
+        """Say so where layers see less than those of the checkpoint."""
+        settings = window_settings(self.config)
+        stored = window_settings(SimpleNamespace(**self.config._stored_flags))
+        if settings[WINDOW.name] and settings != stored:
+            logger.warning_once(
+                f"{WINDOW.name}={settings[WINDOW.name]}: its layers, but for the global ones, see no key more than "
+                f"{settings[WINDOW.name] // 2} places away; on longer texts the model computes something else than its checkpoint until "
+                "it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:

@@ -262,3 +262,12 @@ class TestFlags:
 
         with pytest.raises(ValueError, match="position_window=4: scores are not all"):
             study(tiny.build("t5", position_window=4))
+
+    def test_a_new_one_is_said_once(self, tmp_path, said):
+        stock = AutoModel.from_config(tiny.stock_config())
+        stock.save_pretrained(tmp_path / "stock")
+        for _ in range(2):
+            AutoModel.from_pretrained(tmp_path / "stock", position_window=4).save_pretrained(tmp_path / "saved")
+        AutoModel.from_pretrained(tmp_path / "saved")
+        [line] = said
+        assert line.startswith("position_window=4: its layers, but for the global ones, see no key more than 2 places away")
