@@ -20,6 +20,8 @@ KEPT_PAIRS = 512 * 512
 MANY_KEYS = 2048
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, KERNEL_ROWS = 1 << 23, 2, 768
+# With a window it gets fewer queries at a time: beside those that each of them sees, they meet as many keys.
+LOCAL_KERNEL_ROWS = 64
 
 
 class Kernel(enum.Enum):
@@ -92,7 +94,7 @@ def choose_strategy(
     is_clipped = sum(clipped) > 0 and may_clip(sizes, kinds) and 4 * own < 3 * sizes.key_length
     is_wide = KeyTable in kinds and many_keys and not is_clipped
     rows, keys = min(4 * ROWS if is_wide else ROWS, sizes.query_length), 2 * KEYS if is_wide else KEYS
-    kernel_rows = min(KERNEL_ROWS if reach is None else ROWS, sizes.query_length)
+    kernel_rows = min(KERNEL_ROWS if reach is None else LOCAL_KERNEL_ROWS, sizes.query_length)
     clipping = clipping_of(*(clipped if is_clipped else (0, 0)), sizes, rows, keys)
     kernel = _kernel(sizes, kinds, dropout=dropout, is_shared=is_shared, leaves_queries=many_keys and not is_clipped)
     if kernel is Kernel.BIAS and kinds <= {DistanceBias} and has_ranges:

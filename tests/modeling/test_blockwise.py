@@ -33,6 +33,7 @@ def block_sizes(blocks, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     for name, value in zip(("ROWS", "KEYS", "KERNEL_ROWS", "MANY_KEYS", "KEPT_PAIRS"), BLOCKS[blocks], strict=True):
         monkeypatch.setattr(strategies, name, value)
+    monkeypatch.setattr(strategies, "LOCAL_KERNEL_ROWS", strategies.ROWS)
     if strategies.ROWS < 64:  # two heads, two, and one
         for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
             monkeypatch.setattr(strategies, name, value)

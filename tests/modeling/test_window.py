@@ -5,10 +5,9 @@ import tiny
 import torch
 from transformers import AutoModel, DynamicCache, StaticCache
 
-import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.in_memory import with_position_scheme
-from hf_posenc.modeling.attention import dense_mask, leaves_causal_mask_to_kernel
+from hf_posenc.modeling.attention import dense_mask
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.window import Window, reach_of
 
@@ -142,7 +141,10 @@ def test_a_decoder_sees_as_much_of_its_cache_as_of_a_whole_text(scheme, kind, pa
         parts, start = [], 0
         for length in (6, 1, 4, 1, 2):
             end = start + length
-            part = {"input_ids": inputs["input_ids"][:, start:end], "attention_mask": inputs["attention_mask"][:, :end]}
+            part = {
+                "input_ids": inputs["input_ids"][:, start:end],
+                "attention_mask": inputs["attention_mask"][:, :end],
+            }
             parts.append(model(**part, **{tiny.CACHE: cache}, use_cache=True).logits)
             start = end
     assert (torch.cat(parts, dim=1) - whole)[read].abs().max() < 2e-5
@@ -270,4 +272,6 @@ class TestFlags:
             AutoModel.from_pretrained(tmp_path / "stock", position_window=4).save_pretrained(tmp_path / "saved")
         AutoModel.from_pretrained(tmp_path / "saved")
         [line] = said
-        assert line.startswith("position_window=4: its layers, but for the global ones, see no key more than 2 places away")
+        assert line.startswith(
+            "position_window=4: its layers, but for the global ones, see no key more than 2 places away"
+        )
