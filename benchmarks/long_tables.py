@@ -105,7 +105,7 @@ def figures() -> list[str]:
 def window_tables() -> str:
     """What a window costs, and what is found with it: beside the mean of chunks, and beside the same scheme without one."""
     found = vectors("long_windows")["methods"]
-    names = [name for name in found if name.startswith("t5, window") and " chunk of " not in name]
+    names = [name for name in found if name.startswith("t5 window") and " chunk of " not in name]
     scores, differences = [], []
     for name in (MEAN, f"{MEAN}, the smallest, no overlap", "t5", *names):
         own = found[name]["tasks"].items()

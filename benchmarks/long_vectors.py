@@ -71,7 +71,7 @@ SCHEMES = ("t5", "absolute+t5", "deberta")
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
 # Conversions to a scheme with a window, by their names.
 WINDOWS = {
-    f"t5, window of 128, {which} global": ("t5", {"position_window": 128, "position_global_every": every})
+    f"t5 window of 128 {which} global": ("t5", {"position_window": 128, "position_global_every": every})
     for which, every in (("every third layer", 3), ("the first layer", 6), ("no layer", 0))
 }
 # Whose late chunks are in the picture.
@@ -96,7 +96,7 @@ class VectorArguments:
     models: list[str] = field(
         default_factory=lambda: [ORIGINAL, "strided", "t5", "t5 seed 1", "t5 seed 2"],
         metadata={
-            "help": f"Of {'; '.join((ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS))}; 't5 seed 1' is another conversion, averaged with it."
+            "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS))}; 't5 seed 1' is another conversion, averaged with it."
         },
     )
     length: int = field(default=2048, metadata={"help": "Tokens of a document, special tokens counted."})
@@ -113,7 +113,7 @@ class VectorArguments:
     def __post_init__(self):
         known = (ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS)
         if unknown := [one for one in self.models if one not in known and not AGAIN.fullmatch(one)]:
-            raise ValueError(f"unknown models {'; '.join(unknown)}; there are {'; '.join(known)}, and 't5 seed 1'")
+            raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}, and 't5 seed 1'")
         if alone := [one for one in self.models if (again := AGAIN.fullmatch(one)) and again[1] not in self.models]:
             raise ValueError(f"{alone[0]} is another conversion of a scheme that is not among the models")
         if len(self.text_files) != 2:

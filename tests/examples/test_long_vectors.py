@@ -149,8 +149,14 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     monkeypatch.setattr(long_vectors.Path, "eval", lambda self: self, raising=False)
     assert [comparison.reader("t5", file).name for file in ("valid", "test")] == ["t5-test", "t5-valid"]
     seeds = []
-    monkeypatch.setattr(long_vectors, "convert", lambda source, scheme, **given: seeds.append((scheme, given["seed"])))
-    assert comparison.reader("t5 seed 3", "test").name == "t5_seed_3-valid" and seeds == [("t5", 3)]
+    made = ("seed", "position_window", "position_global_every")
+    monkeypatch.setattr(
+        long_vectors, "convert", lambda source, scheme, **given: seeds.append((scheme, *map(given.get, made)))
+    )
+    assert comparison.reader("t5 seed 3", "test").name == "t5_seed_3-valid" and seeds == [("t5", 3, None, None)]
+    window = "t5 window of 128 no layer global"
+    assert comparison.reader(window, "test").name == "t5_window_of_128_no_layer_global-valid"
+    assert seeds[1:] == [("t5", 0, 128, 0)]
 
     # Conversions of one scheme are averaged, query by query.
     again = {
