@@ -3,8 +3,9 @@
     python benchmarks/local_attention.py
 
 MiniLM reads 2,048 tokens: in chunks as it is, and at once with `t5`, with and without `position_window`. Times are medians of calls
-that take turns with the chunks, and ratios to those before and after; memory is the peak of a process of its own; the profile is of
-one call in bfloat16. What positions have learned makes no difference to any of these: biases are random.
+that take turns with the chunks, and ratios to those before and after; a step of training has a backward pass, and no dropout; memory is
+the peak of a process of its own; the profile is of one call in bfloat16. What positions have learned makes no difference to any of
+these: biases are random.
 """
 
 import argparse
@@ -51,7 +52,8 @@ WHOLE = {"no window": {}} | {
         (256, "every third layer", 3),
     )
 }
-PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+# What is measured: forward in either precision, and training.
+MODES = {"forward, bfloat16": torch.bfloat16, "forward, float32": torch.float32, "training, bfloat16": torch.bfloat16}
 PROFILED = (CHUNKS, "no window", "window of 128, every third layer global", "window of 128, no layer global")
 KERNEL = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -69,19 +71,24 @@ def reader(name: str) -> tuple[nn.Module, torch.Tensor]:
     return model, ids
 
 
-@torch.no_grad()
-def read(model: nn.Module, ids: torch.Tensor, dtype: torch.dtype) -> None:
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        model(input_ids=ids)
+def read(model: nn.Module, ids: torch.Tensor, dtype: torch.dtype, learns: bool = False) -> None:
+    with torch.set_grad_enabled(learns), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        states = model(input_ids=ids).last_hidden_state
+    if learns:
+        states.float().square().mean().backward()
+        model.zero_grad(set_to_none=True)
 
 
 def measure_times(rounds: int) -> list[dict[str, Any]]:
-    """Milliseconds and ratio to the chunks, by precision and way to read."""
+    """Seconds and ratio to the chunks, by mode and way to read; training, which takes longer, in half as many rounds."""
     readers, results = {name: reader(name) for name in (CHUNKS, *WHOLE)}, []
-    for precision, dtype in PRECISIONS.items():
-        calls = {STOCK if name == CHUNKS else name: partial(read, *own, dtype) for name, own in readers.items()}
-        for name, found in take_turns(calls, rounds, "cpu").items():
-            results.append({"reader": CHUNKS if name == STOCK else name, "precision": precision, **found})
+    for mode, dtype in MODES.items():
+        learns = mode.startswith("training")
+        calls = {
+            STOCK if name == CHUNKS else name: partial(read, *own, dtype, learns) for name, own in readers.items()
+        }
+        for name, found in take_turns(calls, rounds // 2 if learns else rounds, "cpu").items():
+            results.append({"reader": CHUNKS if name == STOCK else name, "mode": mode, **found})
             print(json.dumps(results[-1]), flush=True)
     return results
 
@@ -153,16 +160,16 @@ def measure_steps() -> dict[str, float]:
 
 def cost_table(results: list[dict[str, Any]], memory: dict[str, int]) -> str:
     """A row for each way to read."""
-    found = {(one["reader"], one["precision"]): one for one in results}
+    found = {(one["reader"], one["mode"]): one for one in results}
     rows = []
     for name in (CHUNKS, *WHOLE):
         cells = []
-        for precision in PRECISIONS:
-            one = found[name, precision]
+        for mode in MODES:
+            one = found[name, mode]
             cells += [f"{1000 * one['seconds']:.0f}", f"{one['ratio']:.2f}"]
         rows.append([name, *cells, f"{memory[name] / 2**20:.0f}"])
-    heads = [head for precision in PRECISIONS for head in (f"ms, {precision}", "times the chunks")]
-    return as_markdown(["2,048 tokens are read in", *heads, "MiB"], rows)
+    heads = [head for mode in MODES for head in (f"{mode}: ms", "times the chunks")]
+    return as_markdown(["2,048 tokens in", *heads, "forward: MiB"], rows)
 
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:
@@ -173,7 +180,7 @@ def profile_table(profiles: dict[str, dict[str, float]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=6, help="calls of each that count, about half of which are used")
+    parser.add_argument("--rounds", type=int, default=4, help="calls of each that count, about half of which are used")
     parser.add_argument("--memory_of", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
