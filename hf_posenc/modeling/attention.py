@@ -483,7 +483,7 @@ class PositionSelfAttention:
     family: ClassVar[Family]
     receives: ClassVar[Receives]
     position_schemes: tuple[AttentionScheme, ...]
-    reach: int | None
+    reach: int | None = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

@@ -198,6 +198,7 @@ class PositionConfigMixin(PositionFlags):
 
     `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
     family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
+    `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
     `unpad` belongs to no scheme and makes no variant by itself: with False, padding is computed where it could be left out.
 
     The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
