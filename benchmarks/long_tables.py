@@ -88,6 +88,8 @@ def figures() -> list[str]:
     ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
     centred = "t5, centred", "mean of chunks, centred"
+    costs = json.loads((RESULTS / "local_attention.json").read_text(encoding="utf-8"))["times"]
+    times = {one["reader"]: f"{one['ratio']:.2f}" for one in costs if one["mode"] == "forward, bfloat16"}
     return [
         f"ahead of the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
         f"on articles {more(late[0], 'articles', late[1])}, on facts {more(late[0], 'needle', late[1])}",
@@ -99,6 +101,7 @@ def figures() -> list[str]:
         f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
+        f"takes {times['window of 128, the first layer global']} times as long as chunks of 256, in place of {times['no window']}",
     ]
 
 
