@@ -101,7 +101,7 @@ def figures() -> list[str]:
         f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
-        f"takes {times['window of 128, the first layer global']} times as long as chunks of 256, in place of {times['no window']}",
+        f"takes {times['window of 128, no layer global']} times as long as chunks of 256, in place of {times['no window']}",
     ]
 
 
