@@ -15,6 +15,7 @@ from hf_posenc.tables import as_markdown
 PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
+BEGIN_WINDOWS, END_WINDOWS = "<!-- windows -->\n", "<!-- end of windows -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
 # What other ways to have one vector of a document are compared with.
 MEAN = "mean of chunks"
@@ -37,9 +38,9 @@ ROWS = {
 }
 
 
-def vectors() -> dict[str, Any]:
+def vectors(folder: str = "long_vectors") -> dict[str, Any]:
     """What long_vectors.py measured."""
-    return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
+    return json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))
 
 
 def reference_of(name: str, known: Iterable[str]) -> str | None:
@@ -87,6 +88,8 @@ def figures() -> list[str]:
     ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
     centred = "t5, centred", "mean of chunks, centred"
+    costs = json.loads((RESULTS / "local_attention.json").read_text(encoding="utf-8"))["times"]
+    times = {one["reader"]: f"{one['ratio']:.2f}" for one in costs if one["mode"] == "forward, bfloat16"}
     return [
         f"ahead of the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
         f"on articles {more(late[0], 'articles', late[1])}, on facts {more(late[0], 'needle', late[1])}",
@@ -98,7 +101,31 @@ def figures() -> list[str]:
         f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
+        f"takes {times['window of 128, no layer global']} times as long as chunks of 256, in place of {times['no window']}",
     ]
+
+
+def window_tables() -> str:
+    """What a window costs, and what is found with it: beside the mean of chunks, and beside the same scheme without one."""
+    found = vectors("long_windows")["methods"]
+    names = [name for name in found if name.startswith("t5 window") and " chunk of " not in name]
+    scores, differences = [], []
+    for name in (MEAN, f"{MEAN}, the smallest, no overlap", "t5", *names):
+        own = found[name]["tasks"].items()
+        less = found[name]["less"].get(MEAN, {})
+        cells = (f"{one['ndcg']:.3f}" + (f" {difference_cell(less[task])}" if less else "") for task, one in own)
+        scores.append([name, *cells])
+    for name in names:
+        other = "t5, centred" if name.endswith("centred") else "t5"
+        differences.append([name, *map(difference_cell, found[name]["less"][other].values())])
+    tasks = [*found["t5"]["tasks"]]
+    costs = (RESULTS / "local_attention.md").read_text(encoding="utf-8").strip()
+    tables = (
+        costs,
+        as_markdown(["one vector", *tasks], scores),
+        as_markdown(["minus `t5` without a window", *tasks], differences),
+    )
+    return "".join(f"\n{table}\n" for table in tables) + "\n"
 
 
 def block() -> str:
@@ -118,4 +145,5 @@ def with_tables(page: str) -> str:
     """The appendix with the tables of today between its marks."""
     all_vectors = (RESULTS / "long_vectors" / "results.md").read_text(encoding="utf-8").strip()
     page = replace_marked(page, BEGIN_VECTORS, END_VECTORS, f"{BEGIN_VECTORS}\n{all_vectors}\n\n{END_VECTORS}")
+    page = replace_marked(page, BEGIN_WINDOWS, END_WINDOWS, f"{BEGIN_WINDOWS}{window_tables()}{END_WINDOWS}")
     return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

@@ -69,6 +69,11 @@ UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
 # Another conversion of a scheme, as in "t5 seed 1"; scores are the mean over all of a scheme's.
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
+# Conversions to a scheme with a window, by their names.
+WINDOWS = {
+    f"t5 window of 128 {which} global": ("t5", {"position_window": 128, "position_global_every": every})
+    for which, every in (("every third layer", 3), ("the first layer", 6), ("no layer", 0))
+}
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
 # Documents that cost is measured with.
@@ -91,7 +96,7 @@ class VectorArguments:
     models: list[str] = field(
         default_factory=lambda: [ORIGINAL, "strided", "t5", "t5 seed 1", "t5 seed 2"],
         metadata={
-            "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES))}; 't5 seed 1' is another conversion, averaged with it."
+            "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS))}; 't5 seed 1' is another conversion, averaged with it."
         },
     )
     length: int = field(default=2048, metadata={"help": "Tokens of a document, special tokens counted."})
@@ -103,10 +108,14 @@ class VectorArguments:
         default=None, metadata={"help": "As for `hf-posenc convert`. Default: 128 for the packaged MiniLM."}
     )
     max_steps: int = field(default=160, metadata={"help": "Steps of distillation of a conversion."})
+    only: str | None = field(
+        default=None,
+        metadata={"help": "Measure on this file alone, by its name without an ending; methods that choose need both."},
+    )
     seed: int = field(default=0, metadata={"help": "Of documents, conversions and resampling."})
 
     def __post_init__(self):
-        known = (ORIGINAL, *UNTRAINED, *SCHEMES)
+        known = (ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS)
         if unknown := [one for one in self.models if one not in known and not AGAIN.fullmatch(one)]:
             raise ValueError(f"unknown models {', '.join(unknown)}; there are {', '.join(known)}, and 't5 seed 1'")
         if alone := [one for one in self.models if (again := AGAIN.fullmatch(one)) and again[1] not in self.models]:
@@ -115,6 +124,8 @@ class VectorArguments:
             raise ValueError(f"text_files must be two, got {len(self.text_files)}")
         if len({Path(file).stem for file in self.text_files}) != 2:
             raise ValueError("the two text_files must have different names")
+        if self.only is not None and self.only not in (Path(file).stem for file in self.text_files):
+            raise ValueError(f"only must be the name of one of the text_files without its ending, got {self.only!r}")
         if self.length < 64:
             raise ValueError(f"length must be at least 64 tokens, got {self.length}")
         if self.candidates < 2 or self.article_queries < 1:
@@ -241,6 +252,16 @@ class Comparison:
         self.limit = load_checkpoint(self.source, self.tokenizer).trained_length
         self.texts = {Path(file).stem: read_articles(file, self.tokenizer.unk_token) for file in arguments.text_files}
         self.files = [*self.texts]
+        self.measured = [arguments.only] if arguments.only else self.files
+        self.methods = {
+            name: method
+            for name, method in methods(arguments.models).items()
+            if method.model == ORIGINAL or not arguments.only or len([*method.choices()]) == 1
+        }
+
+    def read_by(self, model: str) -> list[str]:
+        """The files that a model reads: what is to be chosen among chunks needs both."""
+        return self.files if model == ORIGINAL else self.measured
 
     def other(self, file: str) -> str:
         return next(name for name in self.files if name != file)
@@ -270,7 +291,7 @@ class Comparison:
         """Compute what is missing, write the results and return the table."""
         for task in reversed(TASKS):
             for model in self.arguments.models:
-                for file in self.files:
+                for file in self.read_by(model):
                     self.compute(model, file, task)
         return self.report()
 
@@ -321,7 +342,8 @@ class Comparison:
             return longer.eval()
         learned = self.other(file)
         again = AGAIN.fullmatch(model)
-        scheme, seed = (again[1], int(again[2])) if again else (model, self.arguments.seed)
+        name, seed = (again[1], int(again[2])) if again else (model, self.arguments.seed)
+        scheme, flags = WINDOWS.get(name, (name, {}))
         output = self.folder / "conversions" / f"{file_name(model)}-{learned}"
         if not output.is_dir():
             held_out, text = self.texts[learned][:HELD_OUT], self.texts[learned][HELD_OUT:]
@@ -336,6 +358,7 @@ class Comparison:
                 seed=seed,
                 output=output,
                 resume=True,
+                **flags,
             )
         longer = AutoModel.from_pretrained(output)
         return longer.eval()
@@ -360,7 +383,9 @@ class Comparison:
     @cached_property
     def kept(self) -> dict[tuple[str, str, str], dict[str, torch.Tensor]]:
         """All vectors that are there, by model, file and task."""
-        places = [(model, file, task) for model in self.arguments.models for file in self.files for task in TASKS]
+        places = [
+            (model, file, task) for model in self.arguments.models for file in self.read_by(model) for task in TASKS
+        ]
         return {place: load_file(self.vectors_file(*place)) for place in places}
 
     def found(self, method: Method, file: str, task: str, choice: tuple[str, str]) -> list[float]:
@@ -392,16 +417,18 @@ class Comparison:
         return {
             name: {
                 task: [
-                    score for file in self.files for score in self.found(method, file, task, self.chosen(method, file))
+                    score
+                    for file in self.measured
+                    for score in self.found(method, file, task, self.chosen(method, file))
                 ]
                 for task in TASKS
             }
-            for name, method in methods(self.arguments.models).items()
+            for name, method in self.methods.items()
         }
 
     def means_by_conversion(self, method: Method, task: str) -> list[float]:
         """Mean nDCG of the queries of both files with each conversion; a single one of what is not converted."""
-        by_file = [self.by_conversion(method, file, task, self.chosen(method, file)) for file in self.files]
+        by_file = [self.by_conversion(method, file, task, self.chosen(method, file)) for file in self.measured]
         return [statistics.fmean(score for own in of_files for score in own) for of_files in zip(*by_file)]
 
     def costs(self) -> dict[str, dict[str, float]]:
@@ -414,7 +441,7 @@ class Comparison:
         for model in self.arguments.models:
             if model in costs or AGAIN.fullmatch(model):
                 continue
-            encoder = Encoder(self.reader(model, self.files[0]))
+            encoder = Encoder(self.reader(model, self.measured[0]))
             cuts = {"whole": lambda ids: [ids]}
             if model == ORIGINAL:
                 cuts = {f"chunks {chunk_name(*own)}": partial(chunk_of, own) for own in CHUNKS}
@@ -427,10 +454,10 @@ class Comparison:
     def report(self) -> str:
         """Write everything that is known into the output folder, and return the table."""
         scores, costs, seed = self.scores(), self.costs(), self.arguments.seed
-        groups = {task: [group for file in self.files for group in self.groups(file, task)] for task in TASKS}
+        groups = {task: [group for file in self.measured for group in self.groups(file, task)] for task in TASKS}
         found = {}
-        for name, method in methods(self.arguments.models).items():
-            choices = {file: self.chosen(method, file) for file in self.files}
+        for name, method in self.methods.items():
+            choices = {file: self.chosen(method, file) for file in self.measured}
             read = ["whole" if setting.startswith("late") else setting for setting, _ in choices.values()]
             pooled = [
                 method.pool(self.kept[method.model, file, "articles"][setting]).shape[1]
@@ -461,7 +488,7 @@ class Comparison:
             "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
             "sizes": {
                 task: {
-                    "documents": sum(len(self.retrievals[file, task].documents) for file in self.files),
+                    "documents": sum(len(self.retrievals[file, task].documents) for file in self.measured),
                     "queries": len(groups[task]),
                     "groups": len({*groups[task]}),
                 }
@@ -481,7 +508,7 @@ class Comparison:
     def settings(self) -> dict[str, Any]:
         """What a score depends on, apart from the method."""
         kept = asdict(self.arguments)
-        for name in ("models", "output_dir"):
+        for name in ("models", "output_dir", *(["only"] if kept["only"] is None else [])):
             del kept[name]
         return kept | {
             "text_files": self.files,

@@ -12,6 +12,7 @@ from .integrations.unpadding import remove_hooks
 from .modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
 from .modeling.flags import UNPAD
 from .modeling.schemes import FLAGS
+from .modeling.window import window_settings
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 
@@ -109,7 +110,7 @@ def _check_native(config: PositionConfigMixin) -> None:
     own, stock = (
         {name: scheme(each).settings() for name, scheme in each.schemes.items()} for each in (config, native)
     )
-    if own != stock:
+    if own != stock or window_settings(config) != window_settings(native):
         others = {flag: value for flag, value in stored_flags(vars(config)).items() if flag != "position_scheme"}
         raise ValueError(
             f"only position_scheme={family.native_scheme!r} without other flags computes what a stock {family.model_type} model "

@@ -25,7 +25,7 @@ from .modeling import scheme as base
 from .modeling.configuration_posenc import SCHEME_FILES
 from .modeling.flags import Flag
 from .modeling.scheme import AttentionScheme, EmbeddingScheme, PositionScheme
-from .modeling.schemes import ALIASES, FLAGS, SCHEMES, SOURCES, Source
+from .modeling.schemes import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
 
 
 logger = logging.get_logger(__name__)
@@ -145,6 +145,8 @@ def _check(scheme: type[PositionScheme]) -> None:
             raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/own-scheme.md")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme.name):
         raise ValueError(f"{who}.name must be made of small letters, digits and underscores, got {scheme.name!r}")
+    if scheme.name == ALL:
+        raise ValueError(f"{who}.name: {ALL!r} stands for every scheme; give it another name")
     if scheme.name in ALIASES:
         raise ValueError(f"{who}.name: {scheme.name!r} is another name of {ALIASES[scheme.name]!r}")
     if issubclass(scheme, AttentionScheme):
@@ -162,6 +164,10 @@ def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
         raise TypeError(f"{who} must be a tuple of Flag, got {flag!r}")
     if not re.fullmatch(r"position_[a-z0-9_]+", flag.name) or flag.name == "position_scheme":
         raise ValueError(f"{who}: the name of a flag must begin with 'position_', got {flag.name!r}")
+    if ALL in FLAGS.get(flag.name, {}):
+        raise ValueError(
+            f"{who}: {flag.name!r} is a flag of the attention, whatever the scheme is: give it another name"
+        )
     if hasattr(scheme, flag.attribute):
         raise ValueError(
             f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which it has already"

@@ -9,7 +9,7 @@ from transformers import AutoModel
 
 from hf_posenc import position_parameters
 from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+from hf_posenc.modeling.schemes import ALIASES, ALL, SCHEMES
 
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,8 @@ def values() -> dict:
 def applicable(scheme: str) -> list[str]:
     """The flags that belong to a composite, so that most examples get past the first check."""
     parts = [ALIASES.get(name, name) for name in scheme.split("+")]
-    return sorted({flag.name for name in parts for flag in SCHEMES[name].flags})
+    of_all = {flag for flag, users in FLAGS.items() if ALL in users}
+    return sorted(of_all | {flag.name for name in parts for flag in SCHEMES[name].flags})
 
 
 def test_every_flag_is_drawn():

@@ -201,6 +201,8 @@ VALUES = {
     ),
     "position_share_projections": ("deberta", [], ["true", 1]),
     "position_norm": ("deberta", [], ["true", 0]),
+    "position_window": ("t5", [-1, 2**20 + 1], ["128", 128.5, True]),
+    "position_global_every": ("t5", [-1, 2**20 + 1], ["3", 3.5, True]),
 }
 for flag, owners in FLAGS.items():
     for scheme, own in owners.items():
@@ -241,6 +243,7 @@ def test_values_that_a_flag_cannot_have_are_refused_by_name(flag, stock_folder, 
     ("deberta", {"position_buckets": 1}, "position_buckets must be 0 .no buckets. or at least 2 for deberta, got 1"),
     ("deberta", {"position_buckets": 8, "position_max_distance": 5}, "position_max_distance must be greater than"),
     ("deberta+tupe", {"position_form": "paper"}, "position_form='paper' is for deberta or tupe, not for both"),
+    ("t5", {"position_global_every": 2}, "position_global_every=2 has no use without position_window"),
     ("absolute", {"position_combine": "gates"}, r"'attention' \(did you mean 'gate'\?\), got 'gates'"),
 ])  # fmt: skip
 def test_flags_that_do_not_fit_each_other_are_refused(scheme, flags, message):

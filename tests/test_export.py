@@ -57,6 +57,14 @@ def check(family: str, scheme: str, model, exported, tolerance: float) -> None:
         assert tiny.difference_where_attended(output, expected, inputs["attention_mask"]) < tolerance, (batch, length)
 
 
+@pytest.mark.parametrize("scheme", KINDS)
+def test_windows_are_exported(scheme):
+    model = tiny.build(scheme, position_window=5, position_global_every=2)
+    inputs = tiny.inputs(length=TRACED_LENGTH)
+    program = torch.export.export(LastHiddenState(model), (), inputs, dynamic_shapes=dynamic_shapes(scheme))
+    check("bert", scheme, model, program.module(), 1e-5)
+
+
 @tiny.cross(scheme=ALL, family=tiny.FAMILIES, strength=1)
 def test_torch_export(family, scheme):
     model = tiny.build(scheme, family).double()

@@ -79,6 +79,12 @@ def test_variants(family, scheme, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["absolute", "t5", "relative", "deberta", "rope"])
+def test_windows(scheme, tmp_path):
+    check(tiny.build(scheme, position_window=5, position_global_every=2), tmp_path)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head", ["ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice", "ForMaskedLM"]
 )

@@ -198,6 +198,8 @@ class TestRefused:
             ('flags = (Flag("width", Number(1), 2.0, "x"),)', ValueError, "begin with 'position_'"),
             ('flags = (Flag("position_terms", Number(1), 2.0, "x"),)', ValueError, "attribute 'terms'"),
             ('flags = (Flag("position_buckets", Number(1), 2.0, "x"),)', ValueError, "what it is for t5"),
+            ('flags = (Flag("position_window", Integer(0), 0, "x"),)', ValueError, "a flag of the attention"),
+            ('name = "all"', ValueError, "'all' stands for every scheme"),
             ('flags = (Flag("position_reach", Integer(4), 2, "x"),)', ValueError, "at least 4"),
         ],
     )

@@ -149,6 +149,19 @@ class TestVariants:
         [used] = packed
         assert len(used.groups) > 1 or padding != "right"
 
+    @cross(scheme=[*SCHEMES, *COMPOSITES], padding=PADDINGS, path=PATHS, rest=SLOW)
+    def test_every_token_sees_the_same_in_a_window(self, scheme, padding, path, packed, monkeypatch):
+        batch = padded(padding)
+        model = build(scheme, position_window=3, position_global_every=2)
+        model.config.unpad = False
+        expected = trained(model, batch)
+        model.config.unpad = True
+        if path == "blocks":
+            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
+            monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+        assert_same(trained(model, batch), expected, batch)
+        assert len(packed) == 1
+
     @cross(scheme=[*SCHEMES, *COMPOSITES], backend=["eager", "sdpa"], padding=["right", "left"], rest=SLOW)
     def test_given_positions_are_those_of_the_tokens(self, scheme, backend, padding, packed):
         batch = padded(padding)

@@ -23,6 +23,7 @@ from ..modeling.embeddings import Add, Concat, SideBySide
 from ..modeling.family import Family, Sizes
 from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm, without_bias
 from ..modeling.schemes import scheme_names
+from ..modeling.window import WINDOW, window_settings
 from ..parameters import position_parameters
 from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
@@ -473,6 +474,11 @@ def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
     if family_of(model.config).setting(model.config, "is_decoder"):
         raise ValueError(
             "this model is a decoder, whose tokens see the earlier ones alone; encoders can be studied here"
+        )
+    if width := window_settings(model.config)[WINDOW.name]:
+        raise ValueError(
+            f"this model has {WINDOW.name}={width}: scores are not all that says where its tokens look; models that see all "
+            "tokens in every layer can be studied here"
         )
     model = copy.deepcopy(model).to("cpu", torch.float32)
     model = change_scheme(model, scheme_of(model.config), reports=False).eval()

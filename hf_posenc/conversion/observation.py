@@ -182,6 +182,10 @@ def observe(
 
     if not again:
         projected = project()
+    window = attention.window_beside()
+    if window is not None:  # the original's weights, of what the student can see
+        weights = weights * window.pairs(*weights.shape[-2:], weights.device)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_WEIGHT)
     attended = (weights > 0).any(1, keepdim=True)
     is_token = batch["attention_mask"].to(weights)[:, None, :, None]
     return AttentionComparison(attention, project if again else lambda: projected, weights * is_token, attended)

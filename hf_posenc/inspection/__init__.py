@@ -26,7 +26,7 @@ from transformers.utils import CONFIG_NAME, cached_file, has_file
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
 from ..modeling.scheme import PositionScheme
-from ..modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
+from ..modeling.schemes import ALL, FLAGS, SCHEMES, kind_of, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, families, family_of, saved_class, variant_config
 
@@ -138,7 +138,7 @@ def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
 
 def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
     """The flags of schemes, by default of all, for people: flag, values, and what it is for by scheme, with its default there."""
-    names, rows = [*(SCHEMES if names is None else names)], []
+    names, rows = [ALL, *(SCHEMES if names is None else names)], []
     for flag, users in FLAGS.items():
         said: dict[tuple[str, str], list[str]] = {}
         for name in names:

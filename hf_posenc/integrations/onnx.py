@@ -286,10 +286,14 @@ def _attend_without_terms(module, query, key, value, attention_mask, scaling=Non
     return multi_head_attention(query, key, value, attention_mask, None, scaling), None
 
 
-def _attend_with_terms(self, content_query, key, value, attention_mask, query, terms, kwargs):
+def _attend_with_terms(self, content_query, key, value, attention_mask, query, terms, window, kwargs):
     """`PositionSelfAttention._attend`."""
     values = tuple(term for term in terms if isinstance(term, RelativeTerm) and term.value_table is not None)
     bias = _score_bias(query, key, terms, attention_mask)
+    if window is not None:
+        is_far = ~window.pairs(query.shape[2], key.shape[2], query.device)[None, None]
+        far = torch.zeros_like(is_far, dtype=query.dtype).masked_fill(is_far, torch.finfo(query.dtype).min)
+        bias = far if bias is None else bias + far
     if values:
         settings = {"position_bias": bias, "value_terms": values}
         return eager_position_attention(self, content_query, key, value, attention_mask, self.scaling, **settings)

@@ -8,14 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from .blocks import aligned
 from .blockwise import Term, allowed, blockwise_attention
-from .cached_positions import keep_beside, self_attention_cache
+from .cached_positions import keep_beside, past_length_of, self_attention_cache
 from .distance_products import RelativeShift, Table, reversed_rows
 from .family import Family
+from .masks import windowed
 from .packing import Packing
 from .relative_positions import expand_to_pairs
 from .scheme import (
@@ -30,6 +32,7 @@ from .scheme import (
     may_carry_tangents,
 )
 from .stock_interface import Receives, stock_forward
+from .window import Window, reach_of
 
 
 logger = logging.get_logger(__name__)
@@ -196,6 +199,20 @@ def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask
     if tables and reads_through_views(query) and all(table.bias is None for table in tables):
         return query.shape[0] * scores > FEWEST_SCORES_WITH_VIEWS
     return scores >= FEWEST_SCORES
+
+
+def with_window(
+    mask: Any, window: Window, implementation: str, module: nn.Module, query: torch.Tensor, key: torch.Tensor
+) -> Any:
+    """The mask of any backend with a window: flex_attention's in its own form, others as a tensor."""
+    lengths = query.shape[2], key.shape[2]
+    if implementation == "flex_attention" and not isinstance(mask, torch.Tensor):
+        from torch.nn.attention.flex_attention import and_masks, create_block_mask
+
+        # Padding that sees nothing gets zeros, as FlexAttention has it.
+        rule = window.rule if mask is None else and_masks(mask.mask_mod, window.rule)
+        return create_block_mask(rule, query.shape[0], None, *lengths, device=query.device)
+    return windowed(dense_mask(mask, module, query, key), window, *lengths, query.device)
 
 
 def leaves_causal_mask_to_kernel(mask, module: nn.Module, query: torch.Tensor) -> bool:
@@ -459,12 +476,14 @@ class PositionSelfAttention:
     Attributes:
         family: the family's description.
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        reach: how many places away keys are seen; None for all.
         receives: how the stock self-attention is called.
     """
 
     family: ClassVar[Family]
     receives: ClassVar[Receives]
     position_schemes: tuple[AttentionScheme, ...]
+    reach: int | None = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -491,9 +510,10 @@ class PositionSelfAttention:
     def head_dim(self) -> int:
         return getattr(self, self.family.head_dim)
 
-    def install(self, config, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
+    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
         """Register the schemes' parameters of a layer."""
         self.position_schemes = schemes
+        self.reach = reach_of(config, layer)
         self._stock_eager = stock_eager
         for scheme in schemes:
             scheme.add_layer_parameters(self, config)
@@ -584,6 +604,7 @@ class PositionSelfAttention:
         attention_mask, cache, kwargs = self.receives.mask_and_cache(args, kwargs)
         input_shape = hidden_states.shape[:-1]
         query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
+        window = self.window_beside(cache)
         if cache is not None:
             key, value = self_attention_cache(cache).update(key, value, self.layer_idx)
             for scheme, context in zip(self.position_schemes, contexts):
@@ -592,11 +613,11 @@ class PositionSelfAttention:
                     context.kept = keep_beside(cache, self.layer_idx, *own)
         content_query, terms = self.score_terms(query, key, contexts)
         if packing is None:
-            output, weights = self._attend(content_query, key, value, attention_mask, query, terms, kwargs)
+            output, weights = self._attend(content_query, key, value, attention_mask, query, terms, window, kwargs)
         else:
 
             def attend(content_query, key, value, query, terms, mask):
-                return self._attend(content_query, key, value, mask, query, terms, {**kwargs})[0]
+                return self._attend(content_query, key, value, mask, query, terms, window, {**kwargs})[0]
 
             output, weights = packing.attend(attend, (content_query, key, value, query), terms), None
         if _is_exporting():
@@ -608,24 +629,37 @@ class PositionSelfAttention:
             output = getattr(self, self.family.output)(output)
         return output, weights
 
+    def window_beside(self, cache: Cache | None = None) -> Window | None:
+        """What the queries see that come after a cache; None for everything.
+
+        Raises:
+            ValueError: the cache forgets its first tokens: how far away the others are is not known.
+        """
+        if self.reach is None or cache is None:
+            return None if self.reach is None else Window(self.reach)
+        return Window(self.reach, past_length_of(cache, self.layer_idx))
+
     @carrying_tangents
-    def _attend(self, content_query, key, value, attention_mask, query, terms, kwargs):
+    def _attend(self, content_query, key, value, attention_mask, query, terms, window, kwargs):
         """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
         implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
         settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
         dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
-        if not terms:
-            states = content_query, key, value
-            return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
-
-        if dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
+        if window and not is_traced() and window.sees_all(key.shape[2]):
+            window = None
+        if (terms or window) and dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
             raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")
-        if implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
+        if (terms or window) and implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
             scaling, dropout = settings["scaling"], settings["dropout"]
             is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)
             mask = None if is_causal else dense_mask(attention_mask, self, query, key)
             inputs = content_query, query, key, value, terms, mask
-            return blockwise_attention(*inputs, scaling, dropout, is_causal), None
+            return blockwise_attention(*inputs, scaling, dropout, is_causal, window), None
+        if window:
+            attention_mask = with_window(attention_mask, window, implementation, self, query, key)
+        if not terms:
+            states = content_query, key, value
+            return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
 
         if not reads_through_views(query):
             terms = [by_distance(term) for term in terms]

@@ -137,16 +137,6 @@ class DistanceBias(DistanceTerm):
         """The greatest difference of two biases of a head."""
         return float((self.bias.amax(-1) - self.bias.amin(-1)).amax())
 
-    def as_matrix(self, block: Block) -> torch.Tensor:
-        """A block's biases, (heads, queries, keys), its *last* query first.
-
-        In this order the index of a distance grows with both indices of a pair, and one row of biases is in memory what a
-        whole matrix of them looks like.
-        """
-        start = first_distance(block.queries, block.keys, self.setting.sizes.query_length)
-        bias = of_sequence(self.bias, block.sequence)
-        return bias.as_strided(block.shape, (bias.stride(0), 1, 1), bias.storage_offset() + start)
-
     def add_scores(self, block: Block, start: int, out: torch.Tensor, keep: bool) -> None:
         bias = of_sequence(self.bias, block.sequence)[block.heads, None, start : start + out.shape[-1]]
         out.add_(bias) if keep else out.copy_(bias)
@@ -162,6 +152,19 @@ class DistanceBias(DistanceTerm):
             bias = part.tensors[0]
             found.append(scattered(self._gradient, self._by_sequence(bias), part.rows, -1).view(bias.shape))
         return found
+
+
+def bias_as_matrix(bias: torch.Tensor, block: Block, query_length: int) -> torch.Tensor:
+    """A block's biases, (heads, queries, keys), its *last* query first.
+
+    In this order the index of a distance grows with both indices of a pair, and one row of biases is in memory what a
+    whole matrix of them looks like.
+
+    Args:
+        bias: (batch or 1, heads, distances), of all heads of the block.
+    """
+    start, own = first_distance(block.queries, block.keys, query_length), of_sequence(bias, block.sequence)
+    return own.as_strided(block.shape, (own.stride(0), 1, 1), own.storage_offset() + start)
 
 
 class QueryTable(DistanceTerm):

@@ -10,6 +10,7 @@ From here down: [`strategies`] says which kernel and which blocks, [`passes`] go
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -29,10 +30,11 @@ from .block_terms import (
 )
 from .blocks import AttentionShape
 from .distance_products import clipped_ends
-from .masks import Dropout, allowed, key_ranges
+from .masks import Dropout, allowed, key_ranges, windowed
 from .passes import BackwardPass, ForwardPass, Plan
 from .scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from .strategies import Strategy, choose_strategy, may_clip
+from .window import Window
 
 
 __all__ = ["Term", "allowed", "blockwise_attention"]
@@ -59,19 +61,25 @@ def parts_of(term: Term) -> Iterator[Part]:
 
 
 def strategy_of(
-    inputs: tuple[torch.Tensor, ...], sizes: AttentionShape, parts: list[Part], has_ranges: bool, has_dropout: bool
+    inputs: tuple[torch.Tensor, ...],
+    sizes: AttentionShape,
+    parts: list[Part],
+    has_ranges: bool,
+    has_dropout: bool,
+    reach: int | None = None,
 ) -> Strategy:
     """The strategy for an attention, given its tensors; print it to see what is done.
 
     Args:
         inputs: content query, key and value.
         has_ranges: whether each sequence attends to a range of keys, and the mask says nothing else.
+        reach: of a window.
     """
     kinds = frozenset(part.kind for part in parts)
     tensors = (*inputs, *(tensor for part in parts for tensor in part.tensors))
     clipped = (0, 0)
     rows = [part.rows for part in parts if part.rows is not None]
-    if rows and may_clip(sizes, kinds):
+    if rows and reach is None and may_clip(sizes, kinds):
         clipped = tuple(map(min, zip(*map(clipped_ends, rows))))
     return choose_strategy(
         sizes,
@@ -82,6 +90,7 @@ def strategy_of(
         is_shared=all(part.kind.is_shared(part.tensors) for part in parts),
         is_dense=all(tensor.stride(-1) == 1 for tensor in inputs),
         has_backward=torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors),
+        reach=reach,
     )
 
 
@@ -163,6 +172,7 @@ def blockwise_attention(
     scaling: float,
     dropout: float,
     is_causal: bool = False,
+    window: Window | None = None,
 ) -> torch.Tensor:
     """Self-attention with position terms; distances must be contiguous.
 
@@ -174,6 +184,7 @@ def blockwise_attention(
         scaling: of the content score.
         dropout: probability with which a weight is dropped.
         is_causal: no query attends to a later key; in place of a mask.
+        window: what queries see of what the mask lets them see; None for all of it.
 
     Returns:
         (batch, query, heads, head_dim).
@@ -189,9 +200,16 @@ def blockwise_attention(
     sizes = AttentionShape(*content_query.shape[:3], key.shape[2])
     ranges = [None] * sizes.batch if is_causal else key_ranges(mask, sizes.batch, sizes.key_length)
     has_ranges = None not in ranges
-    strategy = strategy_of((content_query, key, value), sizes, parts, has_ranges, dropout > 0)
+    if window is not None:
+        window = replace(window, offset=int(window.offset))
+        if not has_ranges:
+            lengths = sizes.query_length, sizes.key_length
+            mask = torch.ones(lengths, dtype=torch.bool).tril()[None, None] if is_causal else mask
+            mask, is_causal = windowed(mask, window, *lengths, key.device), False
+    reach = None if window is None else window.reach
+    strategy = strategy_of((content_query, key, value), sizes, parts, has_ranges, dropout > 0, reach)
     seed = int(torch.randint(1 << 62, ())) if dropout else 0
-    plan = Plan(sizes, strategy, ranges, is_causal, Dropout(dropout, seed), scaling)
+    plan = Plan(sizes, strategy, ranges, is_causal, Dropout(dropout, seed), scaling, window)
     kinds = [(part.kind, part.rows) for part in parts]
     # No mask where ranges say all, no other query where there is one.
     given = None if has_ranges else mask, content_query, None if query is content_query else query, key, value

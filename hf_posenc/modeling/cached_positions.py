@@ -83,6 +83,28 @@ def cache_lengths(cache: Cache | None, length: int) -> tuple[int | torch.Tensor,
     return past_length, own.get_mask_sizes(length, 0)[0]
 
 
+def past_length_of(cache: Cache, layer: int) -> int | torch.Tensor:
+    """Number of tokens that a layer has in the cache.
+
+    Raises:
+        ValueError: the layer moves along a window: the places of its tokens are not known.
+    """
+    own = self_attention_cache(cache)
+    if layer < len(own.layers):
+        _check_keeps_all(own.layers[layer])
+    past_length = own.get_seq_length(layer)
+    # As in `cache_lengths`.
+    return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
+
+
+def _check_keeps_all(layer: CacheLayerMixin) -> None:
+    if getattr(layer, "is_sliding", False):
+        raise ValueError(
+            f"{type(layer).__name__} forgets its first tokens: positions need a cache of whole sequences, such as "
+            "DynamicCache or StaticCache"
+        )
+
+
 def keeps_positions(cache: Cache | None) -> bool:
     """Whether somebody gave positions to tokens of the cache."""
     layers = [] if cache is None else self_attention_cache(cache).layers
@@ -195,11 +217,7 @@ def _keeping_layer(cache: Cache, index: int) -> PositionCacheLayer:
         cache.layers.append(cache.layer_class_to_replicate())
     layer = cache.layers[index]
     if not isinstance(layer, PositionCacheLayer):
-        if getattr(layer, "is_sliding", False):
-            raise ValueError(
-                f"{type(layer).__name__} forgets its first tokens: positions need a cache of whole sequences, such as "
-                "DynamicCache or StaticCache"
-            )
+        _check_keeps_all(layer)
         known = {DynamicLayer: PositionDynamicLayer, StaticLayer: PositionStaticLayer}
         kind = known.get(type(layer)) or _with_positions(type(layer))
         keeping = kind.__new__(kind)

@@ -25,7 +25,8 @@ from transformers.utils import logging
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
 from .scheme import PositionScheme
-from .schemes import FLAGS, SCHEMES, SOURCES, build_schemes, kind_of, scheme_names, sources_of
+from .schemes import ALL, FLAGS, SCHEMES, SOURCES, build_schemes, kind_of, scheme_names, sources_of
+from .window import check_window
 
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .t5 import T5  # noqa: F401
     from .transformer_xl import TransformerXL  # noqa: F401
     from .tupe import Tupe  # noqa: F401
+    from .window import Window  # noqa: F401
 
 
 logger = logging.get_logger(__name__)
@@ -149,8 +151,8 @@ def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
 
 def flags_in_use(position_scheme: str) -> set[str]:
     """The flags that apply to a composite of schemes."""
-    names = scheme_names(position_scheme)
-    return {"position_scheme", *(flag.name for name in names for flag in SCHEMES[name].flags)}
+    names = {ALL, *scheme_names(position_scheme)}
+    return {"position_scheme", *(flag for flag, users in FLAGS.items() if names & {*users})}
 
 
 def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +198,7 @@ class PositionConfigMixin(PositionFlags):
 
     `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
     family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
+    `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
     `unpad` belongs to no scheme and makes no variant by itself: with False, padding is computed where it could be left out.
 
     The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
@@ -254,6 +257,7 @@ class PositionConfigMixin(PositionFlags):
         for flag in FLAGS:
             if flag not in in_use and getattr(self, flag) is not None:
                 raise ValueError(self._explain_useless(flag))
+        check_window(self)
         build_schemes(self)
 
     def _explain_useless(self, flag: str) -> str:

@@ -6,11 +6,30 @@ import torch
 
 from .blocks import Block, block_seed
 from .distance_products import Buffer
+from .window import Window
 
 
 def allowed(mask: torch.Tensor) -> torch.Tensor:
     """Where a boolean or additive mask lets a query attend."""
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+
+
+def windowed(
+    mask: torch.Tensor | None, window: Window, query_length: int, key_length: int, device: torch.device
+) -> torch.Tensor:
+    """A mask with a window, of the kind that it was.
+
+    Args:
+        mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
+    """
+    near = window.pairs(query_length, key_length, device)
+    if mask is None:
+        return near[None, None]
+    attended = allowed(mask)
+    seen = attended & near
+    # Padding far from any token sees what it would see without a window.
+    seen = torch.where(seen.any(-1, keepdim=True), seen, attended)
+    return seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
 def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[tuple[int, int] | None]:
@@ -56,20 +75,43 @@ class AttentionMask:
         ranges: see [`key_ranges`]; the mask is read for sequences that have none.
         mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
         is_causal: whether a query attends to no later key; there is no mask then.
+        window: of the queries; a mask without ranges has it in it already.
     """
 
     ranges: list[tuple[int, int] | None]
     mask: torch.Tensor | None = None
     is_causal: bool = False
+    window: Window | None = None
 
     def forbidden(self, block: Block) -> torch.Tensor | None:
         """Where a pair of a block is masked, (heads or 1, queries or 1, keys); None where a range of keys is attended."""
         if self.ranges[block.sequence] is not None:
-            return None
+            return None if self.window is None else self._beyond_window(block)
         if self.is_causal:
             keys, queries = (torch.arange(part.start, part.stop) for part in (block.keys, block.queries))
             return (keys > queries[:, None])[None]
         return ~allowed(of_block(self.mask, block))
+
+    def keys_seen(self, sequence: int, queries: slice) -> slice:
+        """Keys among which are all that some queries of a sequence without a range may attend to.
+
+        All of them where a query may attend to none: it gives each the same weight.
+        """
+        mask = of_sequence(self.mask, sequence)
+        attended = allowed(mask[:, queries if mask.shape[1] > 1 else slice(0, 1)])
+        seen = attended.flatten(0, 1).any(0).nonzero()
+        if not len(seen) or not attended.any(-1).all():
+            return slice(0, mask.shape[-1])
+        return slice(int(seen[0]), int(seen[-1]) + 1)
+
+    def _beyond_window(self, block: Block) -> torch.Tensor | None:
+        """Which keys are out of a sequence's range or too far away, (1, queries, keys); None where the queries see none near."""
+        start, stop = self.ranges[block.sequence]
+        if not self.window.sees_some(block.queries.start, start, stop):
+            return None
+        query, key = (torch.arange(part.start, part.stop) for part in (block.queries, block.keys))
+        near = self.window.rule(None, None, query[:, None], key)
+        return ~(near & (key >= start) & (key < stop))[None]
 
     def apply(self, scores: torch.Tensor, block: Block) -> None:
         """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others.

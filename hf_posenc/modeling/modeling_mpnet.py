@@ -58,10 +58,10 @@ class PosencMPNetSelfAttention(PositionSelfAttention, MPNetSelfAttention):
     # Layers of this file call it, and none of stock's.
     receives = Receives(("hidden_states", "attention_mask"), "attention_mask")
 
-    def install(self, config, schemes: tuple[AttentionScheme, ...], stock_eager) -> None:
+    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], stock_eager) -> None:
         self.config = config
         self.scaling = self.head_dim**-0.5
-        super().install(config, schemes, stock_eager)
+        super().install(config, layer, schemes, stock_eager)
 
 
 class PosencMPNetAttention(MPNetAttention):

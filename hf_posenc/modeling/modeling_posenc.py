@@ -4,6 +4,7 @@ import copy
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,8 @@ from .stock_interface import (
     stock_forward,
     tells_versions,
 )
+from .window import BACKENDS as WINDOW_BACKENDS
+from .window import WINDOW, window_settings
 
 
 logger = logging.get_logger(__name__)
@@ -111,6 +114,7 @@ class PositionEncoder:
         every_layer: the embedding-level positions are added before every layer but the first.
         first_position: the family's first position id.
         is_causal: queries do not see what follows them.
+        window: the flags of [`window`], by which its self-attentions were made.
     """
 
     family: ClassVar[Family]
@@ -119,6 +123,7 @@ class PositionEncoder:
     every_layer: bool
     first_position: int
     is_causal: bool
+    window: dict[str, int]
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -131,6 +136,7 @@ class PositionEncoder:
         self.every_layer = every_layer
         self.first_position = config.sizes.first_position
         self.is_causal = config.sizes.is_decoder
+        self.window = window_settings(config)
         for scheme in schemes:
             scheme.add_encoder_parameters(self, config)
 
@@ -401,10 +407,10 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
         # Of the stock class, or of one above it, there is none any more.
         model._no_split_modules -= {base.__name__ for base in parts.layer.__mro__}
         model._no_split_modules.add(parts.layer.__name__)
-    for layer in family.layers_of(encoder):
+    for index, layer in enumerate(family.layers_of(encoder)):
         attention = family.self_attention_of(layer)
         become(attention, parts.self_attention)
-        attention.install(config, schemes, parts.eager)
+        attention.install(config, index, schemes, parts.eager)
 
 
 def check_built_as_configured(model: nn.Module) -> None:
@@ -419,6 +425,7 @@ def check_built_as_configured(model: nn.Module) -> None:
         changed = [("position_scheme", was, is_now)]
     else:
         changed = [("the first position", encoder.first_position, config.sizes.first_position)]
+        changed += [(flag, was, window_settings(config)[flag]) for flag, was in encoder.window.items()]
         for old in built:
             [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
             flags = {flag.attribute for flag in old.flags}
@@ -529,6 +536,11 @@ class PosencPreTrainedModel:
         _, schemes = build_schemes(self.config)
         # A name that nobody knows is transformers' to refuse; one with a slash is a kernel on the Hub.
         if attn_implementation in ALL_ATTENTION_FUNCTIONS.valid_keys() or "/" in str(attn_implementation):
+            if window_settings(self.config)[WINDOW.name] and attn_implementation not in WINDOW_BACKENDS:
+                raise ValueError(
+                    f"attn_implementation={attn_implementation!r} cannot carry {WINDOW.name}={self.config.position_window}; "
+                    f"these can: {', '.join(WINDOW_BACKENDS)}"
+                )
             for scheme in schemes:
                 if not _carries(scheme, attn_implementation):
                     raise ValueError(
@@ -603,6 +615,7 @@ class PosencPreTrainedModel:
                 new.append(embedding.name)
         self._warn_of_new(new)
         self._warn_of_new_ways_of(embedding)
+        self._warn_of_new_window()
         return set().union(*unexpected.values())
 
     def _warn_of_new(self, schemes: list[str]) -> None:
@@ -626,6 +639,17 @@ class PosencPreTrainedModel:
             logger.warning_once(
                 f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
                 "checkpoint until it is fine-tuned."
+            )
+
+    def _warn_of_new_window(self) -> None:
+        """Say so where layers see less than those of the checkpoint."""
+        settings = window_settings(self.config)
+        stored = window_settings(SimpleNamespace(**self.config._stored_flags))
+        if settings[WINDOW.name] and settings != stored:
+            logger.warning_once(
+                f"{WINDOW.name}={settings[WINDOW.name]}: its layers, but for the global ones, see no key more than "
+                f"{settings[WINDOW.name] // 2} places away; on longer texts the model computes something else than its checkpoint until "
+                "it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from .block_sums import Distances, Scores, Values
-from .block_terms import Inputs, Part, Setting, block_terms
+from .block_terms import Inputs, Part, Setting, bias_as_matrix, block_terms
 from .blocks import LINE, AttentionShape, Block, aligned, slices, whole_lines
 from .distance_products import Buffer
 from .masks import AttentionMask, Dropout
 from .strategies import Kernel, Strategy
+from .window import Window
 
 
 # Biases of a head that differ by so much may, with the content, leave weights whose products with small gradients are below
@@ -26,7 +27,7 @@ class Plan:
     """What both passes know beside tensors that may have a gradient.
 
     Attributes:
-        ranges, is_causal: of the [`AttentionMask`].
+        ranges, is_causal, window: of the [`AttentionMask`].
         scaling: of the content score.
     """
 
@@ -36,6 +37,7 @@ class Plan:
     is_causal: bool
     dropout: Dropout
     scaling: float
+    window: Window | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Pass:
         gradients: Inputs | None = None,
     ):
         self.plan, self.inputs, self.kept = plan, inputs, kept
-        self.mask = AttentionMask(plan.ranges, mask, plan.is_causal)
+        self.mask = AttentionMask(plan.ranges, mask, plan.is_causal, plan.window)
         setting = Setting(plan.sizes, plan.strategy.clipping, plan.strategy.keys, inputs, gradients)
         self.terms = block_terms(setting, parts)
         self.distances = Distances(setting)
@@ -85,14 +87,25 @@ class Pass:
         sizes = self.plan.sizes
         for some_heads in slices(sizes.heads, heads):
             for sequence in sequences:
-                keys = self.keys_of(sequence)
-                for queries in slices(sizes.query_length, rows):
-                    yield Block(sequence, some_heads, queries, keys)
+                for queries, keys in self.parts_of(sequence, rows):
+                    yield Block(sequence, some_heads, queries, whole_lines(keys.start, keys.stop, sizes.key_length))
 
     def small_blocks(self) -> Iterator[Block]:
         """Those whose scores fit into a cache."""
         strategy = self.plan.strategy
         return self.blocks(strategy.heads, strategy.rows, range(self.plan.sizes.batch))
+
+    def parts_of(self, sequence: int, rows: int) -> Iterator[tuple[slice, slice]]:
+        """The queries of a sequence, some at a time, and the keys that they see."""
+        window, sizes, keys = self.plan.window, self.plan.sizes, self.range_of(sequence)
+        if window is None:
+            yield from ((queries, keys) for queries in slices(sizes.query_length, rows))
+        elif self.mask.ranges[sequence] is not None:
+            for queries in window.parts(sizes.query_length, rows, keys.start, keys.stop):
+                yield queries, window.keys(queries, keys.start, keys.stop)
+        else:
+            for queries in slices(sizes.query_length, rows):
+                yield queries, self.mask.keys_seen(sequence, queries)
 
     def range_of(self, sequence: int) -> slice:
         """The keys that a sequence attends to, or all where these are no range."""
@@ -216,12 +229,27 @@ class ForwardPass(Pass):
 
     def _run_kernel_with_bias_by_distance(self, output: torch.Tensor) -> None:
         """PyTorch's kernel where a bias per distance is all there is: it reads the bias in place, the last query first."""
-        sizes = self.plan.sizes
+        sizes, window = self.plan.sizes, self.plan.window
+        every = near = self._bias_by_distance()
+        if window is not None:
+            near = every.masked_fill(self._is_far(every.shape[-1]), torch.finfo(every.dtype).min)
         for sequences in self._like_sequences():
-            keys = self.range_of(sequences.start)
-            for queries in slices(sizes.query_length, self.plan.strategy.kernel_rows):
+            attended = self.range_of(sequences.start)
+            for queries, keys in self.parts_of(sequences.start, self.plan.strategy.kernel_rows):
+                is_local = window is not None and window.sees_some(queries.start, attended.start, attended.stop)
                 block = Block(sequences.start, slice(0, sizes.heads), queries, keys)
-                self._call_kernel(output, sequences, block, keys, self.scores.bias.as_matrix(block), is_reversed=True)
+                added = bias_as_matrix(near if is_local else every, block, sizes.query_length)
+                self._call_kernel(output, sequences, block, keys, added, is_reversed=True)
+
+    def _bias_by_distance(self) -> torch.Tensor:
+        """What the terms add to the content scores, (batch or 1, heads, distances): 0 where there is none."""
+        if self.scores.bias is not None:
+            return self.scores.bias.bias
+        return self.inputs.key.new_zeros(1, 1, self.plan.sizes.distances).expand(-1, self.plan.sizes.heads, -1)
+
+    def _is_far(self, distances: int) -> torch.Tensor:
+        """Which distances the window leaves out, (distances,)."""
+        return ~self.plan.window.rule(None, None, self.plan.sizes.query_length - 1, torch.arange(distances))
 
     def _call_kernel(
         self, output: torch.Tensor, sequences: slice, block: Block, keys: slice, added: torch.Tensor, is_reversed=False

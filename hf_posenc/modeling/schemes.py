@@ -20,6 +20,7 @@ from .sinusoidal import Sinusoidal
 from .t5 import T5
 from .transformer_xl import TransformerXL
 from .tupe import Tupe
+from .window import WINDOW_FLAGS
 
 
 SCHEMES: dict[str, type[PositionScheme]] = {
@@ -42,6 +43,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
         Cable,
     )
 }
+# In the place of a scheme's name: a flag that all have.
+ALL = "all"
 # Flag -> what each scheme that has it says of it, by the scheme's name.
 FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
 ALIASES: dict[str, str] = {"disentangled": "deberta", "rotary": "rope", "shaw": "relative"}
@@ -58,6 +61,8 @@ def _add_flags(scheme: type[PositionScheme]) -> None:
 
 for _scheme in SCHEMES.values():
     _add_flags(_scheme)
+for _flag in WINDOW_FLAGS:
+    FLAGS[_flag.name] = {ALL: _flag}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ KEPT_PAIRS = 512 * 512
 MANY_KEYS = 2048
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, KERNEL_ROWS = 1 << 23, 2, 768
+# With a window it gets fewer queries at a time: beside those that each of them sees, they meet as many keys.
+LOCAL_KERNEL_ROWS = 64
 
 
 class Kernel(enum.Enum):
@@ -71,6 +73,7 @@ def choose_strategy(
     is_shared: bool,
     is_dense: bool,
     has_backward: bool,
+    reach: int | None = None,
 ) -> Strategy:
     """The strategy for an attention.
 
@@ -82,26 +85,30 @@ def choose_strategy(
         is_shared: whether the terms add the same in all sequences.
         is_dense: whether the numbers of a vector lie side by side in all inputs, as PyTorch's kernel needs them.
         has_backward: whether a backward pass may follow.
+        reach: how many keys a query sees on either side of it; None for all. `clipped` is (0, 0) then.
     """
-    many_keys = sizes.key_length >= MANY_KEYS
+    seen = sizes.key_length if reach is None else min(sizes.key_length, ROWS + 2 * reach)
+    many_keys = seen >= MANY_KEYS
     # The distances that are left, for the queries of a block.
     own = sizes.distances - sum(clipped) + min(ROWS, sizes.query_length)
     is_clipped = sum(clipped) > 0 and may_clip(sizes, kinds) and 4 * own < 3 * sizes.key_length
     is_wide = KeyTable in kinds and many_keys and not is_clipped
     rows, keys = min(4 * ROWS if is_wide else ROWS, sizes.query_length), 2 * KEYS if is_wide else KEYS
-    kernel_rows = min(KERNEL_ROWS, sizes.query_length)
+    kernel_rows = min(KERNEL_ROWS if reach is None else LOCAL_KERNEL_ROWS, sizes.query_length)
     clipping = clipping_of(*(clipped if is_clipped else (0, 0)), sizes, rows, keys)
     kernel = _kernel(sizes, kinds, dropout=dropout, is_shared=is_shared, leaves_queries=many_keys and not is_clipped)
-    if kernel is Kernel.BIAS and kinds == {DistanceBias} and has_ranges:
+    if kernel is Kernel.BIAS and kinds <= {DistanceBias} and has_ranges:
         kernel = Kernel.BIAS_BY_DISTANCE
+    elif reach is not None:
+        kernel = Kernel.BLOCKS
     clipped_keys_by_kernel = is_clipped and many_keys and not dropout and has_ranges and is_dense
     is_short = sizes.query_length * sizes.key_length <= KEPT_PAIRS
     return Strategy(
         kernel,
-        _heads(BLOCK_SIZE, FEWEST_HEADS, rows, sizes),
+        _heads(BLOCK_SIZE, FEWEST_HEADS, rows, sizes.heads, seen),
         rows,
         keys,
-        _heads(KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, kernel_rows, sizes),
+        _heads(KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, kernel_rows, sizes.heads, seen),
         kernel_rows,
         clipping,
         clipped_keys_by_kernel=clipped_keys_by_kernel,
@@ -124,6 +131,6 @@ def _kernel(sizes: AttentionShape, kinds, *, dropout: bool, is_shared: bool, lea
     return Kernel.BLOCKS if has_products and not (sizes.batch > 1 and is_shared) else Kernel.BIAS
 
 
-def _heads(size: int, fewest: int, rows: int, sizes: AttentionShape) -> int:
+def _heads(size: int, fewest: int, rows: int, heads: int, keys: int) -> int:
     """Heads of a block with about `size` scores: equal parts of all."""
-    return equal_parts(sizes.heads, max(fewest, size // (rows * (sizes.key_length + rows))))
+    return equal_parts(heads, max(fewest, size // (rows * (keys + rows))))

@@ -49,6 +49,18 @@ def test_a_bias_per_distance_is_found_again(family, tmp_path):
     assert difference(student, teacher, batches) < 1e-4
 
 
+def test_with_a_window_the_bias_is_fitted_to_what_is_seen(tmp_path):
+    teacher = tiny.build("t5", position_per_layer=True)
+    student = emptied(teacher, tmp_path, "t5", position_window=5, position_global_every=0)
+    calibrate(student, teacher, text(), steps=20)
+    [name, *_] = position_parameters(student)
+    found, wanted = (position_parameters(model)[name] for model in (student, teacher))
+    seen = torch.tensor([0, 1, 2, 17, 18])  # up to two places before, and behind
+    centred = [table[seen] - table[seen].mean(0) for table in (found, wanted)]
+    torch.testing.assert_close(*centred, atol=0.05, rtol=0)
+    assert not found[[3, 4, 19, 20]].any()
+
+
 FACTORS = ("fire_hidden", "fire_c", "fire_length", "cable_step", "cable_scale")
 
 

@@ -93,6 +93,25 @@ class TestBaseAndFrequencyOfSinusoids:
         assert chosen == {name: value for name, value in flags.items() if name == "position_base"}
 
 
+def test_a_window_is_converted_to(checkpoint, tmp_path):
+    flags = {"position_window": 8, "position_global_every": 2}
+    usual = {"text": words_of(checkpoint), "max_steps": 2}
+    model, report = convert(checkpoint, "t5", **flags, **usual, output=tmp_path / "out")
+    assert flags.items() <= report.flags.items()
+    assert [part.reach for part in model.modules() if hasattr(part, "reach")] == [None, 4]
+    again = AutoModel.from_pretrained(tmp_path / "out")
+    assert [part.reach for part in again.modules() if hasattr(part, "reach")] == [None, 4]
+    ids = tiny.inputs(batch=1, length=30, padding=None)["input_ids"]
+    with torch.no_grad():
+        found = again(ids).last_hidden_state
+        assert torch.equal(found, model.base_model(ids).last_hidden_state)
+        again.encoder.layer[1].attention.self.reach = None
+        assert (again(ids).last_hidden_state - found).abs().max() > 1e-3
+    # The checkpoint's own positions, in a window, are another scheme too.
+    model, _ = convert(checkpoint, "absolute", **flags, **usual)
+    assert model.config.position_window == 8
+
+
 def cosines(report: ConversionReport, stage: str) -> dict[int, float]:
     return {row["length"]: row["token_cosine"] for row in report.rows if row["stage"] == stage}
 

@@ -21,6 +21,7 @@ from hf_posenc.modeling.block_terms import (
     Setting,
     SumDifference,
     ValueTable,
+    bias_as_matrix,
     block_terms,
 )
 from hf_posenc.modeling.blocks import AttentionShape, Block, clipping_of
@@ -264,7 +265,8 @@ def test_what_needs_no_gradient_has_none(kind):
 def test_biases_as_a_matrix_have_the_last_query_first():
     setting, parts = make_setting(), make_parts(DistanceBias)
     block = Block(0, slice(0, HEADS), BLOCK.queries, BLOCK.keys)
-    matrix = make_term(DistanceBias, setting, parts).as_matrix(block)
+    bias = make_term(DistanceBias, setting, parts).bias
+    matrix = bias_as_matrix(bias, block, setting.sizes.query_length)
     expected = in_loops(parts, setting.inputs, block).detach().flip(1)
     torch.testing.assert_close(matrix, expected, rtol=0, atol=1e-12)
 

@@ -12,6 +12,7 @@ from hf_posenc.modeling.attention import score_bias, value_side
 from hf_posenc.modeling.blockwise import blockwise_attention
 from hf_posenc.modeling.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
 from hf_posenc.modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm
+from hf_posenc.modeling.window import Window
 
 
 BATCH, HEADS, HEAD_DIM = 3, 5, 5
@@ -32,6 +33,7 @@ def block_sizes(blocks, monkeypatch):
     """Blocks that do not divide the lengths, a few heads at a time."""
     for name, value in zip(("ROWS", "KEYS", "KERNEL_ROWS", "MANY_KEYS", "KEPT_PAIRS"), BLOCKS[blocks], strict=True):
         monkeypatch.setattr(strategies, name, value)
+    monkeypatch.setattr(strategies, "LOCAL_KERNEL_ROWS", strategies.ROWS)
     if strategies.ROWS < 64:  # two heads, two, and one
         for name, value in {"FEWEST_HEADS": 2, "BLOCK_SIZE": 1, "KERNEL_BLOCK_SIZE": 1}.items():
             monkeypatch.setattr(strategies, name, value)
@@ -176,16 +178,36 @@ def leaves(terms: list) -> list[torch.Tensor]:
     return [tensor for tensor in found if isinstance(tensor, torch.Tensor) and tensor.requires_grad]
 
 
-def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> None:
+def in_window(mask: torch.Tensor | None, window: Window, query_length: int, key_length: int) -> torch.Tensor:
+    """A mask with a window, pair by pair; a query that would see nothing sees what it would see without."""
+    if mask is None:
+        mask = torch.ones(1, 1, query_length, key_length, dtype=torch.bool)
+    mask = mask.expand(-1, -1, query_length, key_length).clone()
+    lowest = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    for row in mask.flatten(0, 1):
+        for query, keys in enumerate(row):
+            far = [key for key in range(key_length) if abs(key - (query + window.offset)) > window.reach]
+            seen = keys.clone()
+            seen[far] = lowest
+            if (seen != lowest).any():
+                keys.copy_(seen)
+    return mask
+
+
+def compare(kind: str, mask_kind: str, query_length: int, key_length: int, window: Window | None = None) -> None:
     torch.manual_seed(0)
-    terms, mask = make_terms(kind, query_length, key_length), make_mask(mask_kind, query_length, key_length)
+    terms = make_terms(kind, query_length, key_length) if kind else []
+    mask = given = make_mask(mask_kind, query_length, key_length)
+    if window is not None:
+        mask = in_window(given, window, query_length, key_length)
     content_query, query = (random(BATCH, HEADS, query_length, HEAD_DIM) for _ in range(2))
     key, value = (random(BATCH, HEADS, key_length, HEAD_DIM) for _ in range(2))
     inputs = [content_query, query, key, value, *leaves(terms)]
     upstream = torch.randn(BATCH, query_length, HEADS, HEAD_DIM, dtype=torch.float64)
     results = []
-    for attend in (lambda *given: blockwise_attention(*given, 0.0), written_out):
-        output = attend(content_query, query, key, value, terms, mask, 0.4)
+    attentions = (lambda *given: blockwise_attention(*given, 0.0, window=window), given), (written_out, mask)
+    for attend, seen in attentions:
+        output = attend(content_query, query, key, value, terms, seen, 0.4)
         gradients = torch.autograd.grad(output, inputs, upstream, allow_unused=True)
         results.append([output, *gradients])
     own, expected = results
@@ -195,6 +217,11 @@ def compare(kind: str, mask_kind: str, query_length: int, key_length: int) -> No
             assert found is None or not found.any()
         else:
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-11)
+    if window is not None and mask_kind != "one sequence all masked":
+        whole = written_out(content_query, query, key, value, terms, given, 0.4)
+        assert (whole - expected[0]).abs().max() > 1e-3
+    if not kind:
+        return
     # Without the terms, another result.
     nothing = [PairTerm(torch.zeros(1, 1, 1, 1, dtype=torch.float64))]
     assert (written_out(content_query, query, key, value, nothing, mask, 0.4) - expected[0]).abs().max() > 1e-3
@@ -212,6 +239,21 @@ def test_outputs_and_gradients_are_those_of_the_formula(kind, mask):
 )
 def test_queries_may_be_fewer_than_keys_as_with_a_cache(kind, sizes):
     compare(kind, *sizes)
+
+
+@tiny.cross(kind=["", *KINDS], mask=MASKS, reach=[1, 3, 7], blocks=BLOCKS)
+def test_a_window_leaves_far_keys_out(kind, mask, reach):
+    compare(kind, mask, 37, 37, Window(reach))
+
+
+@tiny.cross(
+    kind=["", *KINDS],
+    sizes=[("right padding", 9, 41), ("none", 1, 40), ("left padding, per key", 30, 40), ("causal", 25, 37)],
+    blocks=BLOCKS,
+)
+def test_a_window_counts_places_from_the_cache_on(kind, sizes):
+    mask, query_length, key_length = sizes
+    compare(kind, mask, query_length, key_length, Window(5, key_length - query_length))
 
 
 @tiny.cross(kind=KINDS, mask=["right padding", "left padding, per key"], blocks=BLOCKS)
@@ -288,6 +330,34 @@ def test_gradients_with_dropout_are_those_of_what_was_computed(kind, mask_kind):
     undropped = blockwise_attention(inputs[0], *inputs, terms, mask, 0.4, 0.0)
     assert (attend(*inputs) - undropped).abs().max() > 1e-2
     assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
+
+
+@tiny.cross(kind=["", *KINDS], mask_kind=["left padding, per key", "holes"], blocks=BLOCKS, strength=1)
+def test_gradients_with_dropout_and_a_window_are_those_of_what_was_computed(kind, mask_kind):
+    torch.manual_seed(0)
+    terms, mask = make_terms(kind, 33, 33) if kind else [], make_mask(mask_kind, 33, 33)
+    inputs, tables = [random(BATCH, HEADS, 33, HEAD_DIM) for _ in range(3)], leaves(terms)
+
+    def attend(query, key, value, *_):
+        torch.manual_seed(1)  # the same weights are dropped in every call
+        return blockwise_attention(query, query, key, value, terms, mask, 0.4, 0.3, window=Window(6))
+
+    assert torch.autograd.gradcheck(attend, (*inputs, *tables), fast_mode=True, atol=1e-6)
+
+
+@at_length
+@pytest.mark.parametrize("kind", ["", "bias", "query table"])
+@pytest.mark.parametrize("mask_kind", ["none", "packed"])
+def test_keys_out_of_the_window_are_not_computed(kind, mask_kind):
+    """Beyond the blocks that a query is in, values that are no numbers do no harm: whole matrices would spread them."""
+    length = 60
+    terms = make_terms(kind, length, length) if kind else []
+    documents = torch.arange(length) // 40
+    mask = None if mask_kind == "none" else (documents[:, None] == documents)[None, None]
+    query, key, value = (random(BATCH, HEADS, length, HEAD_DIM).detach() for _ in range(3))
+    value[:, :, length // 2 :] = math.nan
+    output = blockwise_attention(query, query, key, value, terms, mask, 0.4, 0.0, window=Window(2))
+    assert output[:, :12].isfinite().all() and output[:, length // 2].isnan().all()
 
 
 @tiny.cross(kind=KINDS, mask_kind=["left padding, per key", "holes"], blocks=BLOCKS, rest=pytest.mark.slow)

@@ -46,9 +46,9 @@ def test_a_saved_config_has_the_flags_that_were_given_and_comes_back(scheme, fam
 
 
 def test_flags_in_use_are_those_of_the_schemes():
-    assert flags_in_use("none") == {"position_scheme"}
-    assert flags_in_use("absolute+t5") == {
-        "position_scheme",
+    of_all = {"position_scheme", "position_window", "position_global_every"}
+    assert flags_in_use("none") == of_all
+    assert flags_in_use("absolute+t5") == of_all | {
         "position_combine",
         "position_every_layer",
         "position_every_layer_weight",
