@@ -11,6 +11,7 @@ import stock_models
 import tiny
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers import BertModel
 
 import hf_posenc
@@ -26,13 +27,24 @@ SHORT, LONG = 24, 96
 LENGTHS = {"short": SHORT, "long": LONG}
 STOCK = ("bert", *stock_models.KINDS)
 KINDS = ("weights", "dynamic")
-# Of the norm of hidden states: rounding in between, and what positions must make at least.
-BFLOAT16, INT8, POSITIONS = 0.02, 0.004, 0.1
+# Shares of the norm of hidden states: what rounding in between makes, and what positions make at least. torchao rounds half of the
+# largest states of tokens up or down by chance (127.5 steps), which two ways to compute the same do not share.
+BFLOAT16, INT8 = 0.01, {"weights": 1e-4, "dynamic": 0.01}
+POSITIONS = 0.02
 
 
 def build(scheme: str) -> nn.Module:
+    """Positions have a part in the scores that can be seen, and does not swamp them."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 128, "initializer_range": 0.1}
-    return tiny.build(scheme, **sizes)
+    model = tiny.build(scheme, **sizes)
+    return model if scheme in ("tupe", "cable") else tiny.fill_positions(model, std=1.2)
+
+
+def positions_matter(model: nn.Module, inputs: dict, expected: torch.Tensor) -> bool:
+    """Whether the same model without its positions computes something else."""
+    plain = build(WITHOUT_POSITIONS)
+    plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
+    return difference(states(plain, inputs), expected, inputs) > POSITIONS
 
 
 def build_stock(case: str) -> nn.Module:
@@ -59,14 +71,6 @@ def difference(found: torch.Tensor, expected: torch.Tensor, inputs: dict) -> flo
     return float((found - expected).norm() / expected.norm())
 
 
-def positions_matter(model: nn.Module, inputs: dict, expected: torch.Tensor) -> bool:
-    """Whether tokens at other places give other states."""
-    generator = torch.Generator().manual_seed(3)
-    elsewhere = torch.randperm(inputs["input_ids"].shape[1], generator=generator)
-    moved = states(model, inputs, position_ids=elsewhere.expand_as(inputs["input_ids"]))
-    return difference(moved, expected, inputs) > POSITIONS
-
-
 def written_out(model: nn.Module) -> nn.Module:
     """A copy that computes padding, and attention eagerly."""
     model = copy.deepcopy(model).float()
@@ -80,7 +84,7 @@ def written_out(model: nn.Module) -> nn.Module:
 def round_tokens(linear: nn.Linear, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
     """What int8 leaves of states, with a scale for each token."""
     scale = args[0].abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).eps) / 127.5
-    return ((args[0] / scale).round().clamp(-128, 127) * scale,)
+    return ((args[0] * (1 / scale)).round().clamp(-128, 127) * scale,)
 
 
 def quantize(model: nn.Module, kind: str) -> nn.Module:
@@ -94,7 +98,7 @@ def quantize(model: nn.Module, kind: str) -> nn.Module:
     exact = written_out(model)
     torchao.quantize_(model, configs[kind]())
     for name, linear in exact.named_modules():
-        if isinstance(linear, nn.Linear):
+        if isinstance(linear, nn.Linear) and not isinstance(linear, NonDynamicallyQuantizableLinear):
             linear.weight = nn.Parameter(model.get_submodule(name).weight.dequantize())
             if kind == "dynamic":
                 linear.register_forward_pre_hook(round_tokens)
@@ -124,7 +128,7 @@ def test_a_variant_in_bfloat16_follows_float32(scheme, length, unpad, packed):
         found = states(half, inputs)
         assert found.dtype == torch.bfloat16
         assert difference(found, expected, inputs) < BFLOAT16
-    assert len(packed) == 2 * unpad
+    assert bool(packed) == unpad
     assert scheme == WITHOUT_POSITIONS or positions_matter(exact, inputs, expected)
 
 
@@ -136,7 +140,7 @@ def test_stock_in_bfloat16_follows_float32(case, length, unpad, packed):
         hf_posenc.unpad(half)
     for _ in range(2):
         assert difference(states(half, inputs), expected, inputs) < BFLOAT16
-    assert len(packed) == 2 * unpad
+    assert bool(packed) == unpad
 
 
 @tiny.cross(scheme=ALL, length=LENGTHS, unpad=[True, False], kind=KINDS, strength=1)
@@ -147,9 +151,9 @@ def test_a_variant_with_int8_layers_computes_what_they_say(scheme, length, unpad
     exact = quantize(model, kind)
     expected = states(exact, inputs)
     for _ in range(2):
-        assert difference(states(model, inputs), expected, inputs) < INT8
-    assert difference(before, expected, inputs) > 2 * INT8
-    assert len(packed) == 3 * unpad
+        assert difference(states(model, inputs), expected, inputs) < INT8[kind]
+    assert difference(before, expected, inputs) > 50 * INT8["weights"]
+    assert bool(packed) == unpad
     assert scheme == WITHOUT_POSITIONS or positions_matter(exact, inputs, expected)
 
 
@@ -161,9 +165,9 @@ def test_stock_with_int8_layers_computes_what_they_say(case, length, unpad, kind
     before = states(model, inputs)
     expected = states(quantize(model, kind), inputs)
     for _ in range(2):
-        assert difference(states(model, inputs), expected, inputs) < INT8
-    assert difference(before, expected, inputs) > 2 * INT8
-    assert len(packed) == 3 * unpad
+        assert difference(states(model, inputs), expected, inputs) < INT8[kind]
+    assert difference(before, expected, inputs) > 50 * INT8["weights"]
+    assert bool(packed) == unpad
 
 
 def test_int8_layers_of_deberta_get_no_rows_of_the_table_beside_the_states(monkeypatch):
@@ -189,7 +193,7 @@ def test_int8_layers_compile(scheme):
     inputs, model = batch(SHORT), build(scheme)
     exact = quantize(model, "dynamic")
     compiled = torch.compile(model)
-    assert difference(states(compiled, inputs), states(exact, inputs), inputs) < INT8
+    assert difference(states(compiled, inputs), states(exact, inputs), inputs) < INT8["dynamic"]
 
 
 @pytest.mark.slow
