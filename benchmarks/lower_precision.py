@@ -16,7 +16,7 @@ int8 is `quantize_` of torchao with `Int8DynamicActivationInt8WeightConfig()`; "
 run in processes of environments of their own (benchmarks/lower_precision_peers.py), whose Python is named: optimum-onnx, and
 optimum-intel with nncf. Each contestant answers the whole development set; what is timed is part of it, batches of 32 in random order, single
 sentences, and 8 random sequences of 512 tokens without padding, in turns as in benchmarks/model.py: stock BERT in float32 before and after each, and a second
-copy of it. With `--wait`, times are taken once a line comes on standard input, when all is compiled. Writes results/lower_precision.json and .md.
+copy of it. Writes results/lower_precision.json and .md.
 """
 
 import argparse
@@ -24,8 +24,6 @@ import csv
 import json
 import random
 import subprocess
-import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -178,7 +176,7 @@ class Field:
         peers: those of them that are in other processes.
     """
 
-    def __init__(self, arguments: argparse.Namespace, task: str, folder: Path):
+    def __init__(self, arguments: argparse.Namespace, task: str):
         self.answers: dict[tuple[str, str], Answer] = {}
         for name in arguments.models_of:
             for precision in arguments.precisions:
@@ -187,7 +185,7 @@ class Field:
                     model = load(arguments.models, task, name, precision)
                     self.answers[name, precision] = partial(answer, model)
         self.answers[STOCK_AGAIN, FLOAT] = partial(answer, load(arguments.models, task, STOCK, FLOAT))
-        stock, calibration = folder / task, folder / f"{task}.json"
+        stock, calibration = (arguments.models / f"{TASKS[task][0]}-{end}" for end in ("stock", "calibration.json"))
         load(arguments.models, task, STOCK, FLOAT).save_pretrained(stock)
         self.tokenizer = AutoTokenizer.from_pretrained(arguments.models / f"{TASKS[task][0]}-absolute")
         texts, _ = sentences(arguments.data, task, "train")
@@ -226,7 +224,7 @@ def measure_quality(field: Field, data: Path, task: str) -> list[dict]:
     return results
 
 
-def measure_speed(field: Field, data: Path, task: str, workloads: list[str], rounds: int, wait: bool) -> list[dict]:
+def measure_speed(field: Field, data: Path, task: str, workloads: list[str], rounds: int) -> list[dict]:
     """How many times as fast as stock BERT in float32 each contestant is."""
     texts, _ = sentences(data, task, "dev")
     given = {workload: batches(workload, field.tokenizer, texts) for workload in workloads}
@@ -234,9 +232,6 @@ def measure_speed(field: Field, data: Path, task: str, workloads: list[str], rou
         for call in field.answers.values():
             call(parts)
             call(parts)
-    if wait:
-        print("ready", flush=True)
-        sys.stdin.readline()
     results = []
     for workload, parts in given.items():
         calls, names = {}, {}
@@ -308,7 +303,6 @@ def main() -> None:
     parser.add_argument("--onnxruntime", help="Python of an environment with optimum-onnx and onnxruntime")
     parser.add_argument("--openvino", help="Python of an environment with optimum-intel, openvino and nncf")
     parser.add_argument("--rounds", type=int, default=8, help="rounds beside the first; half of them count")
-    parser.add_argument("--wait", action="store_true", help="take times once a line comes on standard input")
     parser.add_argument("--resume", action="store_true", help="keep what was measured before of other tasks")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--name", default="lower_precision", help="of the files in results/")
@@ -325,20 +319,17 @@ def main() -> None:
     results = {"settings": settings, "processor": processor(), "peers": before.get("peers", {})}
     results |= {kind: before.get(kind, []) for kind in ("speed", "quality")}
     for task in arguments.tasks:
-        with tempfile.TemporaryDirectory() as folder:
-            field = Field(arguments, task, Path(folder))
-            results["peers"] |= {", ".join(name): peer.told for name, peer in field.peers.items()}
-            for kind in arguments.measure:
-                others = [entry for entry in results[kind] if entry["task"] != task]
-                if kind == "speed":
-                    found = measure_speed(
-                        field, arguments.data, task, arguments.workloads, arguments.rounds, arguments.wait
-                    )
-                else:
-                    found = measure_quality(field, arguments.data, task)
-                results[kind] = others + found
-                report.write(arguments.name, results, page(results))
-            field.close()
+        field = Field(arguments, task)
+        results["peers"] |= {", ".join(name): peer.told for name, peer in field.peers.items()}
+        for kind in arguments.measure:
+            others = [entry for entry in results[kind] if entry["task"] != task]
+            if kind == "speed":
+                found = measure_speed(field, arguments.data, task, arguments.workloads, arguments.rounds)
+            else:
+                found = measure_quality(field, arguments.data, task)
+            results[kind] = others + found
+            report.write(arguments.name, results, page(results))
+        field.close()
     print(page(results))
 
 

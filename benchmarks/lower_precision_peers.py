@@ -4,7 +4,8 @@
 
 int8 is what sentence-transformers' `export_dynamic_quantized_onnx_model(model, "avx512_vnni", ...)` and
 `export_static_quantized_openvino_model(model, None, ...)` make: the same quantizers of optimum-onnx and optimum-intel with the same
-configurations; what is calibrated sees 300 sentences of the task's own training data, one by one.
+configurations; what is calibrated sees 300 sentences of the task's own training data, one by one. Quantized models are
+kept in folders beside the classifier's, and taken from there where they are.
 
 It answers lines of JSON on its standard input with lines of JSON: a list of batches, which it keeps, with the seconds of one pass over
 them and their logits; `null` with the seconds of another pass over the batches that it has. The first line that it writes says what it runs.
@@ -14,7 +15,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -24,10 +24,9 @@ import numpy as np
 
 
 Batch = dict[str, np.ndarray]
-FILE = "model_quantized.onnx"
 
 
-def onnxruntime_model(folder: str, is_int8: bool, threads: int, calibration: list[Batch]) -> tuple[Callable, dict]:
+def onnxruntime_model(folder: Path, quantized: Path | None, threads: int, calibration: Path) -> tuple[Callable, dict]:
     """A function from a batch to logits, and what it runs."""
     import onnxruntime
     from optimum.onnxruntime import ORTModelForSequenceClassification, ORTQuantizer
@@ -37,31 +36,34 @@ def onnxruntime_model(folder: str, is_int8: bool, threads: int, calibration: lis
     # Threads that spin after their work would disturb who is next.
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    model = ORTModelForSequenceClassification.from_pretrained(folder, export=True, session_options=options)
-    if is_int8:
-        with tempfile.TemporaryDirectory() as quantized:
-            settings = AutoQuantizationConfig.avx512_vnni(is_static=False)
-            ORTQuantizer.from_pretrained(model).quantize(save_dir=quantized, quantization_config=settings)
-            model.config.save_pretrained(quantized)
-            model = ORTModelForSequenceClassification.from_pretrained(
-                quantized, file_name=FILE, session_options=options
-            )
+    load = ORTModelForSequenceClassification.from_pretrained
+    if quantized and not quantized.is_dir():
+        settings = AutoQuantizationConfig.avx512_vnni(is_static=False)
+        model = load(folder, export=True)
+        ORTQuantizer.from_pretrained(model).quantize(save_dir=quantized, quantization_config=settings)
+        model.config.save_pretrained(quantized)
+    if quantized:
+        model = load(quantized, file_name="model_quantized.onnx", session_options=options)
+    else:
+        model = load(folder, export=True, session_options=options)
     packages = ("onnxruntime", "optimum-onnx", "transformers")
     return lambda batch: model(**batch, return_dict=True).logits, {"versions": versions(packages)}
 
 
-def openvino_model(folder: str, is_int8: bool, threads: int, calibration: list[Batch]) -> tuple[Callable, dict]:
+def openvino_model(folder: Path, quantized: Path | None, threads: int, calibration: Path) -> tuple[Callable, dict]:
+    """The same; the precision that OpenVINO chooses for what is not int8 is in what it tells."""
     import nncf
-    from optimum.intel import OVConfig, OVModelForSequenceClassification, OVQuantizationConfig, OVQuantizer
+    from optimum.intel.openvino import OVConfig, OVModelForSequenceClassification, OVQuantizationConfig, OVQuantizer
 
     settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1}
-    model = OVModelForSequenceClassification.from_pretrained(folder, export=True, ov_config=settings)
-    if is_int8:
-        quantizer, configuration = OVQuantizer.from_pretrained(model), OVQuantizationConfig()
-        with tempfile.TemporaryDirectory() as quantized:
-            quantizer.quantize(nncf.Dataset(calibration), save_directory=quantized, ov_config=OVConfig(configuration))
-            model.config.save_pretrained(quantized)
-            model = OVModelForSequenceClassification.from_pretrained(quantized, ov_config=settings)
+    load = OVModelForSequenceClassification.from_pretrained
+    if quantized and not quantized.is_dir():
+        model = load(folder, export=True)
+        seen = nncf.Dataset(arrays(json.loads(calibration.read_text(encoding="utf-8"))))
+        configuration = OVConfig(quantization_config=OVQuantizationConfig())
+        OVQuantizer.from_pretrained(model).quantize(seen, save_directory=quantized, ov_config=configuration)
+        model.config.save_pretrained(quantized)
+    model = load(quantized, ov_config=settings) if quantized else load(folder, export=True, ov_config=settings)
     model.compile()
     compiled = model.compiled_model if hasattr(model, "compiled_model") else model.request
     told = {"inference_precision": str(compiled.get_property("INFERENCE_PRECISION_HINT"))}
@@ -92,7 +94,7 @@ def timed(call: Callable, batches: list[Batch]) -> tuple[float, list[np.ndarray]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("folder", help="of a classifier with BERT's classes")
+    parser.add_argument("folder", type=Path, help="of a classifier with BERT's classes")
     parser.add_argument("calibration", type=Path, help="batches of training sentences as JSON")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
@@ -104,8 +106,9 @@ def main() -> None:
         print(json.dumps(found), file=answers, flush=True)
 
     library = arguments.kind.removesuffix(" int8")
-    calibration = arrays(json.loads(arguments.calibration.read_text(encoding="utf-8")))
-    call, told = LIBRARIES[library](arguments.folder, arguments.kind != library, arguments.threads, calibration)
+    name = f"{arguments.folder.name}-{arguments.kind.lower().replace(' ', '-')}"
+    quantized = arguments.folder.with_name(name) if arguments.kind != library else None
+    call, told = LIBRARIES[library](arguments.folder, quantized, arguments.threads, arguments.calibration)
     answer(told)
     batches: list[Batch] = []
     for line in sys.stdin:

@@ -7,12 +7,14 @@ pages do not have as they are in the results; these are mended by hand.
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import comparison
 import conversion
 import long_tables
+import lower_precision
 import report
 import torch
 from comparison import Runs, read_part
@@ -239,6 +241,13 @@ def padding_table() -> str:
     return as_markdown(["times as fast as BERT", "padding", *columns[:-1], "memory of absolute"], rows)
 
 
+def lower_precision_tables() -> Iterator[str]:
+    """Speed and scores of lower_precision.py."""
+    results = json.loads((report.RESULTS / "lower_precision.json").read_text(encoding="utf-8"))
+    yield lower_precision.speed_table(results["speed"])
+    yield lower_precision.quality_table(results["quality"])
+
+
 def as_fast(name: str, model: str, mode: str) -> str:
     """How many times as fast as stock BERT a model is."""
     [entry] = [entry for entry in results_of(name) if entry["model"] == model and entry["mode"] == mode]
@@ -269,6 +278,7 @@ def tables() -> dict[str, list[str]]:
         ],
         "docs/fast-attention.md": [fast_attention_table()],
         long_tables.PAGE: [long_tables.page_table()],
+        "docs/lower-precision.md": [*lower_precision_tables()],
         "docs/padding.md": [padding_table(), (report.RESULTS / "serving.md").read_text(encoding="utf-8").strip()],
     }
 
