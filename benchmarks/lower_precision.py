@@ -27,6 +27,7 @@ import subprocess
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -226,26 +227,22 @@ def measure_quality(field: Field, data: Path, task: str) -> list[dict]:
     return results
 
 
-def measure_speed(field: Field, data: Path, task: str, workloads: list[str], rounds: int) -> list[dict]:
+def measure_speed(field: Field, data: Path, task: str, workload: str, rounds: int) -> list[dict]:
     """How many times as fast as stock BERT in float32 each contestant is."""
-    texts, _ = sentences(data, task, "dev")
-    given = {workload: batches(workload, field.tokenizer, texts) for workload in workloads}
-    results = []
-    for workload, parts in given.items():
-        calls, names = {}, {}
-        for (name, precision), call in field.answers.items():
-            label = STOCK if (name, precision) == (STOCK, FLOAT) else f"{name}, {precision}"
-            calls[label], names[label] = partial(call, parts), (name, precision)
-            call(parts)  # compiles, and a peer keeps these now
-        found = take_turns(calls, rounds, "cpu", dropped=1)
-        for label, entry in found.items():
-            name, precision = names[label]
-            own = {"task": task, "workload": workload, "model": name, "precision": precision}
-            own |= {"seconds": entry["seconds"], "speed": round(1 / entry["ratio"], 3)}
-            if "quartiles" in entry:
-                own["quartiles"] = [round(1 / ratio, 3) for ratio in reversed(entry["quartiles"])]
-            print(json.dumps(own), flush=True)
-            results.append(own)
+    parts, results = batches(workload, field.tokenizer, sentences(data, task, "dev")[0]), []
+    calls, names = {}, {}
+    for (name, precision), call in field.answers.items():
+        label = STOCK if (name, precision) == (STOCK, FLOAT) else f"{name}, {precision}"
+        calls[label], names[label] = partial(call, parts), (name, precision)
+        call(parts)  # compiles, and a peer keeps these now
+    for label, entry in take_turns(calls, rounds, "cpu", dropped=1).items():
+        name, precision = names[label]
+        own = {"task": task, "workload": workload, "model": name, "precision": precision}
+        own |= {"seconds": entry["seconds"], "speed": round(1 / entry["ratio"], 3)}
+        if "quartiles" in entry:
+            own["quartiles"] = [round(1 / ratio, 3) for ratio in reversed(entry["quartiles"])]
+        print(json.dumps(own), flush=True)
+        results.append(own)
     return results
 
 
@@ -317,16 +314,19 @@ def main() -> None:
     logging.disable_progress_bar()
     # As PyTorch recommends for quantized models on CPUs: parameters are constants of the compiled code.
     torch._inductor.config.freezing = True
-    settings = {"rounds": arguments.rounds}
+    settings = {"rounds": arguments.rounds, "torchao": version("torchao")}
     before = report.stopped_at(arguments.name, settings) if arguments.resume else {}
     results = {"settings": settings, "processor": processor(), "peers": before.get("peers", {})}
     results |= {kind: before.get(kind, []) for kind in ("speed", "quality")}
     for task in arguments.tasks:
         field = Field(arguments, task)
         results["peers"] |= {", ".join(name): peer.told for name, peer in field.peers.items()}
-        for kind in arguments.measure:
+        parts = [("speed", workload) for workload in arguments.workloads] + [("quality", None)]
+        for kind, workload in parts:
+            if kind not in arguments.measure:
+                continue
             if kind == "speed":
-                found = measure_speed(field, arguments.data, task, arguments.workloads, arguments.rounds)
+                found = measure_speed(field, arguments.data, task, workload, arguments.rounds)
             else:
                 found = measure_quality(field, arguments.data, task)
             measured = {_what(entry) for entry in found}
