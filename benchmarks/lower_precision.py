@@ -253,7 +253,7 @@ def speed_table(results: list[dict]) -> str:
     precisions = [precision for precision in PRECISIONS if precision in present]
     rows = [
         [f"{task}, {workload}", name, *(_cell(found.get((task, workload, name, p)), 2) for p in precisions)]
-        for task, workload, name in dict.fromkeys(key[:3] for key in found)
+        for task, workload, name in sorted({key[:3] for key in found}, key=_place)
     ]
     return as_markdown(["times as fast", "model", *precisions], rows, words=2)
 
@@ -264,7 +264,7 @@ def quality_table(results: list[dict]) -> str:
     present = {precision for *_, precision in found}
     precisions = [precision for precision in PRECISIONS if precision in present]
     rows = []
-    for task, name in dict.fromkeys(key[:2] for key in found):
+    for task, name in sorted({key[:2] for key in found}, key=_place):
         cells = []
         for precision in precisions:
             entry = found.get((task, name, precision))
@@ -272,6 +272,12 @@ def quality_table(results: list[dict]) -> str:
             cells.append("" if entry is None else _cell(entry["score"], 3) + changed)
         rows.append([task, name, *cells])
     return as_markdown(["score", "model", *precisions], rows, words=2)
+
+
+def _place(row: tuple[str, ...]) -> list[int]:
+    """Where a row of a table stands: by task, workload and model."""
+    order = [*TASKS, *WORKLOADS, *MODELS, STOCK_AGAIN, *KINDS]
+    return [order.index(name) for name in row]
 
 
 def _what(entry: dict) -> tuple:

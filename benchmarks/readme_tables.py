@@ -248,6 +248,26 @@ def lower_precision_tables() -> Iterator[str]:
     yield lower_precision.quality_table(results["quality"])
 
 
+def lower_precision_figures() -> list[str]:
+    """What docs/lower-precision.md says of lower_precision.py's results."""
+    results = json.loads((report.RESULTS / "lower_precision.json").read_text(encoding="utf-8"))
+    fast = {(r["workload"], r["model"], r["precision"]): f"{r['speed']:.2f}" for r in results["speed"]}
+    changed = {(r["model"], r["precision"]): r["changed"] for r in results["quality"]}
+    padded, single, full = lower_precision.WORKLOADS
+    unpadded, ao, best = lower_precision.UNPADDED, "int8 by torch.ao", "int8, compiled"
+    return [
+        f"OpenVINO's int8 reads 8 × 512 tokens {fast[full, 'OpenVINO', 'int8']} times as fast as stock BERT in float32, torchao's with "
+        f"`torch.compile` {fast[full, STOCK, best]} times, bfloat16 {fast[full, STOCK, 'bfloat16']} times",
+        f"`hf_posenc.unpad` with bfloat16 is {fast[padded, unpadded, 'bfloat16']} times as fast and OpenVINO's int8 "
+        f"{fast[padded, 'OpenVINO', 'int8']} times; `hf_posenc.unpad` with PyTorch's own int8 {fast[padded, unpadded, ao]} times, but",
+        f"Of single sentences, torchao's int8 with `torch.compile` is {fast[single, STOCK, best]} times as fast, ONNX Runtime's int8 "
+        f"{fast[single, 'ONNX Runtime', 'int8']} times, OpenVINO's {fast[single, 'OpenVINO', 'int8']} times, and bfloat16 without compiling "
+        f"{fast[single, STOCK, 'bfloat16']} times",
+        f"it changed {changed[unpadded, ao]} of 872 answers, where bfloat16 changed {changed[unpadded, 'bfloat16']} and torchao's int8 "
+        f"{changed[unpadded, 'int8']}",
+    ]
+
+
 def as_fast(name: str, model: str, mode: str) -> str:
     """How many times as fast as stock BERT a model is."""
     [entry] = [entry for entry in results_of(name) if entry["model"] == model and entry["mode"] == mode]
@@ -349,6 +369,7 @@ def figures() -> dict[str, list[str]]:
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         long_tables.PAGE: long_tables.figures(),
+        "docs/lower-precision.md": lower_precision_figures(),
         "README.md": [
             f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
             f"one embedding finds the document of 2,048 tokens with a given pass key for {100 * cross_fitted('t5', 'passkey'):.0f} of 100 "
