@@ -2,15 +2,16 @@
 
     python benchmarks/lower_precision.py MODELS --data DATA --onnxruntime ort/bin/python --openvino ov/bin/python
 
-MODELS holds a folder for each task and scheme, such as `cola-absolute+t5`, as examples/run_classification.py saves it (`absolute` is what stock
+MODELS holds a folder for each task and scheme, such as `sst2-absolute+t5`, as examples/run_classification.py saves it (`absolute` is what stock
 BERT computes, and is loaded as stock BERT):
 
-    python examples/run_classification.py --train_file cola/train.tsv --column_names source label mark sentence \\
-        --position_scheme absolute+t5 --position_learning_rate 0.01 --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --do_train \\
-        --num_train_epochs 3 --per_device_train_batch_size 32 --learning_rate 1e-4 --warmup_steps 0.1 --seed 42 \\
-        --train_sampling_strategy group_by_length --save_strategy no --load_best_model_at_end false --output_dir MODELS/cola-absolute+t5
+    python examples/run_classification.py --train_file sst2/train.tsv --max_train_samples 2500 --position_scheme absolute+t5 \\
+        --position_learning_rate 0.01 --model_name_or_path sentence-transformers/all-MiniLM-L6-v2 --do_train --num_train_epochs 2 \\
+        --per_device_train_batch_size 32 --learning_rate 1e-4 --warmup_steps 0.1 --train_sampling_strategy group_by_length --seed 42 \\
+        --save_strategy no --load_best_model_at_end false --output_dir MODELS/sst2-absolute+t5
 
-and for SST-2 with `--train_file sst2/train.tsv --max_train_samples 8000` as MODELS/sst2-absolute+t5. DATA has cola and sst2 in GLUE's layout.
+and MODELS/cola-absolute by every third sentence of cola/train.tsv (`awk 'NR % 3 == 0'`, `--column_names source label mark sentence`) with
+`--num_train_epochs 4 --learning_rate 3e-4`. DATA has cola and sst2 in GLUE's layout.
 
 int8 is `quantize_` of torchao with `Int8DynamicActivationInt8WeightConfig()`; "torch.ao" is PyTorch's `quantize_dynamic`, which is deprecated. The peers
 run in processes of environments of their own (benchmarks/lower_precision_peers.py), whose Python is named: optimum-onnx, and
