@@ -198,7 +198,6 @@ def test_int8_layers_compile(scheme):
 
 @pytest.mark.slow
 @pytest.mark.compiled
-@pytest.mark.parametrize("scheme", ["t5", "deberta"])
-def test_bfloat16_compiles(scheme):
-    inputs, half = batch(SHORT), build(scheme).bfloat16()
+def test_bfloat16_compiles():
+    inputs, half = batch(SHORT), build("deberta").bfloat16()
     assert difference(states(torch.compile(half), inputs), states(written_out(half), inputs), inputs) < BFLOAT16
