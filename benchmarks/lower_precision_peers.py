@@ -4,7 +4,7 @@
 
 int8 is what sentence-transformers' `export_dynamic_quantized_onnx_model(model, "avx512_vnni", ...)` and
 `export_static_quantized_openvino_model(model, None, ...)` make: the same quantizers of optimum-onnx and optimum-intel with the same
-configurations; what is calibrated sees 300 sentences of the task's own training data, one by one. Quantized models are
+configurations; what is calibrated sees sentences of the task's own training data, one by one, as many as is usual there (128). Quantized models are
 kept in folders beside the classifier's, and taken from there where they are.
 
 It answers lines of JSON on its standard input with lines of JSON: a list of batches, which it keeps, with the seconds of one pass over
