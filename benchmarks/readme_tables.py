@@ -7,12 +7,14 @@ pages do not have as they are in the results; these are mended by hand.
 import json
 import re
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import comparison
 import conversion
 import long_tables
+import lower_precision
 import report
 import torch
 from comparison import Runs, read_part
@@ -245,6 +247,38 @@ def padding_table() -> str:
     return as_markdown(["times as fast as BERT", "padding", *columns[:-1], "memory of absolute"], rows)
 
 
+def lower_precision_tables() -> Iterator[str]:
+    """Speed and scores of lower_precision.py."""
+    results = json.loads((report.RESULTS / "lower_precision.json").read_text(encoding="utf-8"))
+    yield lower_precision.speed_table(results["speed"])
+    yield lower_precision.quality_table(results["quality"])
+
+
+def lower_precision_figures() -> list[str]:
+    """What docs/lower-precision.md says of lower_precision.py's results."""
+    results = json.loads((report.RESULTS / "lower_precision.json").read_text(encoding="utf-8"))
+    fast = {(r["workload"], r["model"], r["precision"]): f"{r['speed']:.2f}" for r in results["speed"]}
+    sst2 = [entry for entry in results["quality"] if entry["task"] == "SST-2"]
+    changed = {(r["model"], r["precision"]): r["changed"] for r in sst2}
+    right = {(r["model"], r["precision"]): round(r["score"] * r["sentences"]) for r in sst2}
+    padded, single, full = lower_precision.WORKLOADS
+    unpadded, ao, best = lower_precision.UNPADDED, "int8 by torch.ao", "int8, compiled"
+    gained = right[STOCK, ao] - right[STOCK, "float32"]
+    return [
+        f"OpenVINO's int8 reads 8 × 512 tokens {fast[full, 'OpenVINO', 'int8']} times as fast as stock BERT in float32, torchao's with "
+        f"`torch.compile` {fast[full, STOCK, best]} times, bfloat16 {fast[full, STOCK, 'bfloat16']} times",
+        f"`hf_posenc.unpad` with bfloat16 is {fast[padded, unpadded, 'bfloat16']} times as fast and OpenVINO's int8 "
+        f"{fast[padded, 'OpenVINO', 'int8']} times; `hf_posenc.unpad` with PyTorch's own int8 {fast[padded, unpadded, ao]} times, but",
+        f"Of single sentences, torchao's int8 with `torch.compile` is {fast[single, STOCK, best]} times as fast, ONNX Runtime's int8 "
+        f"{fast[single, 'ONNX Runtime', 'int8']} times, OpenVINO's {fast[single, 'OpenVINO', 'int8']} times, and bfloat16 without compiling "
+        f"{fast[single, STOCK, 'bfloat16']} times",
+        f"of BERT's {changed[STOCK, ao]} with `torch.ao`, {(changed[STOCK, ao] + gained) // 2} became right and "
+        f"{(changed[STOCK, ao] - gained) // 2} wrong",
+        f"it changed {changed[unpadded, ao]} of 872 answers, where bfloat16 changed {changed[unpadded, 'bfloat16']} and torchao's int8 "
+        f"{changed[unpadded, 'int8']}",
+    ]
+
+
 def as_fast(name: str, model: str, mode: str) -> str:
     """How many times as fast as stock BERT a model is."""
     [entry] = [entry for entry in results_of(name) if entry["model"] == model and entry["mode"] == mode]
@@ -276,6 +310,7 @@ def tables() -> dict[str, list[str]]:
         ],
         "docs/fast-attention.md": [fast_attention_table()],
         long_tables.PAGE: [long_tables.page_table()],
+        "docs/lower-precision.md": [*lower_precision_tables()],
         "docs/padding.md": [padding_table(), (report.RESULTS / "serving.md").read_text(encoding="utf-8").strip()],
     }
 
@@ -346,6 +381,7 @@ def figures() -> dict[str, list[str]]:
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         long_tables.PAGE: long_tables.figures(),
+        "docs/lower-precision.md": lower_precision_figures(),
         "README.md": [
             f"a cosine of {cosine} with the original's, and texts {kept} of their five nearest neighbours",
             f"one embedding finds the document of 2,048 tokens with a given pass key for {100 * cross_fitted('t5', 'passkey'):.0f} of 100 "

@@ -93,8 +93,10 @@ def cached(
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
-    if not all(is_plain(module) for module in modules) or not _may_cache(sources):
-        if torch.is_grad_enabled() and not is_traced():
+    are_plain = all(is_plain(module) for module in modules)
+    if not are_plain or not _may_cache(sources):
+        # In training, and once a model is quantized, for good.
+        if not is_traced() and (torch.is_grad_enabled() or not are_plain):
             _cache.pop(owner, None)
         return (otherwise or compute)()
     settings = constants, [_settings_of(module) for module in modules]
@@ -131,10 +133,22 @@ def clear_cache() -> None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module, in eval mode, is nothing but a function of its parameters, which nobody listens to."""
+    """Whether a module, in eval mode, is nothing but a function of its parameters, row by row, which nobody listens to."""
     # A tensor in the place of a parameter is not among the parameters.
     replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
-    return type(module) in PLAIN and not is_hooked(module) and not replaced and not module.training
+    return (
+        type(module) in PLAIN
+        and not is_hooked(module)
+        and not replaced
+        and not module.training
+        # A quantized matrix may round all rows that it is multiplied with by one scale.
+        and all(map(_is_ordinary, module._parameters.values()))
+    )
+
+
+def _is_ordinary(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor is PyTorch's own, and not a quantized or a distributed one; None is too."""
+    return type(tensor) in (torch.Tensor, nn.Parameter, type(None))
 
 
 def caches_on(device: torch.device) -> bool:
@@ -147,8 +161,7 @@ def caches_on(device: torch.device) -> bool:
 
 
 def _may_cache(sources: list[torch.Tensor]) -> bool:
-    types, devices = {type(source) for source in sources}, {source.device for source in sources}
-    return types <= {torch.Tensor, nn.Parameter} and all(map(caches_on, devices))
+    return all(map(_is_ordinary, sources)) and all(map(caches_on, {source.device for source in sources}))
 
 
 def _settings_of(module: nn.Module) -> list[tuple[str, Any]]:

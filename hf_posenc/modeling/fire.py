@@ -9,10 +9,10 @@ from .scheme import (
     AttentionScheme,
     Constant,
     PairTerm,
-    PositionLinear,
     PositionParameter,
     Positions,
     RelativeTerm,
+    SmallPositionLinear,
     Uniform,
     is_traced,
     ones,
@@ -57,8 +57,9 @@ class Fire(AttentionScheme):
     def _add_parameters(self, owner: nn.Module, heads: int) -> None:
         # As PyTorch starts linear layers, which public code leaves as they are.
         of_input, of_hidden = Uniform(-1.0, 1.0), Uniform(-(WIDTH**-0.5), WIDTH**-0.5)
-        owner.fire_hidden = PositionLinear(1, WIDTH, of_input, initial_bias=of_input)
-        owner.fire_output = PositionLinear(WIDTH, heads, zeros if self.init == "silent" else of_hidden, bias=False)
+        owner.fire_hidden = SmallPositionLinear(1, WIDTH, of_input, initial_bias=of_input)
+        initial = zeros if self.init == "silent" else of_hidden
+        owner.fire_output = SmallPositionLinear(WIDTH, heads, initial, bias=False)
         owner.fire_c = PositionParameter((1,), Constant(INITIAL_C))
         owner.fire_length = PositionParameter((1,), ones)
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers import initialization as init
 
 from .flags import Boolean, Choice, Flag, Integer, Number
@@ -120,6 +121,13 @@ class PositionLinear(nn.Linear):
     ):
         super().__init__(in_features, out_features, bias=bias)
         self.position_initial = {"weight": initial, **({"bias": initial_bias} if bias else {})}
+
+
+class SmallPositionLinear(PositionLinear, NonDynamicallyQuantizableLinear):
+    """A [`PositionLinear`] of few numbers, which quantization leaves as they are: there is nothing to save.
+
+    torchao leaves out subclasses of `NonDynamicallyQuantizableLinear`, and fails at matrices of a single column.
+    """
 
 
 class PositionLayerNorm(nn.LayerNorm):
