@@ -457,7 +457,7 @@ def beyond(window: int) -> list[int]:
 
 def counted(runs: list[Run], bands: list[int]) -> np.ndarray:
     """(seeds, documents, 3): found, wrong and missed, as intervals.py takes them; what is not found is both wrong and missed."""
-    pairs = np.array([run.counts for run in sorted(runs, key=lambda one: one.seed)])[:, :, bands].sum(axis=2)
+    pairs = np.array([run.counts for run in runs])[:, :, bands].sum(axis=2)
     missed = pairs[..., 1] - pairs[..., 0]
     return np.stack([pairs[..., 0], missed, missed], axis=-1)
 
@@ -467,7 +467,7 @@ def summary(runs: list[Run], arguments: FarArguments) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for task in CONTESTANTS:
         by_contestant = {
-            name: own
+            name: sorted(own, key=lambda one: one.seed)
             for name in CONTESTANTS[task]
             if (own := [run for run in runs if (run.task, run.contestant) == (task, name)])
         }
