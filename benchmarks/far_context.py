@@ -40,6 +40,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import convert, position_parameters
+from hf_posenc.conversion import extend
+from hf_posenc.conversion.checkpoints import load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
 from hf_posenc.tables import as_markdown
@@ -58,9 +60,10 @@ from run_qa import Answers, QuestionAnsweringArguments, encode  # noqa: E402
 FILES = {"learned": "valid", "tested": "test"}
 # Articles of the first file that a conversion's report is measured on, as in long_vectors.py.
 HELD_OUT = 2
-WINDOWS, BEHIND = "windows", "windows behind the beginning"
+WINDOWS, BEHIND, LONGER = "windows", "windows behind the beginning", "longer table"
 CONVERTED = ("t5", "deberta")
-CONTESTANTS = {"tags": (WINDOWS, BEHIND, *CONVERTED), "questions": (WINDOWS, "t5")}
+READ_WHOLE = (LONGER, *CONVERTED)
+CONTESTANTS = {"tags": (WINDOWS, BEHIND, *READ_WHOLE), "questions": (WINDOWS, "t5")}
 # Tokens from what is defined to where it is needed: from 0, of what is needed there alone.
 BANDS = ((0, 1), (1, 256), (256, 512), (512, 1024), (1024, 2048))
 IGNORED = -100
@@ -213,6 +216,8 @@ class Contest:
         self.arguments = arguments
         self.source = arguments.model_name_or_path or packaged_minilm()
         self.tokenizer = AutoTokenizer.from_pretrained(self.source)
+        trained = arguments.trained_length or (None if arguments.model_name_or_path else 128)
+        self.trained_length = load_checkpoint(self.source, self.tokenizer, trained_length=trained).trained_length
         self.files = {part: Path(arguments.data) / "wikitext2" / f"{name}.txt" for part, name in FILES.items()}
         self.learned, self.tested = (
             Articles(self.files[part], self.tokenizer, arguments.length) for part in ("learned", "tested")
@@ -233,13 +238,12 @@ class Contest:
                         for number, one in enumerate(own)
                     }
                 )
-            trained = arguments.trained_length or (None if arguments.model_name_or_path else 128)
             convert(
                 self.source,
                 scheme,
                 text=[folder / "texts" / "learned"],
                 held_out=[folder / "texts" / "held_out"],
-                trained_length=trained,
+                trained_length=self.trained_length,
                 max_length=arguments.length,
                 max_steps=arguments.conversion_steps,
                 seed=0,
@@ -248,14 +252,19 @@ class Contest:
             )
         return output
 
-    def checkpoint(self, contestant: str) -> str | Path:
-        return self.converted(contestant) if contestant in CONVERTED else self.source
+    def model(self, contestant: str, kind: type) -> PreTrainedModel:
+        """A checkpoint with a new head or none, without dropout, for which kernels of attention are slow on CPUs."""
+        source = self.converted(contestant) if contestant in CONVERTED else self.source
+        model = kind.from_pretrained(source, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
+        return extend(model, self.arguments.length, self.trained_length) if contestant == LONGER else model
 
     def told(self, task: str, article: list, length: int, wording, drawn: random.Random, articles: Articles) -> list:
         """A document of at most `length` tokens, special tokens and those of a question not counted."""
         share = length / self.arguments.length
-        names = max(2, round(self.arguments.names * min(1.0, 2 * share)))
-        mentions = max(2, round(self.arguments.mentions * min(1.0, 2 * share)))
+        names, mentions = (
+            max(min(whole, least), round(whole * min(1.0, 2 * share)))
+            for whole, least in ((self.arguments.names, 4), (self.arguments.mentions, 2))
+        )
         if task == "questions":
             names, mentions = min(names, len(KINDS)), 1
         return articles.told(article, length, names, mentions, wording, drawn, places=task == "questions")
@@ -297,7 +306,7 @@ class Contest:
     def lengths(self, contestant: str, spent: float) -> tuple[int, int]:
         """Tokens of a document that is trained on, and documents of a step."""
         arguments = self.arguments
-        if contestant in CONVERTED and spent < arguments.short_share:
+        if contestant in READ_WHOLE and spent < arguments.short_share:
             return arguments.short, arguments.length // arguments.short
         return arguments.length, 1
 
@@ -316,10 +325,8 @@ class Contest:
         }.get(contestant, whole)
 
     def tags(self, contestant: str, drawn: random.Random) -> tuple[int, float, list[float], list]:
-        encoder = AutoModel.from_pretrained(
-            self.checkpoint(contestant), attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0
-        )
-        model, cut = Tagger(encoder, len(KINDS)), self.cut(contestant, overlap=False)
+        model = Tagger(self.model(contestant, AutoModel), len(KINDS))
+        cut = self.cut(contestant, overlap=False)
 
         def loss_of(spent: float) -> torch.Tensor:
             length, number = self.lengths(contestant, spent)
@@ -366,10 +373,8 @@ class Contest:
 
     def questions(self, contestant: str, drawn: random.Random) -> tuple[int, float, list[float], list]:
         arguments, length = self.arguments, self.arguments.length
-        model = AutoModelForQuestionAnswering.from_pretrained(
-            self.checkpoint(contestant), attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0
-        )
-        size = length if contestant in CONVERTED else arguments.question_window
+        model = self.model(contestant, AutoModelForQuestionAnswering)
+        size = length if contestant in READ_WHOLE else arguments.question_window
         encoded = partial(
             encode, tokenizer=self.tokenizer, length=size, doc_stride=arguments.doc_stride, max_query_length=32
         )
