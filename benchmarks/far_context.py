@@ -32,6 +32,7 @@ import torch
 from far_texts import KINDS, LEARNED, TESTED, Articles, Tagged, asked, tagged
 from intervals import f1, resampled
 from long_documents import file_name
+from long_tables import difference_cell
 from long_texts import read_articles
 from report import RESULTS, circumstances
 from torch import nn
@@ -495,13 +496,19 @@ def summary(runs: list[Run], arguments: FarArguments) -> dict[str, Any]:
                     "asked": int(counts[0, :, :2].sum()),
                     "f1": [float(one) for one in f1(counts.sum(axis=1))],
                     "less": {
-                        other: asdict(resampled(counts, counted(theirs, bands), draws=2000))
+                        other: difference(counts, counted(theirs, bands))
                         for other, theirs in by_contestant.items()
                         if other != name and [run.seed for run in theirs] == entry["seeds"]
                     },
                 }
             found[task][name] = entry
     return found
+
+
+def difference(own: np.ndarray, other: np.ndarray) -> dict[str, Any]:
+    """How much higher the mean F1 over seeds is, with the interval of that; seeds and documents resampled together."""
+    found = resampled(own, other, draws=2000)
+    return {"mean": found.mean, "interval": [found.low, found.high]}
 
 
 def table(task: str, found: dict[str, Any]) -> str:
@@ -511,17 +518,13 @@ def table(task: str, found: dict[str, Any]) -> str:
         cells = []
         for one in own["bands"].values():
             less = one["less"].get(WINDOWS)
-            cells.append(f"{statistics.fmean(one['f1']):.3f}" + (f" {difference_cell(less)}" if less else ""))
+            cells.append(
+                f"{statistics.fmean(one['f1']):.2f}" + (f" {difference_cell(less, digits=2)}" if less else "")
+            )
         rows.append([name if name not in CONVERTED else f"converted to `{name}`", f"{own['steps']:.0f}", *cells])
     asked = [f"{one['asked']:,}" for one in next(iter(found.values()))["bands"].values()]
     heading = [f"{task}, tokens between", "steps", *next(iter(found.values()))["bands"]]
     return as_markdown(heading, [["*asked*", "", *asked], *rows])
-
-
-def difference_cell(less: dict[str, float]) -> str:
-    """A difference with its interval; bold where that excludes 0."""
-    written = f"{less['mean']:+.3f} ({less['low']:+.3f} to {less['high']:+.3f})"
-    return f"**{written}**" if less["low"] > 0 or less["high"] < 0 else written
 
 
 def settings_of(arguments: FarArguments, contest: Contest) -> dict[str, Any]:
