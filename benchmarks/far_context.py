@@ -101,13 +101,12 @@ class FarArguments:
     doc_stride: int = field(default=128, metadata={"help": "questions: tokens that neighbouring windows share."})
     names: int = field(default=6, metadata={"help": "tags: names that a document defines."})
     mentions: int = field(default=6, metadata={"help": "tags: sentences with each name, behind its definition."})
-    short: int = field(
-        default=256, metadata={"help": "What reads whole documents begins with documents of so many tokens."}
-    )
-    short_share: float = field(default=0.4, metadata={"help": "Share of the time that it does so."})
-    minutes: float = field(default=4.0, metadata={"help": "Fine-tuning of each run, minutes of a core."})
+    learned_length: int = field(default=1024, metadata={"help": "Tokens of a document that is trained on at most."})
+    short: int = field(default=128, metadata={"help": "Training begins with documents of so many tokens."})
+    short_share: float = field(default=0.6, metadata={"help": "Share of the time on those."})
+    minutes: float = field(default=2.0, metadata={"help": "Fine-tuning of each run, minutes of a core."})
     max_steps: int | None = field(default=None, metadata={"help": "The same in steps, in place of minutes."})
-    learning_rate: float = field(default=2e-4, metadata={"help": "Highest learning rate; it falls to 0."})
+    learning_rate: float = field(default=3e-4, metadata={"help": "Highest learning rate; it falls to 0."})
     head_learning_rate: float = field(default=1e-3, metadata={"help": "The same, of the head and of positions."})
     trained_length: int | None = field(
         default=None, metadata={"help": "As for `hf-posenc convert`. Default: 128 for the packaged MiniLM."}
@@ -120,7 +119,7 @@ class FarArguments:
             raise ValueError(f"unknown tasks {', '.join(unknown)}; there are {', '.join(CONTESTANTS)}")
         if unknown := [one for one in self.contestants if one not in CONTESTANTS["tags"]]:
             raise ValueError(f"unknown contestants {', '.join(unknown)}; there are {', '.join(CONTESTANTS['tags'])}")
-        if self.window - self.beginning < 8 or self.length <= self.window:
+        if self.window - self.beginning < 8 or min(self.length, self.learned_length) <= self.window:
             raise ValueError("a document must have more tokens than a window, and a window more than the beginning")
         steps = 1 if self.max_steps is None else self.max_steps
         if min(steps, self.names, self.mentions) < 1 or not self.minutes > 0 or min(self.seeds) < 0:
@@ -304,12 +303,12 @@ class Contest:
         tenths = [*map(float, map(np.mean, np.array_split(losses, min(10, len(losses)))))]
         return len(losses), seconds, tenths
 
-    def lengths(self, contestant: str, spent: float) -> tuple[int, int]:
+    def lengths(self, spent: float) -> tuple[int, int]:
         """Tokens of a document that is trained on, and documents of a step."""
         arguments = self.arguments
-        if contestant in READ_WHOLE and spent < arguments.short_share:
-            return arguments.short, arguments.length // arguments.short
-        return arguments.length, 1
+        if spent < arguments.short_share:
+            return arguments.short, arguments.learned_length // arguments.short
+        return arguments.learned_length, 1
 
     def run(self, task: str, contestant: str, seed: int) -> Run:
         """Fine-tune and test."""
@@ -330,7 +329,7 @@ class Contest:
         cut = self.cut(contestant, overlap=False)
 
         def loss_of(spent: float) -> torch.Tensor:
-            length, number = self.lengths(contestant, spent)
+            length, number = self.lengths(spent)
             rows, wanted = [], []
             for _ in range(number):
                 told = self.told(
@@ -381,7 +380,7 @@ class Contest:
         )
 
         def loss_of(spent: float) -> torch.Tensor:
-            length, number = self.lengths(contestant, spent)
+            length, number = self.lengths(spent)
             rows = []
             for _ in range(number):
                 told = self.told(
@@ -496,9 +495,11 @@ def summary(runs: list[Run], arguments: FarArguments) -> dict[str, Any]:
                     "asked": int(counts[0, :, :2].sum()),
                     "f1": [float(one) for one in f1(counts.sum(axis=1))],
                     "less": {
-                        other: difference(counts, counted(theirs, bands))
+                        other: difference(
+                            *(counted([run for run in one if run.seed in seeds], bands) for one in (own, theirs))
+                        )
                         for other, theirs in by_contestant.items()
-                        if other != name and [run.seed for run in theirs] == entry["seeds"]
+                        if other != name and (seeds := {run.seed for run in own} & {run.seed for run in theirs})
                     },
                 }
             found[task][name] = entry

@@ -15,6 +15,7 @@ from hf_posenc.tables import as_markdown
 PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
+BEGIN_FAR, END_FAR = "<!-- far -->\n", "<!-- end of far -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
 # What other ways to have one vector of a document are compared with.
 MEAN = "mean of chunks"
@@ -118,4 +119,6 @@ def with_tables(page: str) -> str:
     """The appendix with the tables of today between its marks."""
     all_vectors = (RESULTS / "long_vectors" / "results.md").read_text(encoding="utf-8").strip()
     page = replace_marked(page, BEGIN_VECTORS, END_VECTORS, f"{BEGIN_VECTORS}\n{all_vectors}\n\n{END_VECTORS}")
+    far = (RESULTS / "far_context" / "results.md").read_text(encoding="utf-8").strip()
+    page = replace_marked(page, BEGIN_FAR, END_FAR, f"{BEGIN_FAR}\n{far}\n\n{END_FAR}")
     return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

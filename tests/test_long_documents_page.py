@@ -22,7 +22,7 @@ def page(request):
 def test_the_tables_are_those_of_the_results(script):
     text = (ROOT / script["APPENDIX"]).read_text(encoding="utf-8")
     assert script["with_tables"](text) == text
-    for marks in (("BEGIN", "END"), ("BEGIN_VECTORS", "END_VECTORS")):
+    for marks in (("BEGIN", "END"), ("BEGIN_VECTORS", "END_VECTORS"), ("BEGIN_FAR", "END_FAR")):
         begin, end = (script[name] for name in marks)
         text = re.sub(f"{begin}.*?{end}", "", text, flags=re.DOTALL)
     assert "\n|" not in text, "a table that is not from the results"

@@ -51,7 +51,8 @@ def checkpoint(tmp_path_factory, data):
 
 @pytest.fixture
 def options(data, checkpoint, tmp_path):
-    sizes = {"length": LENGTH, "window": 64, "beginning": 16, "question_window": 64, "doc_stride": 16, "short": 128}
+    sizes = {"length": LENGTH, "window": 64, "beginning": 16, "question_window": 64, "doc_stride": 16}
+    sizes |= {"learned_length": 192, "short": 96}
     amounts = {"names": 3, "mentions": 3, "trained_length": 32, "conversion_steps": 1, "tested": 3, "max_steps": 3}
     folders = {"data": data, "model_name_or_path": checkpoint, "output_dir": tmp_path / "out", "work_dir": tmp_path}
     return [str(part) for name, value in (folders | sizes | amounts).items() for part in (f"--{name}", value)]
@@ -192,13 +193,13 @@ def test_every_contestant_is_trained_and_tested_and_none_twice(options, tmp_path
     options += ["--seeds", "1", "2"]
     run_main(far_context, *options)
     runs = {file.name: file.read_text() for file in (tmp_path / "out" / "runs").iterdir()}
-    assert len(runs) == 2 * (4 + 2)
+    assert len(runs) == 2 * (5 + 2)
     for run in map(json.loads, runs.values()):
         assert run["steps"] == 3 and len(run["counts"]) == 3
         number = sum(number for bands in run["counts"] for _, number in bands)
         assert number == 3 * (3 * 4 if run["task"] == "tags" else 2 * 3)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert {*results["tasks"]["tags"]} == {WINDOWS, BEHIND, "t5", "deberta"}
+    assert {*results["tasks"]["tags"]} == {WINDOWS, BEHIND, LONGER, "t5", "deberta"}
     assert {*results["conversion_seconds"]} == {"t5", "deberta"}
     table = (tmp_path / "out" / "results.md").read_text()
     assert table.count("\n|") + 1 >= 2 * 3 + 6 and table in capsys.readouterr().out
