@@ -11,6 +11,7 @@ import torch
 from far_context import (
     BANDS,
     BEHIND,
+    LONGER,
     WINDOWS,
     Contest,
     FarArguments,
