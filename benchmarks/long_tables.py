@@ -4,6 +4,7 @@
 """
 
 import json
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -41,6 +42,12 @@ ROWS = {
 def vectors() -> dict[str, Any]:
     """What long_vectors.py measured."""
     return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
+
+
+def far_context() -> dict[str, Any]:
+    """What far_context.py measured of tags."""
+    found = json.loads((RESULTS / "far_context" / "results.json").read_text(encoding="utf-8"))
+    return found["tasks"]["tags"]
 
 
 def reference_of(name: str, known: Iterable[str]) -> str | None:
@@ -84,6 +91,13 @@ def figures() -> list[str]:
         written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
         return written.replace("-", "−")
 
+    far = {name: own["bands"] for name, own in far_context().items()}
+
+    def tagged(band: str) -> str:
+        of_both = " against ".join(f"{statistics.fmean(far[name][band]['f1']):.2f}" for name in ("t5", "windows"))
+        ahead = difference_cell(far["t5"][band]["less"]["windows"], digits=2).replace("-", "−").strip("*")
+        return f"{of_both}, {ahead}"
+
     late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
     ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
@@ -97,6 +111,7 @@ def figures() -> list[str]:
         f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, and pass keys, "
         f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
         f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
+        f"tagged with an F1 of {tagged('beyond the window')}; below 256 tokens, {tagged('below 256')}",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
     ]
