@@ -61,3 +61,8 @@ def test_what_the_page_says_is_sure_excludes_0_and_what_is_level_or_open_does_no
     # Level: the interval is within 0.02, of nDCG.
     for name, other in (("t5", script["MEAN"]), centred):
         assert max(map(abs, found[name]["less"][other]["articles"]["interval"])) < 0.02
+    tags = script["far_context"]()["t5"]["bands"]
+    assert tags["beyond the window"]["less"]["windows"]["interval"][0] > 0
+    assert (
+        tags["below 256"]["less"]["windows"]["interval"][0] < 0 < tags["below 256"]["less"]["windows"]["interval"][1]
+    )
