@@ -10,7 +10,7 @@ some say what a name stands for, and later ones have the name and no hint of tha
   frigate and another one that says where that name was seen; "Where was Becker last seen?" needs one sentence.
 
 Checkpoints are fine-tuned for equal times of a core on documents of the first file, and tested on those of the second, which nothing was
-trained on or converted with: in windows with a stride, in windows that each have the document's first tokens before them, and
+trained on or converted with: in windows with a stride, in windows that each have the document's first tokens before them, with a longer table, and
 converted, reading the whole document. F1 by distance, with intervals of differences over seeds and documents.
 
 Every finished run is a file of its own in results/far_context: the same command goes on where it was stopped.
