@@ -4,6 +4,7 @@
 """
 
 import json
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- end of tables -->\n"
 BEGIN_VECTORS, END_VECTORS = "<!-- vectors -->\n", "<!-- end of vectors -->\n"
 BEGIN_WINDOWS, END_WINDOWS = "<!-- windows -->\n", "<!-- end of windows -->\n"
+BEGIN_FAR, END_FAR = "<!-- far -->\n", "<!-- end of far -->\n"
 HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a head"}
 # What other ways to have one vector of a document are compared with.
 MEAN = "mean of chunks"
@@ -41,6 +43,12 @@ ROWS = {
 def vectors(folder: str = "long_vectors") -> dict[str, Any]:
     """What long_vectors.py measured."""
     return json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))
+
+
+def far_context() -> dict[str, Any]:
+    """What far_context.py measured of tags."""
+    found = json.loads((RESULTS / "far_context" / "results.json").read_text(encoding="utf-8"))
+    return found["tasks"]["tags"]
 
 
 def reference_of(name: str, known: Iterable[str]) -> str | None:
@@ -84,6 +92,13 @@ def figures() -> list[str]:
         written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
         return written.replace("-", "−")
 
+    far = {name: own["bands"] for name, own in far_context().items()}
+
+    def tagged(band: str) -> str:
+        of_both = " against ".join(f"{statistics.fmean(far[name][band]['f1']):.2f}" for name in ("t5", "windows"))
+        ahead = difference_cell(far["t5"][band]["less"]["windows"], digits=2).replace("-", "−").strip("*")
+        return f"{of_both}, {ahead}"
+
     late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
     ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
@@ -99,6 +114,7 @@ def figures() -> list[str]:
         f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, and pass keys, "
         f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
         f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
+        f"tagged with an F1 of {tagged('beyond the window')}; below 256 tokens, {tagged('below 256')}",
         f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
         f"do not overlap {milliseconds['best chunk of 64']}",
         f"takes {times['window of 128, no layer global']} times as long as chunks of 256, in place of {times['no window']}",
@@ -146,4 +162,6 @@ def with_tables(page: str) -> str:
     all_vectors = (RESULTS / "long_vectors" / "results.md").read_text(encoding="utf-8").strip()
     page = replace_marked(page, BEGIN_VECTORS, END_VECTORS, f"{BEGIN_VECTORS}\n{all_vectors}\n\n{END_VECTORS}")
     page = replace_marked(page, BEGIN_WINDOWS, END_WINDOWS, f"{BEGIN_WINDOWS}{window_tables()}{END_WINDOWS}")
+    far = (RESULTS / "far_context" / "results.md").read_text(encoding="utf-8").strip()
+    page = replace_marked(page, BEGIN_FAR, END_FAR, f"{BEGIN_FAR}\n{far}\n\n{END_FAR}")
     return replace_marked(page, BEGIN, END, f"{BEGIN}{block()}{END}")

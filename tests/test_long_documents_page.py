@@ -22,7 +22,8 @@ def page(request):
 def test_the_tables_are_those_of_the_results(script):
     text = (ROOT / script["APPENDIX"]).read_text(encoding="utf-8")
     assert script["with_tables"](text) == text
-    for marks in (("BEGIN", "END"), ("BEGIN_VECTORS", "END_VECTORS"), ("BEGIN_WINDOWS", "END_WINDOWS")):
+    for which in ("", "_VECTORS", "_WINDOWS", "_FAR"):
+        marks = f"BEGIN{which}", f"END{which}"
         begin, end = (script[name] for name in marks)
         text = re.sub(f"{begin}.*?{end}", "", text, flags=re.DOTALL)
     assert "\n|" not in text, "a table that is not from the results"
@@ -61,3 +62,8 @@ def test_what_the_page_says_is_sure_excludes_0_and_what_is_level_or_open_does_no
     # Level: the interval is within 0.02, of nDCG.
     for name, other in (("t5", script["MEAN"]), centred):
         assert max(map(abs, found[name]["less"][other]["articles"]["interval"])) < 0.02
+    tags = script["far_context"]()["t5"]["bands"]
+    assert tags["beyond the window"]["less"]["windows"]["interval"][0] > 0
+    assert (
+        tags["below 256"]["less"]["windows"]["interval"][0] < 0 < tags["below 256"]["less"]["windows"]["interval"][1]
+    )
