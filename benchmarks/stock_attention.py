@@ -188,7 +188,7 @@ def measure(family: str, shape: str, mode: str, arguments: argparse.Namespace) -
     size = Size(layers=arguments.layers, length=length, dropout=MODES[mode])
     inputs = make_batch(size, batch, 0.125 if batch > 1 else 0.0, arguments.device)
     # Eager takes minutes for the longest sequences.
-    fewest = 1 if length > LONGEST_OF_PEERS else 3
+    fewest = 1 if length > 2048 else 3
     rounds = max(
         fewest, min(arguments.rounds, arguments.tokens // (8 * batch * length if fewest == 1 else batch * length))
     )

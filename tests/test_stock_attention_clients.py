@@ -182,6 +182,24 @@ def test_compiled(case):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("case", stock_models.KINDS)
+def test_compiled_gradients(case):
+    model, inputs = build(case), batch(11, "left")
+
+    def gradients(model: nn.Module, call: nn.Module) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        call(**inputs).last_hidden_state.square().mean().backward()
+        return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+    expected = gradients(model, model)
+    hf_posenc.set_attn_implementation(model, "sdpa")
+    found = gradients(model, torch.compile(model, fullgraph=True, backend="aot_eager"))
+    assert expected.keys() <= found.keys()
+    torch.testing.assert_close({name: found[name] for name in expected}, expected, rtol=1e-4, atol=1e-6)
+
+
 class Hidden(nn.Module):
     def __init__(self, model: nn.Module):
         super().__init__()

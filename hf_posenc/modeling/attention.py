@@ -283,8 +283,14 @@ def whole_position_attention(
         query, key, value, bias = (tensor.flatten(0, 1) for tensor in (query, key, value, bias))
         weights = torch.baddbmm(bias, query, key.mT, alpha=scaling).softmax(-1)
         output = torch.bmm(weights, value).unflatten(0, shape)
+        return output.transpose(1, 2).contiguous()
+    query, bias = additive_mask(query, bias.to(key.dtype), mask)
+    if bias.shape[:2] == shape and query.device.type == "cpu" and is_compiled():
+        # For inductor, which makes one loop of it and of what the bias is gathered from; a kernel would need the whole bias first.
+        scores = query @ key.transpose(-1, -2) * scaling + bias
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+        output = nn.functional.dropout(weights, dropout) @ value
     else:
-        query, bias = additive_mask(query, bias.to(key.dtype), mask)
         settings = {"attn_mask": bias, "dropout_p": dropout, "scale": scaling}
         output = nn.functional.scaled_dot_product_attention(query, key, value, **settings)
     return output.transpose(1, 2).contiguous()
@@ -444,6 +450,11 @@ def flex_position_attention(
         query, key, value, score_mod=modify, block_mask=block_mask, scale=scaling, kernel_options=kernel_options
     )
     return output.transpose(1, 2).contiguous(), None
+
+
+def is_compiled() -> bool:
+    """Whether this is traced for `torch.compile`, and not for an export."""
+    return torch.compiler.is_compiling() and not _is_exporting()
 
 
 def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from torch import nn
 from ...modeling.attention import (
     carrying_tangents,
     flex_position_attention,
+    is_compiled,
     score_bias,
     suits_blocks,
     whole_position_attention,
@@ -99,6 +100,9 @@ def attend(
     if isinstance(mask, TokenMask):
         words = mask.words
         mask = None if words is None else words[:, None, None, :]
+        if words is not None and implementation == "sdpa" and is_compiled():
+            # As a mask of pairs, as stock has it, so that padding needs no second matrix of weights.
+            mask, words = mask & words[:, None, :, None], None
     elif mask is not None and not isinstance(mask, torch.Tensor):
         words = _attends(mask)
     if isinstance(mask, torch.Tensor):
