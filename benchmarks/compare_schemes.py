@@ -62,6 +62,7 @@ from hf_posenc.training import tables_and_biases
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import SCHEME_FILE, ScriptParser, fit_tokenizer  # noqa: E402
+from labels import flags_of, parse_overrides  # noqa: E402
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from punctuation import IGNORED, LABELS, chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
@@ -197,8 +198,7 @@ class Candidate:
     @classmethod
     def parse(cls, label: str) -> "Candidate":
         """From `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
-        scheme, _, written = label.partition(":")
-        flags = {"position_scheme": scheme, **parse_overrides(written)}
+        flags = flags_of(label)
         rates = {name: flags.pop(name, None) for name in ("position_learning_rate", "learning_rate")}
         return cls(label, flags, **rates)
 
@@ -206,35 +206,6 @@ class Candidate:
         """Whether a recorded run had the rates that were chosen; what nobody chose is the same in a whole folder."""
         chosen = {name: getattr(self, name) for name in ("position_learning_rate", "learning_rate")}
         return all(rate is None or rate == getattr(run, name) for name, rate in chosen.items())
-
-
-def parse_overrides(written: str) -> dict[str, Any]:
-    """`key=value,key=value` as a dictionary; values are JSON, with commas of its own, or else strings without any.
-
-    Raises:
-        ValueError: an item has no `=`, or begins as a list, an object or a quoted string of JSON and is none.
-    """
-    overrides = {}
-    while written := written.lstrip(", "):
-        key, equals, written = written.partition("=")
-        if not equals or "," in key:
-            raise ValueError(f"{key.partition(',')[0]!r} should have the form key=value")
-        overrides[key.strip()], written = first_value(written.lstrip())
-    return overrides
-
-
-def first_value(written: str) -> tuple[Any, str]:
-    """The value that a text begins with, and what follows it from the next comma on."""
-    try:
-        value, end = json.JSONDecoder().raw_decode(written)
-        if not written[end:].strip() or written[end:].lstrip().startswith(","):
-            return value, written[end:]
-    except json.JSONDecodeError:
-        pass
-    if written.startswith(("[", "{", '"')):
-        raise ValueError(f"{written!r} does not begin with a value of JSON: strings inside of it need double quotes")
-    word, comma, rest = written.partition(",")
-    return word.strip(), comma + rest
 
 
 @dataclass

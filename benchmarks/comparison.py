@@ -41,18 +41,8 @@ COMBINATIONS = [f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for ho
 # Sinusoids whose amplitude is trained.
 LEARN = "position_learn_amplitude=true"
 LEARNED = f"sinusoidal:{LEARN}"
-LEARNED_COMBINATIONS = [f"sinusoidal{how},{LEARN}" for how in COMBINED if how and how != ":position_combine=concat"]
 # All flags that tables have a name for.
 NAMED = {**COMBINED, f":{LEARN}": "amplitude learned"}
-
-
-def as_measured(label: str) -> str:
-    """The label under which sinusoids are in the tables of ways to combine: with a learned amplitude, where they can have one."""
-    if not label.startswith("sinusoidal") or "concat" in label:
-        return label
-    return f"{label},{LEARN}" if ":" in label else LEARNED
-
-
 # Beside the positions that the checkpoint has.
 ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true"}
@@ -93,12 +83,12 @@ FIVE, TEN = [*range(42, 47)], [*range(42, 52)]
 CHOOSING = [52, 53]
 AMPLITUDES = [f"sinusoidal{flags}" for flags in ("", *(f":position_amplitude={value}" for value in (0.25, 0.5, 1.0)))]
 AMPLITUDES += ["sinusoidal:position_amplitude=0.2,position_base=100"]
-# Positions before every layer at the weight 0, at 1, and at 1 / initializer_range, at which they have the RMS of a layer's input.
-WEIGHTS = {"0": "", "1": ",position_every_layer_weight=1", "12.5": ",position_every_layer_weight=12.5"}
+# Positions before every layer at first at the weight 1, and at 1 / initializer_range, at which they have the RMS of a layer's input.
+WEIGHTS = ("1", "12.5")
 EVERY_LAYER = [
-    f"{scheme}:position_every_layer=true{weight}"
+    f"{scheme}:position_every_layer=true,position_every_layer_weight={weight}"
     for scheme in ("absolute", "sinusoidal")
-    for weight in WEIGHTS.values()
+    for weight in WEIGHTS
 ]
 WIDTHS = (32, 64)
 BESIDE = [
@@ -129,7 +119,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "bfloat16": {**SCRATCH, "folder": "scratch", "schemes": ["none", "sinusoidal", LEARNED], "seeds": FIVE},
     "punctuation": {
         **PUNCTUATION,
-        "schemes": [*SCHEMES, *ADDED, *COMBINATIONS, LEARNED, *LEARNED_COMBINATIONS],
+        "schemes": [*SCHEMES, *ADDED, *COMBINATIONS, LEARNED],
         "position_learning_rates": RATES,
     },
     # Here tables do not start at zero. A step takes as long as without conversion.
@@ -149,11 +139,14 @@ PARTS: dict[str, dict[str, Any]] = {
     "longer": {**LONGER, "schemes": ["absolute", "deberta"], "position_learning_rate": 0.02},
     "scratch": {
         **SCRATCH,
-        "schemes": [*SCHEMES, *COMBINATIONS, LEARNED, *LEARNED_COMBINATIONS],
+        "schemes": [*SCHEMES, *COMBINATIONS, LEARNED],
     },
+    # At a rate of 0.002 four layers stay on the plateau, with and without positions.
     "every_layer": {
         **FLOAT32,
         "config_overrides": SIZES.format(4),
+        "learning_rate": 0.001,
+        "max_steps": 1200,
         "schemes": ["absolute", "sinusoidal", *EVERY_LAYER],
         "position_learning_rate": 0.003,
     },
@@ -197,7 +190,7 @@ SEEDS = [42, 43, 44]
 # A step of conversion takes as long as so many of fine-tuning.
 CONVERSION_STEP = 3.5
 # What has no tables or biases, so that no rate is tried for it.
-WITHOUT_RATES = ("none", "absolute", "sinusoidal", "rope", "alibi")
+WITHOUT_RATES = ("none", "absolute", "sinusoidal", "rope", "alibi", "fire")
 
 Runs = dict[str, list[dict[str, Any]]]
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from labels import flags_of
 from torch import nn
 from transformers import (
     BertConfig,
@@ -66,12 +67,13 @@ def bert_sizes(size: Size) -> dict[str, Any]:
 
 
 def build_bert(size: Size, scheme: str | None = None, backend: str = "sdpa") -> nn.Module:
+    """BERT, or a scheme on it, which may have flags of its own after a colon."""
     config_class, model_class = (BertConfig, BertModel) if scheme is None else (PosencBertConfig, PosencBertModel)
     config = config_class(
         **bert_sizes(size),
         max_position_embeddings=size.length,
         attn_implementation=backend,
-        **({} if scheme is None else {"position_scheme": scheme}),
+        **({} if scheme is None else flags_of(scheme)),
     )
     model = model_class(config)
     if scheme is not None:
@@ -192,7 +194,9 @@ def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
     """The options of every comparison: of what, on which batches and how; `name` is that of its files in results/."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--name", default=name, help="name of the files in results/")
-    parser.add_argument("--schemes", nargs="*", default=[*SCHEMES])
+    parser.add_argument(
+        "--schemes", nargs="*", default=[*SCHEMES], help="with flags of their own after a colon, if wanted"
+    )
     parser.add_argument("--backends", nargs="+", default=["sdpa"], choices=BACKENDS, help="of the schemes")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=list(MODES))

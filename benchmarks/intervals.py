@@ -132,15 +132,16 @@ def resampled(
     scored on the same ones, and the same seeds and documents for both schemes. Percentile interval.
 
     Args:
-        own, other: counts (seeds, documents, 3), as [`f1`] takes them.
+        own, other: counts (seeds, documents, 3), as [`f1`] takes them; conversions, which are kept as they are and averaged over, may
+            stand between the two.
     """
     generator = np.random.default_rng(seed)
-    seeds, documents = own.shape[:2]
+    seeds, documents = own.shape[0], own.shape[-2]
     sides = [own] if other is None else [own, other]
 
     def difference(rows: np.ndarray, weights: np.ndarray) -> float:
         """Of the seeds `rows`, each document counted as often as `weights` says."""
-        means = [f1(np.einsum("sdc,d->sc", side[rows], weights)).mean() for side in sides]
+        means = [f1(np.einsum("s...dc,d->s...c", side[rows], weights)).mean() for side in sides]
         return means[0] - (means[1] if other is not None else 0.0)
 
     found = []

@@ -15,11 +15,12 @@ import comparison
 import conversion
 import long_tables
 import lower_precision
+import numpy as np
 import report
 import torch
 from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
-from intervals import Interval, paired
+from intervals import Interval, equivalence, nested, of_mean, paired, resampled, step_that_leaves, verdict
 from minilm import packaged_minilm
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -152,14 +153,76 @@ def combined_table(scratch: Runs, punctuation: Runs) -> str:
     rows = [
         [
             how,
-            *(
-                written(values(runs[comparison.as_measured(scheme + flag)], length, metric))
-                for scheme, _, runs, length, metric in measured
-            ),
+            *(written(values(runs[scheme + flag], length, metric)) for scheme, _, runs, length, metric in measured),
         ]
         for flag, how in comparison.COMBINED.items()
     ]
     return as_markdown(["positions are", *(f"{scheme}: {name}" for scheme, name, *_ in measured)], rows)
+
+
+def counts(runs: list[dict[str, Any]], length: str, seeds: list[int]) -> np.ndarray:
+    """Marks found, wrong and missed by seed, conversion if there are several, and document."""
+    conversions = sorted({run.get("conversion") or 0 for run in runs})
+    found = {(run["seed"], run.get("conversion") or 0): run["documents"][length] for run in runs}
+    counted = np.array([[found[seed, number] for number in conversions] for seed in seeds])
+    return counted if len(conversions) > 1 else counted[:, 0]
+
+
+def pair_rows(name: str, own: list[dict[str, Any]], other: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Differences of F1 at each length with their intervals, and what two one-sided tests say.
+
+    Of several conversions the difference is taken to the runs of the same seeds, and the first interval is over conversions.
+    """
+    seeds = sorted({run["seed"] for run in own} & {run["seed"] for run in other})
+    conversions = sorted({run.get("conversion") or 0 for run in own})
+    for length in ("64", "256"):
+        theirs = {run["seed"]: run["metrics"][length]["f1"] for run in other}
+        ours = {(run.get("conversion") or 0, run["seed"]): run["metrics"][length]["f1"] for run in own}
+        groups = [[ours[number, seed] - theirs[seed] for seed in seeds] for number in conversions]
+        mine, others = (counts(runs, length, seeds) for runs in (own, other))
+        if len(conversions) > 1:
+            others = np.repeat(others[:, None], len(conversions), axis=1)
+        resampling = resampled(mine, others)
+        if len(groups) > 1:
+            over, sample = nested(groups).interval, f"{len(conversions)} x {len(seeds)}"
+            tests = said = ""
+        else:
+            over, sample = of_mean(groups[0]), str(len(seeds))
+            tested = equivalence(groups[0], [0.0] * len(seeds))
+            tests = f"{tested.interval.written()}, p = {tested.p:.3f}"
+            said = verdict(groups[0], [0.0] * len(seeds)) or ""
+        if len(groups) > 1 and (over.low > 0 or over.high < 0):
+            said = "higher" if over.low > 0 else "lower"
+        yield [f"{name}, {length} tokens", sample, over.written(), resampling.written(), tests, said]
+
+
+def pairs_table() -> str:
+    """The pairs that the README names: differences with intervals over seeds, and over seeds and documents."""
+    pairs, longer, converted = map(read_part, ("pairs", "pairs_longer", "pairs_converted"))
+    rows = [
+        *pair_rows("`absolute+t5` less `absolute`", pairs["absolute+t5"], pairs["absolute"]),
+        *pair_rows("converted `deberta` less `absolute` in 440 steps", converted["deberta"], longer["absolute"]),
+    ]
+    heads = ["difference of F1", "seeds", "interval", "seeds and documents resampled", "90 %, within ±0.03"]
+    return as_markdown([*heads, "so"], rows)
+
+
+def controls_table() -> str:
+    """`absolute` in as many steps as conversion and fine-tuning have, in each way, and how far converted `deberta` is ahead."""
+    converted = read_part("converted")["deberta"]
+    ways = {
+        "windows of 64, 240 steps": read_part("punctuation")["absolute"],
+        "the same, the best of six learning rates": read_part("searched")["absolute"],
+        "windows of 64, 440 steps": read_part("longer")["absolute"],
+        "the same, positions moved by up to 192": read_part("offsets")["absolute"],
+        "windows of 256, 440 steps": read_part("windows")["absolute"],
+    }
+    rows = []
+    for way, runs in ways.items():
+        own = [written(values(runs, length, "f1")) for length in ("64", "256")]
+        ahead = [less(converted, runs, length, "f1").written() for length in ("64", "256")]
+        rows.append([way, *own, *ahead])
+    return as_markdown(["`absolute`", "F1 at 64", "at 256", "converted `deberta` less it, at 64", "at 256"], rows)
 
 
 def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:
@@ -394,6 +457,10 @@ def figures() -> dict[str, list[str]]:
     [one_text] = {f"{speeds['hf_posenc']:.1f}" for shape, speeds in mpnet.items() if shape.startswith("1x")}
     [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
     fallen = learned["scales"]["embeddings.position_scale"]
+    precisions = {name: read_part(name) for name in ("float32", "bfloat16")}
+    losses = {name: of_five(runs["sinusoidal"]) for name, runs in precisions.items()}
+    leaves = {name: leaving_steps(runs) for name, runs in precisions.items()}
+    concat = "position_combine=concat"
     low, high = (pick(entry["eager, a second copy"] for entry in fast.values()) for pick in (min, max))
     return {
         long_tables.PAGE: long_tables.figures(),
@@ -449,7 +516,12 @@ def figures() -> dict[str, list[str]]:
             "(an amplitude of 0.113)",  # initializer_range · √2
             f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed(comparison.LEARNED, 42)}, where the constant one reaches "
             f"{of_seed('sinusoidal', 42)}",
-            f"a constant one, added, its loss is {statistics.fmean(values(scratch['sinusoidal'], '32', 'masked_loss')):.3f} (",
+            f"concatenated, loss {more_loss(f'sinusoidal:{concat}', 'sinusoidal')}, and by a gate "
+            f"{more_loss('sinusoidal:position_combine=gate', 'sinusoidal')} less the sum",
+            f"`sinusoidal` differs by a loss of {more_loss('sinusoidal:position_every_layer=true', 'sinusoidal')} from scratch",
+            f"sinusoids reach {report.mean_and_deviation(losses['float32'])} in float32 and {report.mean_and_deviation(losses['bfloat16'])} in "
+            f"bfloat16 autocast, in which the table was trained, a difference of {paired(*losses.values()).written()}, and their training loss "
+            f"leaves that of `none`, by more than 0.1 for good, at step {leaves['float32']} and at step {leaves['bfloat16']}",
             f"behind the sum with every seed, by {behind('absolute:position_combine=concat', '256')} "
             f"({more_f1('absolute:position_combine=concat', 256).replace(' (', ', ')}",
             "learns at a rate of 0.003",
@@ -481,6 +553,19 @@ def figures() -> dict[str, list[str]]:
             f"in training with dropout {training[0]}, {training[1]} and {training[2]}",
         ],
     }
+
+
+def of_five(runs: list[dict[str, Any]]) -> list[float]:
+    """Losses at the training length with the five seeds that both precisions have."""
+    found = {run["seed"]: run["metrics"]["32"]["masked_loss"] for run in runs}
+    return [found[seed] for seed in comparison.FIVE]
+
+
+def leaving_steps(runs: Runs) -> str:
+    """The steps at which the training loss of sinusoids leaves that of `none`, from the first to the last of five seeds."""
+    curves = {(run["scheme"], run["seed"]): run["learning_curve"] for own in runs.values() for run in own}
+    steps = [step_that_leaves(curves["sinusoidal", seed], curves["none", seed]) for seed in comparison.FIVE]
+    return f"{min(steps)} to {max(steps)}"
 
 
 def cells(table: str) -> list[list[str]]:

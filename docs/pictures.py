@@ -23,7 +23,7 @@ from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
 FOLDER = Path(__file__).parent / "pictures"
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from comparison import COMBINED, as_measured, read_part  # noqa: E402
+from comparison import COMBINED, read_part  # noqa: E402
 from readme_tables import named  # noqa: E402
 
 
@@ -99,7 +99,7 @@ def combinations(flag: str) -> Figure:
     for axis, (part, title), better in zip(axes, titles.items(), ("lower", "higher")):
         scores = at_training_length(part)
         for place, (scheme, way) in enumerate(rows):
-            values = scores[as_measured(scheme + way)]
+            values = scores[scheme + way]
             colour = BLUE if scheme == "absolute" else VERMILION
             axis.plot(values, [place] * len(values), "o", color=colour, alpha=0.7)
         axis.axvline(statistics.fmean(scores["none"]), color=GREY, linewidth=0.8, linestyle=":")

@@ -302,20 +302,25 @@ def every_layer(found: Numbers) -> Question:
 
 
 def sinusoids_or_table(found: Numbers) -> Question:
-    own, table, none = (seeds("scratch", scheme, 32, "masked_loss") for scheme in (LEARNED, "absolute", "none"))
-    constant = seeds("scratch", "sinusoidal", 32, "masked_loss")
-    concatenated = seeds("scratch", "sinusoidal:position_combine=concat", 32, "masked_loss")
-    f1 = {scheme: seeds("punctuation", scheme, 64, "f1") for scheme in (LEARNED, "absolute", "none")}
+    constant, table, none, learned = (
+        seeds("scratch", scheme, 32, "masked_loss") for scheme in ("sinusoidal", "absolute", "none", LEARNED)
+    )
+    concatenated, gated = (
+        seeds("scratch", f"sinusoidal:position_combine={how}", 32, "masked_loss") for how in ("concat", "gate")
+    )
+    own, theirs, nothing = (seeds("punctuation", scheme, 64, "f1") for scheme in ("sinusoidal", "absolute", "none"))
     return Question(
         "Do sinusoids work as well as a learned table?",
-        """More than half of the way, from scratch, where their amplitude is a constant, as it is by default; where it is learned they stay, with four of five seeds, where no positions are,
-        and so do they in fine-tuning in the place of a checkpoint's table. That is about learning, and at one amplitude, and not about what they can
-        do: Vaswani et al. (2017, Table 3, row E) found the two nearly identical in translation after full training.""",
-        f"""Masked-LM loss from scratch {spread(own)} with sinusoids whose amplitude is learned, {spread(table)} with a table, {spread(none)} with neither; sinusoids whose amplitude is constant
-        {spread(constant)} added, and {spread(concatenated)} concatenated; F1 on punctuation
-        {spread(f1[LEARNED])}, {spread(f1["absolute"])} and {spread(f1["none"])}.""",
-        f"""Three seeds each. Constant amplitude less table, seed by seed: loss {difference(constant, table)}; less none {difference(constant, none)}. Learned amplitude less table, seed by seed: loss {difference(own, table)}, F1
-        {difference(f1[LEARNED], f1["absolute"])}; learned amplitude less none: loss {difference(own, none)}, F1 {difference(f1[LEARNED], f1["none"])}.""",
+        """More than half of the way, from scratch, where their amplitude is a constant, as it is by default; where it is learned they stay, with four of
+        five seeds, where no positions are, and in fine-tuning, in the place of a checkpoint's table, they do so either way. That is about learning, and
+        at one amplitude, and not about what they can do: Vaswani et al. (2017, Table 3, row E) found the two nearly identical in translation after
+        full training.""",
+        f"""Masked-LM loss from scratch {spread(constant)} with sinusoids added, {spread(concatenated)} concatenated and {spread(gated)} added by a gate;
+        {spread(table)} with a table, {spread(none)} with neither, and {spread(learned)} with sinusoids whose amplitude is learned. F1 on punctuation,
+        fine-tuned: {spread(own)}, {spread(theirs)} with the checkpoint's table and {spread(nothing)} with neither.""",
+        f"""Three seeds each, seed by seed. Sinusoids less table: loss {difference(constant, table)}, F1 {difference(own, theirs)}; less none: loss
+        {difference(constant, none)}, F1 {difference(own, nothing)}. Concatenated less added: loss {difference(concatenated, constant)}. Learned
+        amplitude less none: loss {difference(learned, none)}.""",
         """Longer training, larger models, learning rates of the amplitude, and other amplitudes, of which two seeds say that they matter
         ([figures](comparison.md#from-scratch)). In the fine-tuning the table is pretrained
         and sinusoids are new, so that it says what a replacement costs, not which of them is better.""",

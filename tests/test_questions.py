@@ -106,6 +106,8 @@ class TestVerdicts:
         assert script["apart"](table, none)[2] < 0 and abs(script["apart"](learned, none)[0]) < 0.01
         assert script["apart"](constant, none)[2] < 0 < script["apart"](constant, table)[1]
         assert script["apart"](constant, none)[0] < script["apart"](table, none)[0] / 2, "more than half of the way"
+        own, nothing = (script["seeds"]("punctuation", scheme, 64, "f1") for scheme in ("sinusoidal", "none"))
+        assert abs(script["apart"](own, nothing)[0]) < 0.01, "nor by fine-tuning"
 
     def test_a_swap_that_changes_the_meaning_moves_hardly_more_than_its_control(self):
         order = FOUND["answers"]["order"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
+from labels import parse_overrides
 from matplotlib.text import Text
 from scripts import save_checkpoint, tokens_kept
 from transformers import BertConfig
@@ -329,7 +330,7 @@ def test_flags_after_a_colon_are_json_or_strings():
     ],
 )
 def test_values_may_have_commas_of_their_own(written, flags):
-    assert compare_schemes.parse_overrides(written) == flags
+    assert parse_overrides(written) == flags
 
 
 @pytest.mark.parametrize("scheme", ['deberta:position_attention_types=["c2p","p2c","p2p"]', YARN])

@@ -104,6 +104,10 @@ def test_resampling_finds_the_spread_of_seeds_and_of_documents():
     better = np.stack([found + 5, 95 - found, 95 - found], axis=-1)
     apart = resampled(better, counts, draws=200)
     assert (apart.mean, apart.low, apart.high) == pytest.approx((0.05, 0.05, 0.05))
+    # Of several conversions the mean.
+    several = np.stack([counts, better, better], axis=1)
+    apart = resampled(several, np.stack([counts] * 3, axis=1), draws=200)
+    assert (apart.mean, apart.low, apart.high) == pytest.approx((0.1 / 3, 0.1 / 3, 0.1 / 3))
 
 
 def test_the_step_that_leaves_is_the_first_from_which_on_the_loss_is_below():

@@ -1,0 +1,39 @@
+"""Labels of what is compared: a scheme, and after a colon its flags, as in `deberta:position_buckets=64`."""
+
+import json
+from typing import Any
+
+
+def flags_of(label: str) -> dict[str, Any]:
+    """Keywords of a config from `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
+    scheme, _, written = label.partition(":")
+    return {"position_scheme": scheme, **parse_overrides(written)}
+
+
+def parse_overrides(written: str) -> dict[str, Any]:
+    """`key=value,key=value` as a dictionary; values are JSON, with commas of its own, or else strings without any.
+
+    Raises:
+        ValueError: an item has no `=`, or begins as a list, an object or a quoted string of JSON and is none.
+    """
+    overrides = {}
+    while written := written.lstrip(", "):
+        key, equals, written = written.partition("=")
+        if not equals or "," in key:
+            raise ValueError(f"{key.partition(',')[0]!r} should have the form key=value")
+        overrides[key.strip()], written = first_value(written.lstrip())
+    return overrides
+
+
+def first_value(written: str) -> tuple[Any, str]:
+    """The value that a text begins with, and what follows it from the next comma on."""
+    try:
+        value, end = json.JSONDecoder().raw_decode(written)
+        if not written[end:].strip() or written[end:].lstrip().startswith(","):
+            return value, written[end:]
+    except json.JSONDecodeError:
+        pass
+    if written.startswith(("[", "{", '"')):
+        raise ValueError(f"{written!r} does not begin with a value of JSON: strings inside of it need double quotes")
+    word, comma, rest = written.partition(",")
+    return word.strip(), comma + rest
