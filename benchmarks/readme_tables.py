@@ -258,6 +258,7 @@ def fast_attention_table() -> str:
         "hf_posenc": "hf_posenc",
         "nothing kept": "hf_posenc, nothing cached",
         "torch.compile": "torch.compile",
+        "hf_posenc, torch.compile": "hf_posenc, torch.compile",
         "disentangled-flash": "disentangled-flash",
         "ONNX Runtime": "ONNX Runtime",
         "BERT of the same size, sdpa": "BERT of the same size, sdpa",
