@@ -283,17 +283,20 @@ def whole_position_attention(
         query, key, value, bias = (tensor.flatten(0, 1) for tensor in (query, key, value, bias))
         weights = torch.baddbmm(bias, query, key.mT, alpha=scaling).softmax(-1)
         output = torch.bmm(weights, value).unflatten(0, shape)
-        return output.transpose(1, 2).contiguous()
-    query, bias = additive_mask(query, bias.to(key.dtype), mask)
-    if bias.shape[:2] == shape and query.device.type == "cpu" and is_compiled():
-        # For inductor, which makes one loop of it and of what the bias is gathered from; a kernel would need the whole bias first.
-        scores = query @ key.transpose(-1, -2) * scaling + bias
-        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-        output = nn.functional.dropout(weights, dropout) @ value
     else:
-        settings = {"attn_mask": bias, "dropout_p": dropout, "scale": scaling}
-        output = nn.functional.scaled_dot_product_attention(query, key, value, **settings)
+        query, bias = additive_mask(query, bias.to(key.dtype), mask)
+        # inductor makes one loop of it and of what the bias is gathered from; a kernel would need the whole bias first.
+        is_joined = bias.shape[:2] == shape and query.device.type == "cpu" and is_compiled()
+        attend = _attention_written_out if is_joined else nn.functional.scaled_dot_product_attention
+        output = attend(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling)
     return output.transpose(1, 2).contiguous()
+
+
+def _attention_written_out(query, key, value, attn_mask: torch.Tensor, dropout_p: float, scale: float) -> torch.Tensor:
+    """`scaled_dot_product_attention` in single steps."""
+    scores = query @ key.transpose(-1, -2) * scale + attn_mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return nn.functional.dropout(weights, dropout_p) @ value
 
 
 def eager_position_attention(
