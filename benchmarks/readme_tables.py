@@ -275,6 +275,12 @@ def fast_attention_table() -> str:
     return as_markdown(["batch x length", *columns], rows)
 
 
+def serving_speeds() -> dict[str, float]:
+    """Of each kind of requests, how many times as fast as stock unpadded batches of 32 are, by medians."""
+    rows = cells((report.RESULTS / "serving.md").read_text(encoding="utf-8").strip())
+    return {row[0]: float(row[4]) for row in rows}
+
+
 def onnx_table() -> str:
     """Times as fast as the usual export in ONNX Runtime, a row per shape."""
     return (report.RESULTS / "onnx_runtime.md").read_text(encoding="utf-8").split("\n\n", 1)[1].strip()
@@ -464,6 +470,11 @@ def figures() -> dict[str, list[str]]:
     [one_text] = {f"{speeds['hf_posenc']:.1f}" for shape, speeds in mpnet.items() if shape.startswith("1x")}
     [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
     fallen = learned["scales"]["embeddings.position_scale"]
+    requests = serving_speeds()
+    plain, disentangled = (
+        [speed for name, speed in requests.items() if name.startswith("deberta") == is_deberta]
+        for is_deberta in (False, True)
+    )
     exported = [
         entry["speed"]["hf-posenc export"] for entry in results_of("onnx_runtime") if "deberta" in entry["model"]
     ]
@@ -508,7 +519,9 @@ def figures() -> dict[str, list[str]]:
             lower_precision_in_short(),
             f"forward {min(forward)} to {max(forward)} times as fast as stock BERT, in batches in random order, of which "
             f"{percent(min(shares))} to {percent(max(shares))} is padding; {min(in_order)} to {max(in_order)} times in batches sorted "
-            f"by length, of which {percent(min(shares_in_order))} to {percent(max(shares_in_order))} is",
+            f"by length, of which {percent(min(shares_in_order))} to {percent(max(shares_in_order))} is; a reranker's requests with 100 "
+            f"candidates, sorted, {requests['MiniLM-L6, rerank, 100']:.2f} times, of DeBERTa-v3-xsmall's size (`sdpa`) "
+            f"{requests['deberta-v3-xsmall, 6 layers, rerank, 100']:.2f} times",
         ],
         "docs/comparison.md": [
             f"ahead of `absolute` with each of the three seeds, by {ahead('absolute+t5')}, and `absolute+relative_key` by "
@@ -558,6 +571,8 @@ def figures() -> dict[str, list[str]]:
         "docs/onnx.md": [f"ahead in every shape, by {min(exported):.2f} to {max(exported):.2f} times"],
         "docs/fast-attention.md": [f"(a second eager model came out at {low:.2f} to {high:.2f})"],
         "docs/padding.md": [
+            f"BERT's and XLM-R's sizes are {min(plain):.2f} to {max(plain):.2f} times as fast as stock in batches of 32, of DeBERTa's "
+            f"{min(disentangled):.2f} to {max(disentangled):.2f} times",
             f"where padding is at least {percent(SMALLEST_SHARE)} of a batch and {FEWEST_PLACES} places",
             f"({percent(shares[0])} in CoLA, {percent(shares[1])} in SST-2, {percent(shares[2])} in WikiText lines",
             f"forward {forward[0]} times as fast as stock BERT on CoLA, {forward[1]} on SST-2, {forward[2]} on WikiText lines",
