@@ -225,6 +225,92 @@ def controls_table() -> str:
     return as_markdown(["`absolute`", "F1 at 64", "at 256", "converted `deberta` less it, at 64", "at 256"], rows)
 
 
+def learned_weights(runs: list[dict[str, Any]]) -> str:
+    """What the weights of positions before deeper layers are after training, from the smallest to the largest of all runs."""
+    found = [scale for run in runs for name, scale in run["scales"].items() if name.startswith("encoder.")]
+    return f"{min(found):.2f} to {max(found):.2f}".replace("-", "−") if found else ""
+
+
+def every_layer_table(runs: Runs) -> str:
+    """A row for positions once and with each weight before every layer: loss, how far it is from once, and what is learned."""
+    rows = []
+    for scheme in ("absolute", "sinusoidal"):
+        for label in (scheme, *(label for label in comparison.EVERY_LAYER if label.startswith(f"{scheme}:"))):
+            own, once = runs[label], runs[scheme]
+            weight = label.partition("weight=")[2]
+            apart = less(own, once, "32", "masked_loss").written() if weight else ""
+            losses = [written(values(own, length, "masked_loss")) for length in own[0]["metrics"]]
+            rows.append(
+                [
+                    f"{scheme}, {f'weight {weight} at first' if weight else 'once'}",
+                    *losses,
+                    apart,
+                    learned_weights(own),
+                ]
+            )
+    return as_markdown(["before four layers", *_loss_heads(runs), "less once", "weights learned"], rows)
+
+
+def _loss_heads(runs: Runs) -> list[str]:
+    lengths = next(iter(runs.values()))[0]["metrics"]
+    return [f"{'loss ' * (number == 0)}at {int(length):,}" for number, length in enumerate(lengths)]
+
+
+def beside_table(runs: Runs) -> str:
+    """A row for each way of putting words and positions side by side: loss, parameters, and what it costs in a model of bert-base's size."""
+    costs = {(entry["model"], entry["mode"]): entry for entry in results_of("model_combine")}
+    rows = []
+    for scheme in ("absolute", "sinusoidal"):
+        for label in (scheme, *(label for label in comparison.BESIDE if label.startswith(f"{scheme}:"))):
+            own = runs[label]
+            flags = label.partition(":")[2]
+            width = flags.partition("position_width=")[2]
+            how = f"side by side, {width} of 128" if width else "concatenated, projected" if flags else "added"
+            apart = less(own, runs[scheme], "32", "masked_loss").written() if flags else ""
+            losses = [written(values(own, length, "masked_loss")) for length in own[0]["metrics"]]
+            sized = scheme + (
+                f":position_combine=concat,position_width={6 * int(width)}" if width else f":{flags}" if flags else ""
+            )
+            cost = [f"{costs[sized, mode][key]:.2f}" for mode, key in COSTS]
+            rows.append([f"{scheme}, {how}", *losses, apart, f"{own[0]['parameters']:,}", *cost])
+    heads = ["words and positions", *_loss_heads(runs), "less added", "parameters"]
+    return as_markdown([*heads, "time forward", "time training", "memory forward", "memory training"], rows)
+
+
+# Of a model that combines positions in another way, multiples of stock BERT's.
+COSTS = [(mode, key) for key in ("ratio", "memory_ratio") for mode in ("forward", "training")]
+
+
+def terms_table(scratch: Runs, added: Runs) -> str:
+    """A row for each choice of terms: loss from scratch, and F1 where it is added to a checkpoint's positions, each less the default."""
+    default = "deberta"
+    rows = []
+    labels = [*comparison.deberta_terms(), "t5", "tupe"]
+    for label in labels:
+        apart = "" if label == default else less(scratch[label], scratch[default], "32", "masked_loss").written()
+        beside = f"absolute+{label}"
+        f1 = "" if label == default else less(added[beside], added[f"absolute+{default}"], "64", "f1").written()
+        losses = [written(values(scratch[label], length, "masked_loss")) for length in ("32", "1024")]
+        tuned = [written(values(added[beside], length, "f1")) for length in ("64", "256")]
+        rows.append([terms_in_words(label), *losses, apart, *tuned, f1])
+    heads = ["terms", "loss at 32", "at 1,024", "less c2p, p2c", "added: F1 at 64", "at 256", "less c2p, p2c"]
+    return as_markdown(heads, rows)
+
+
+def terms_in_words(label: str) -> str:
+    """Terms of `deberta` and whose projections they take: c2p, p2c, its own."""
+    name, _, _ = label.partition(":")
+    if name != "deberta":
+        return name
+    [terms] = [terms for terms, flag in comparison.TYPES.items() if (flag or None) == _terms(label)]
+    return f"{terms}, {'own' if 'share_projections=false' in label else 'shared'} projections"
+
+
+def _terms(label: str) -> str | None:
+    found = re.search(r"position_attention_types=(\[[^]]*\])", label)
+    return found and found.group(1)
+
+
 def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:
     """Training loss over the steps, mean of the seeds."""
     rows = []
