@@ -282,18 +282,22 @@ COSTS = [(mode, key) for key in ("ratio", "memory_ratio") for mode in ("forward"
 
 
 def terms_table(scratch: Runs, added: Runs) -> str:
-    """A row for each choice of terms: loss from scratch, and F1 where it is added to a checkpoint's positions, each less the default."""
+    """A row for each choice of terms, less the default: loss from scratch, and, where that was run, F1 with them added to a checkpoint's
+    positions."""
     default = "deberta"
+    heads = ["terms", "loss at 32", "at 1,024", "less c2p, p2c"]
+    parts = [(scratch, "", ("32", "1024"), "masked_loss")]
+    if added:
+        heads += ["added: F1 at 64", "at 256", "less c2p, p2c"]
+        parts.append((added, "absolute+", ("64", "256"), "f1"))
     rows = []
-    labels = [*comparison.deberta_terms(), "t5", "tupe"]
-    for label in labels:
-        apart = "" if label == default else less(scratch[label], scratch[default], "32", "masked_loss").written()
-        beside = f"absolute+{label}"
-        f1 = "" if label == default else less(added[beside], added[f"absolute+{default}"], "64", "f1").written()
-        losses = [written(values(scratch[label], length, "masked_loss")) for length in ("32", "1024")]
-        tuned = [written(values(added[beside], length, "f1")) for length in ("64", "256")]
-        rows.append([terms_in_words(label), *losses, apart, *tuned, f1])
-    heads = ["terms", "loss at 32", "at 1,024", "less c2p, p2c", "added: F1 at 64", "at 256", "less c2p, p2c"]
+    for label in (*comparison.deberta_terms(), "t5", "tupe"):
+        row = [terms_in_words(label)]
+        for runs, beside, lengths, metric in parts:
+            own, base = runs[beside + label], runs[beside + default]
+            apart = "" if label == default else less(own, base, lengths[0], metric).written()
+            row += [*(written(values(own, length, metric)) for length in lengths), apart]
+        rows.append(row)
     return as_markdown(heads, rows)
 
 
