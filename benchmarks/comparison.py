@@ -147,11 +147,17 @@ PARTS: dict[str, dict[str, Any]] = {
         "config_overrides": SIZES.format(4),
         "learning_rate": 0.001,
         "max_steps": 1200,
+        "cost_rounds": 0,
         "schemes": ["absolute", "sinusoidal", *EVERY_LAYER],
         "position_learning_rate": 0.003,
     },
-    "terms": {**FLOAT32, "schemes": [*deberta_terms(), "t5", "tupe"], "position_learning_rate": 0.1},
-    "beside": {**FLOAT32, "schemes": ["absolute", "sinusoidal", *BESIDE]},
+    "terms": {
+        **FLOAT32,
+        "schemes": [*deberta_terms(), "t5", "tupe"],
+        "cost_rounds": 0,
+        "position_learning_rate": 0.1,
+    },
+    "beside": {**FLOAT32, "schemes": ["absolute", "sinusoidal", *BESIDE], "cost_rounds": 0},
     # The control of conversions that read windows of up to 256 tokens: as many steps, positions up to 256, each in one of two ways.
     "offsets": {**LONGER, "schemes": ["absolute"], "position_offset": 192},
     "windows": {**LONGER, "schemes": ["absolute"], "length": 256},
@@ -183,6 +189,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "terms_added": {
         **PUNCTUATION,
         "schemes": [*deberta_terms("absolute+"), "absolute+t5", "absolute+tupe"],
+        "cost_rounds": 0,
         "position_learning_rate": 0.003,
     },
 }

@@ -82,6 +82,13 @@ def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
     return f"**{written}**" if low > 0 or high < 0 else written
 
 
+def beyond_the_window() -> dict[str, str]:
+    """F1 of tags whose definition is beyond a window, mean of the seeds, by contestant."""
+    return {
+        name: f"{statistics.fmean(own['bands']['beyond the window']['f1']):.2f}" for name, own in far_context().items()
+    }
+
+
 def figures() -> list[str]:
     """What the page has to say in its sentences."""
     found = vectors()["methods"]

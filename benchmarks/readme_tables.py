@@ -560,6 +560,7 @@ def figures() -> dict[str, list[str]]:
     one_text = [mpnet[f"1x{length}"]["hf_posenc"] for length in (16, 64, 128, 256, 512)]
     [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
     fallen = learned["scales"]["embeddings.position_scale"]
+    far = long_tables.beyond_the_window()
     requests = serving_speeds()
     plain, disentangled = (
         [speed for name, speed in requests.items() if name.startswith("deberta") == is_deberta]
@@ -582,6 +583,8 @@ def figures() -> dict[str, list[str]]:
             f"queries (synthetic, and not trained on), the mean of its chunks' embeddings for {100 * cross_fitted(CHUNKS, 'passkey'):.0f};",
             f"nDCG of {cross_fitted('t5', 'articles'):.3f} and {cross_fitted(CHUNKS, 'articles'):.3f}, and the best of "
             f"{vectors[BEST]['vectors']:.0f} chunks is ahead, with {cross_fitted(BEST, 'articles'):.3f} (",
+            f"MiniLM converted to `t5` has an F1 of {far['t5']}, windows {far['windows']}, and the whole document with a longer table and no "
+            f"conversion {far['longer table']}.",
             f"MiniLM has an F1 of {f1('absolute+t5', 256)} with `absolute+t5` and of {f1('absolute', 256)} with its own positions "
             f"alone; of {f1('deberta', 256, converted)} converted to `deberta` first, and of {f1('absolute', 256, longer)} with its own "
             "positions in as many steps as that takes",
