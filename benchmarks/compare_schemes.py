@@ -62,13 +62,13 @@ from hf_posenc.training import tables_and_biases
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import SCHEME_FILE, ScriptParser, fit_tokenizer  # noqa: E402
-from labels import flags_of, parse_overrides  # noqa: E402
 from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read_lines, token_stream, train_tokenizer  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from punctuation import IGNORED, LABELS, chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
 from records import same_settings, write_json  # noqa: E402
 from run_files import file_name, run_file  # noqa: E402
+from scheme_labels import flags_of, parse_overrides  # noqa: E402
 from training import PositionTrainingArguments, ScriptTrainer, describe_scheme  # noqa: E402
 
 

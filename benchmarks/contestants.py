@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from labels import flags_of
+from scheme_labels import flags_of
 from torch import nn
 from transformers import (
     BertConfig,

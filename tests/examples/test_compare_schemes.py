@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from compare_schemes import Candidate, CompareArguments, PositionTrainingArguments
-from labels import parse_overrides
 from matplotlib.text import Text
+from scheme_labels import parse_overrides
 from scripts import save_checkpoint, tokens_kept
 from transformers import BertConfig
 
