@@ -480,6 +480,7 @@ def tables() -> dict[str, list[str]]:
             curve_table(punctuation, ["none", comparison.LEARNED, "kerple", "tupe", "t5"], CURVE_STEPS),
             scratch_table(scratch),
             curve_table(scratch, ["none", comparison.LEARNED, "sinusoidal", "absolute", "tupe"], SCRATCH_STEPS),
+            terms_table(read_part("terms"), read_part("terms_added")),
             combined_table(scratch, punctuation),
             cola_table(),
         ],
@@ -560,6 +561,7 @@ def figures() -> dict[str, list[str]]:
     one_text = [mpnet[f"1x{length}"]["hf_posenc"] for length in (16, 64, 128, 256, 512)]
     [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
     fallen = learned["scales"]["embeddings.position_scale"]
+    terms, asked = read_part("terms"), 'deberta:position_attention_types=["{}"]'
     far = long_tables.beyond_the_window()
     requests = serving_speeds()
     plain, disentangled = (
@@ -634,6 +636,10 @@ def figures() -> dict[str, list[str]]:
             f"{of_seed('sinusoidal', 42)}",
             f"concatenated, loss {more_loss(f'sinusoidal:{concat}', 'sinusoidal')}, and by a gate "
             f"{more_loss('sinusoidal:position_combine=gate', 'sinusoidal')} less the sum",
+            f"c2p alone is below both together by {apart(terms, 'deberta', terms, asked.format('c2p'), '32', 'masked_loss')}",
+            f"p2c alone is behind it by {apart(terms, asked.format('p2c'), terms, asked.format('c2p'), '32', 'masked_loss')}",
+            f"Projections of their own help a little, "
+            f"{apart(terms, 'deberta', terms, 'deberta:position_share_projections=false', '32', 'masked_loss')}",
             f"`sinusoidal` differs by a loss of {more_loss('sinusoidal:position_every_layer=true', 'sinusoidal')} from scratch",
             f"sinusoids reach {report.mean_and_deviation(losses['float32'])} in float32 and {report.mean_and_deviation(losses['bfloat16'])} in "
             f"bfloat16 autocast, in which the table was trained, a difference of {paired(*losses.values()).written()}, and their training loss "
@@ -642,7 +648,7 @@ def figures() -> dict[str, list[str]]:
             f"({more_f1('absolute:position_combine=concat', 256).replace(' (', ', ')}",
             "learns at a rate of 0.003",
             "Weights of 1, and of 12.5,",
-            "with weights of 0, 1 and 12.5",
+            "with weights of 1 and 12.5",
             f"leaves zero out: {more_f1('absolute+t5', 256)}",
             f"`deberta` is ahead of it by {more_f1('deberta', 256, converted)}, `transformer_xl` by "
             f"{more_f1('transformer_xl', 256, converted)} and `relative` by {more_f1('relative', 256, converted)}; `tupe` is behind",
