@@ -66,7 +66,7 @@ from masked_lm import cut, loss_and_accuracy, losses_and_hits, mask_stream, read
 from minilm import packaged_minilm  # noqa: E402
 from punctuation import IGNORED, LABELS, chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
-from records import same_settings, write_json  # noqa: E402
+from records import keep_settings, write_json  # noqa: E402
 from run_files import file_name, run_file  # noqa: E402
 from scheme_labels import flags_of, parse_overrides  # noqa: E402
 from training import PositionTrainingArguments, ScriptTrainer, describe_scheme  # noqa: E402
@@ -802,13 +802,11 @@ def main() -> None:
         for candidate in candidates:  # not after hours of training
             task.config(arguments.checkpoint, **candidate.flags)
         settings = settings_of(arguments, training)
-        same_settings(folder / "settings.json", settings)
-        write_json(folder / "settings.json", settings)
+        keep_settings(folder / "settings.json", settings)
         for candidate in candidates:
             for name, source in sources_of(candidate.flags["position_scheme"]).items():
                 file, described = folder / "schemes" / f"{name}.json", {"file": describe_scheme(source)}
-                same_settings(file, described)  # a file that was changed is another scheme
-                write_json(file, described)
+                keep_settings(file, described)  # a file that was changed is another scheme
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
 

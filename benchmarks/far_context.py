@@ -54,7 +54,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 from arguments import ScriptParser  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from records import check_writable, same_settings, write_json  # noqa: E402
+from records import check_writable, keep_settings, write_json  # noqa: E402
 from run_qa import Answers, QuestionAnsweringArguments, encode  # noqa: E402
 
 
@@ -543,8 +543,7 @@ def main() -> None:
         check_writable(folder)
         contest = Contest(arguments)
         settings = settings_of(arguments, contest)
-        same_settings(folder / "settings.json", settings)
-        write_json(folder / "settings.json", settings)
+        keep_settings(folder / "settings.json", settings)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
     for seed in arguments.seeds:

@@ -74,15 +74,19 @@ def equivalence(own: list[float], other: list[float], margin: float = MARGIN, le
     return Equivalence(p, interval, p < level)
 
 
+def sign(interval: Interval) -> str | None:
+    """ "higher" or "lower" of an interval of differences without zero in it."""
+    return "higher" if interval.low > 0 else "lower" if interval.high < 0 else None
+
+
 def verdict(own: list[float], other: list[float], margin: float = MARGIN) -> str | None:
     """What may be said of two schemes: "higher", "lower", "no different", or nothing (None), where the interval has to do.
 
     The first two where the interval of 95 % has no zero in it, the third by two one-sided tests over at least [`PAIRS`] seeds.
     Where both hold the difference is there, and smaller than the margin: the sign is told.
     """
-    interval = paired(own, other)
-    if interval.low > 0 or interval.high < 0:
-        return "higher" if interval.low > 0 else "lower"
+    if told := sign(paired(own, other)):
+        return told
     return "no different" if len(own) >= PAIRS and equivalence(own, other, margin).holds else None
 
 

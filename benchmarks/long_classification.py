@@ -47,7 +47,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import ScriptParser  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from records import check_writable, same_settings, write_json  # noqa: E402
+from records import check_writable, keep_settings, write_json  # noqa: E402
 
 
 # Tokens of a paragraph, and the fewest paragraphs of an article: half of them are tested.
@@ -352,8 +352,7 @@ def main() -> None:
         check_writable(folder)
         task = Task(arguments)
         settings = settings_of(arguments)
-        same_settings(folder / "settings.json", settings)
-        write_json(folder / "settings.json", settings)
+        keep_settings(folder / "settings.json", settings)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
     for seed in arguments.seeds:

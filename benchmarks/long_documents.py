@@ -47,7 +47,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import ScriptParser  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from records import check_writable, same_settings, write_json  # noqa: E402
+from records import check_writable, keep_settings, write_json  # noqa: E402
 
 
 TASKS = ("passkey", "needle", "articles")
@@ -619,8 +619,7 @@ def main() -> None:
         comparison = Comparison(arguments)
         for task, length in comparison.places():  # mistakes of lengths, before weights are read
             comparison.retrieval(task, length, comparison.tested, arguments.seed)
-        same_settings(comparison.folder / "settings.json", comparison.settings())
-        write_json(comparison.folder / "settings.json", comparison.settings())
+        keep_settings(comparison.folder / "settings.json", comparison.settings())
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
     print(f"\n{comparison.run()}\n\nwritten to {comparison.folder}")

@@ -54,7 +54,7 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from arguments import ScriptParser  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
-from records import check_writable, same_settings, write_json  # noqa: E402
+from records import check_writable, keep_settings, write_json  # noqa: E402
 
 
 TASKS = ("passkey", "needle", "articles")
@@ -593,8 +593,7 @@ def main() -> None:
         check_writable(arguments.output_dir)
         comparison = Comparison(arguments)
         _ = comparison.retrievals  # mistakes of lengths, before weights are read
-        same_settings(comparison.folder / "settings.json", comparison.settings())
-        write_json(comparison.folder / "settings.json", comparison.settings())
+        keep_settings(comparison.folder / "settings.json", comparison.settings())
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")
     print(f"\n{comparison.run()}\n\nwritten to {comparison.folder}")

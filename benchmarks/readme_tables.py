@@ -20,9 +20,10 @@ import report
 import torch
 from comparison import Runs, read_part
 from contestants import STOCK, STOCK_AGAIN
-from intervals import Interval, equivalence, nested, of_mean, paired, resampled, step_that_leaves, verdict
+from intervals import Interval, equivalence, nested, of_mean, paired, resampled, sign, step_that_leaves, verdict
 from minilm import packaged_minilm
 from safetensors.torch import load_file
+from scheme_labels import flags_of
 from torch.nn import functional
 
 from hf_posenc.modeling.packing import FEWEST_PLACES, SMALLEST_SHARE
@@ -136,9 +137,8 @@ def scratch_table(scratch: Runs) -> str:
         below = "" if scheme == "none" else less(scratch["none"], runs, "32", "masked_loss").written()
         cells = [chosen_rate(runs), *map(written, losses.values()), below]
         rows.append((statistics.fmean(losses["32"]), [named(scheme), *cells]))
-    lengths = [f"{'loss ' * (i == 0)}at {int(length):,}" for i, length in enumerate(scratch["none"][0]["metrics"])]
     return as_markdown(
-        ["scheme", "learning rate of positions", *lengths, "below none"],
+        ["scheme", "learning rate of positions", *_loss_heads(scratch), "below none"],
         [row for _, row in sorted(rows, key=lambda row: row[0])],
     )
 
@@ -185,15 +185,13 @@ def pair_rows(name: str, own: list[dict[str, Any]], other: list[dict[str, Any]])
         resampling = resampled(mine, others)
         if len(groups) > 1:
             over, sample = nested(groups).interval, f"{len(conversions)} x {len(seeds)}"
-            tests = said = ""
+            tests, said = "", sign(over)
         else:
             over, sample = of_mean(groups[0]), str(len(seeds))
-            tested = equivalence(groups[0], [0.0] * len(seeds))
+            nothing = [0.0] * len(seeds)
+            tested, said = equivalence(groups[0], nothing), verdict(groups[0], nothing)
             tests = f"{tested.interval.written()}, p = {tested.p:.3f}"
-            said = verdict(groups[0], [0.0] * len(seeds)) or ""
-        if len(groups) > 1 and (over.low > 0 or over.high < 0):
-            said = "higher" if over.low > 0 else "lower"
-        yield [f"{name}, {length} tokens", sample, over.written(), resampling.written(), tests, said]
+        yield [f"{name}, {length} tokens", sample, over.written(), resampling.written(), tests, said or ""]
 
 
 def pairs_table() -> str:
@@ -234,21 +232,24 @@ def learned_weights(runs: list[dict[str, Any]]) -> str:
 def every_layer_table(runs: Runs) -> str:
     """A row for positions once and with each weight before every layer: loss, how far it is from once, and what is learned."""
     rows = []
-    for scheme in ("absolute", "sinusoidal"):
-        for label in (scheme, *(label for label in comparison.EVERY_LAYER if label.startswith(f"{scheme}:"))):
-            own, once = runs[label], runs[scheme]
-            weight = label.partition("weight=")[2]
-            apart = less(own, once, "32", "masked_loss").written() if weight else ""
-            losses = [written(values(own, length, "masked_loss")) for length in own[0]["metrics"]]
-            rows.append(
-                [
-                    f"{scheme}, {f'weight {weight} at first' if weight else 'once'}",
-                    *losses,
-                    apart,
-                    learned_weights(own),
-                ]
-            )
+    for scheme, label in _with_flags(comparison.EVERY_LAYER):
+        weight = flags_of(label).get("position_every_layer_weight")
+        how = "once" if weight is None else f"weight {weight:g} at first"
+        rows.append([f"{scheme}, {how}", *_losses_and_less(runs, label, scheme), learned_weights(runs[label])])
     return as_markdown(["before four layers", *_loss_heads(runs), "less once", "weights learned"], rows)
+
+
+def _with_flags(labels: list[str]) -> Iterator[tuple[str, str]]:
+    """Each scheme, and the labels that it has flags in, after the scheme by itself."""
+    for scheme in ("absolute", "sinusoidal"):
+        for label in (scheme, *(label for label in labels if label.startswith(f"{scheme}:"))):
+            yield scheme, label
+
+
+def _losses_and_less(runs: Runs, label: str, base: str) -> list[str]:
+    """Losses at all lengths, and how much more than the base's the first is."""
+    losses = [written(values(runs[label], length, "masked_loss")) for length in runs[label][0]["metrics"]]
+    return [*losses, "" if label == base else less(runs[label], runs[base], "32", "masked_loss").written()]
 
 
 def _loss_heads(runs: Runs) -> list[str]:
@@ -260,19 +261,13 @@ def beside_table(runs: Runs) -> str:
     """A row for each way of putting words and positions side by side: loss, parameters, and what it costs in a model of bert-base's size."""
     costs = {(entry["model"], entry["mode"]): entry for entry in results_of("model_combine")}
     rows = []
-    for scheme in ("absolute", "sinusoidal"):
-        for label in (scheme, *(label for label in comparison.BESIDE if label.startswith(f"{scheme}:"))):
-            own = runs[label]
-            flags = label.partition(":")[2]
-            width = flags.partition("position_width=")[2]
-            how = f"side by side, {width} of 128" if width else "concatenated, projected" if flags else "added"
-            apart = less(own, runs[scheme], "32", "masked_loss").written() if flags else ""
-            losses = [written(values(own, length, "masked_loss")) for length in own[0]["metrics"]]
-            sized = scheme + (
-                f":position_combine=concat,position_width={6 * int(width)}" if width else f":{flags}" if flags else ""
-            )
-            cost = [f"{costs[sized, mode][key]:.2f}" for mode, key in COSTS]
-            rows.append([f"{scheme}, {how}", *losses, apart, f"{own[0]['parameters']:,}", *cost])
+    for scheme, label in _with_flags(comparison.BESIDE):
+        width = flags_of(label).get("position_width")
+        how = f"side by side, {width} of 128" if width else "added" if label == scheme else "concatenated, projected"
+        sized = label.replace(f"width={width}", f"width={6 * width}") if width else label
+        cost = [f"{costs[sized, mode][key]:.2f}" for mode, key in COSTS]
+        parameters = f"{runs[label][0]['parameters']:,}"
+        rows.append([f"{scheme}, {how}", *_losses_and_less(runs, label, scheme), parameters, *cost])
     heads = ["words and positions", *_loss_heads(runs), "less added", "parameters"]
     return as_markdown([*heads, "time forward", "time training", "memory forward", "memory training"], rows)
 
@@ -303,16 +298,11 @@ def terms_table(scratch: Runs, added: Runs) -> str:
 
 def terms_in_words(label: str) -> str:
     """Terms of `deberta` and whose projections they take: c2p, p2c, its own."""
-    name, _, _ = label.partition(":")
-    if name != "deberta":
-        return name
-    [terms] = [terms for terms, flag in comparison.TYPES.items() if (flag or None) == _terms(label)]
-    return f"{terms}, {'own' if 'share_projections=false' in label else 'shared'} projections"
-
-
-def _terms(label: str) -> str | None:
-    found = re.search(r"position_attention_types=(\[[^]]*\])", label)
-    return found and found.group(1)
+    flags = flags_of(label)
+    if flags["position_scheme"] != "deberta":
+        return label
+    terms = ", ".join(flags.get("position_attention_types", ["c2p", "p2c"]))
+    return f"{terms}, {'shared' if flags.get('position_share_projections', True) else 'own'} projections"
 
 
 def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:

@@ -49,3 +49,13 @@ def same_settings(file: Path, settings: dict[str, Any]) -> bool:
             f"{file.parent} holds results of other settings ({'; '.join(differ)}): name another --output_dir"
         )
     return True
+
+
+def keep_settings(file: Path, settings: dict[str, Any]) -> None:
+    """Record settings in a file, in which there are no others.
+
+    Raises:
+        ValueError: other settings are recorded there.
+    """
+    same_settings(file, settings)
+    write_json(file, settings)
