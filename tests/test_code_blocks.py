@@ -7,6 +7,7 @@ scripts get as far as their arguments. Comments before a block:
 
     <!-- file: NAME -->          is a file of the folder in which the others run, and not run itself
     <!-- without hf_posenc -->   runs in a process of its own, where the package cannot be imported
+    <!-- needs: PACKAGE -->      the page's Python is run where PACKAGE is installed
     <!-- parsed: REASON -->      the commands are only parsed
     <!-- not run: REASON -->
 """
@@ -187,6 +188,8 @@ def assert_says(found: str, expected: str) -> None:
 def test_python(page, here, tmp_path):
     others = "not run: ", "file: "
     blocks = [block for block in BLOCKS[page] if block.language == "python" and not block.note.startswith(others)]
+    for package in [block.note.removeprefix("needs: ") for block in blocks if block.note.startswith("needs: ")]:
+        pytest.importorskip(package)
     names = given("".join(block.code for block in blocks))
     try:
         for block in blocks:
@@ -284,7 +287,7 @@ def test_blocks_are_written_well():
     for page, block in [(page, block) for page, blocks in BLOCKS.items() for block in blocks]:
         assert block.language in ("", "python", "bash", "text", "json", "toml"), page
         assert block.note == "" or re.fullmatch(
-            r"without hf_posenc|file: \w+\.py|(parsed|not run): .{10,}", block.note
+            r"without hf_posenc|(file|needs): [\w.]+|(parsed|not run): .{10,}", block.note
         ), page
         if block.language == "python":
             ast.parse(block.code)
