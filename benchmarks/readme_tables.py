@@ -23,6 +23,7 @@ from contestants import STOCK, STOCK_AGAIN
 from intervals import Interval, equivalence, nested, of_mean, paired, resampled, sign, step_that_leaves, verdict
 from minilm import packaged_minilm
 from safetensors.torch import load_file
+from run_files import run_file
 from scheme_labels import flags_of
 from torch.nn import functional
 
@@ -210,7 +211,6 @@ def controls_table() -> str:
     converted = read_part("converted")["deberta"]
     ways = {
         "windows of 64, 240 steps": read_part("punctuation")["absolute"],
-        "the same, the best of six learning rates": read_part("searched")["absolute"],
         "windows of 64, 440 steps": read_part("longer")["absolute"],
         "the same, positions moved by up to 192": read_part("offsets")["absolute"],
         "windows of 256, 440 steps": read_part("windows")["absolute"],
@@ -221,6 +221,16 @@ def controls_table() -> str:
         ahead = [less(converted, runs, length, "f1").written() for length in ("64", "256")]
         rows.append([way, *own, *ahead])
     return as_markdown(["`absolute`", "F1 at 64", "at 256", "converted `deberta` less it, at 64", "at 256"], rows)
+
+
+def searched_rates() -> dict[float, float]:
+    """F1 on the text that is held out from training of `absolute`, by its learning rate in short runs, which chose it."""
+    [seed] = comparison.SEEDS[:1]
+    runs = {
+        rate: run_file(comparison.folder_of("searched") / "rates", f"absolute-learning_rate={rate}", seed)
+        for rate in comparison.PARTS["searched"]["learning_rates"]
+    }
+    return {rate: json.loads(file.read_text(encoding="utf-8"))["metrics"]["64"]["f1"] for rate, file in runs.items()}
 
 
 def learned_weights(runs: list[dict[str, Any]]) -> str:
