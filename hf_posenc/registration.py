@@ -23,7 +23,7 @@ from transformers.utils import cached_file, logging
 from .modeling import flags, relative_positions, schemes
 from .modeling import scheme as base
 from .modeling.configuration_posenc import SCHEME_FILES
-from .modeling.flags import Flag
+from .modeling.flags import Flag, Kind
 from .modeling.scheme import AttentionScheme, EmbeddingScheme, PositionScheme
 from .modeling.schemes import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
 
@@ -35,6 +35,13 @@ ENTRY_POINTS = "hf_posenc.schemes"
 SIBLINGS = (base, flags, relative_positions)
 # What every environment has in which a checkpoint with the file can be loaded; transformers requires numpy.
 TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
+# What no flag may be called, and why.
+TAKEN = {
+    "position_scheme": "it names the schemes",
+    "position_embedding_type": "transformers 4 called relative positions so, and old checkpoints have it",
+    "position_ids": "models take it as an argument",
+    "position_learning_rate": "scripts and the trainer take it as an argument",
+}
 # Keywords of `from_pretrained` that say where files are.
 PLACE = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
@@ -154,16 +161,34 @@ def _check(scheme: type[PositionScheme]) -> None:
         if unknown or not scheme.backends:
             possible = ", ".join(AttentionScheme.backends)
             raise ValueError(f"{who}.backends must name some of {possible}, got {scheme.backends!r}")
+    if not isinstance(scheme.flags, tuple):
+        raise TypeError(f"{who}.flags must be a tuple of Flag, got {scheme.flags!r}; of one flag it is (Flag(...),)")
     for flag in scheme.flags:
         _check_flag(scheme, flag)
+    names = [flag.name for flag in scheme.flags]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{who}.flags: {name!r} is there twice")
 
 
 def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
     who = f"{scheme.__qualname__}.flags"
     if not isinstance(flag, Flag):
         raise TypeError(f"{who} must be a tuple of Flag, got {flag!r}")
-    if not re.fullmatch(r"position_[a-z0-9_]+", flag.name) or flag.name == "position_scheme":
-        raise ValueError(f"{who}: the name of a flag must begin with 'position_', got {flag.name!r}")
+    if not re.fullmatch(r"position_[a-z0-9_]+", flag.name):
+        raise ValueError(
+            f"{who}: the name of a flag must be 'position_' and small letters, digits and underscores, got {flag.name!r}"
+        )
+    if flag.name in TAKEN:
+        raise ValueError(
+            f"{who}: {flag.name!r} is something else already: {TAKEN[flag.name]}; give the flag another name"
+        )
+    if flag in EmbeddingScheme.flags:
+        return
+    if not isinstance(flag.kind, Kind):
+        raise TypeError(
+            f"{who}: the kind of {flag.name!r} must be one of hf_posenc.scheme's with its arguments, such as Integer(1), got {flag.kind!r}"
+        )
     if ALL in FLAGS.get(flag.name, {}):
         raise ValueError(
             f"{who}: {flag.name!r} is a flag of the attention, whatever the scheme is: give it another name"

@@ -26,7 +26,7 @@ PAGE = (ROOT / "docs" / "own-scheme.md").read_text(encoding="utf-8")
 # The files that the page builds, by name.
 FILES = dict(re.findall(r"<!-- file: (\w+\.py) -->\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 LEAST = """
-from hf_posenc.scheme import AttentionScheme, EmbeddingScheme, Flag, Integer, Number, PositionParameter, zeros
+from hf_posenc.scheme import AttentionScheme, Boolean, EmbeddingScheme, Flag, Integer, Number, PairTerm, PositionParameter, zeros
 class Mine(AttentionScheme):
     name, formula, paper, extrapolates = "mine", "q·k", "unpublished", "yes"
 """
@@ -195,7 +195,14 @@ class TestRefused:
         [
             ('backends = ("sdpa", "triton")', ValueError, "backends must name some of sdpa"),
             ("flags = (3,)", TypeError, "tuple of Flag"),
-            ('flags = (Flag("width", Number(1), 2.0, "x"),)', ValueError, "begin with 'position_'"),
+            ('flags = (Flag("width", Number(1), 2.0, "x"),)', ValueError, "must be 'position_' and small letters"),
+            ('flags = Flag("position_cap", Number(1), 2.0, "x")', TypeError, r"of one flag it is \(Flag\(...\),\)"),
+            ('flags = (Flag("position_cap", Integer, 2, "x"),)', TypeError, r"such as Integer\(1\)"),
+            ('flags = 2 * (Flag("position_cap", Number(1), 2.0, "x"),)', ValueError, "'position_cap' is there twice"),
+            ('flags = (Flag("position_ids", Number(1), 2.0, "x"),)', ValueError, "models take it"),
+            ('flags = (Flag("position_embedding_type", Boolean(), True, "x"),)', ValueError, "transformers 4 called"),
+            ('flags = (Flag("position_scheme", Boolean(), True, "x"),)', ValueError, "it names the schemes"),
+            ('flags = (Flag("position_learning_rate", Number(0), 1, "x"),)', ValueError, "scripts and the trainer"),
             ('flags = (Flag("position_terms", Number(1), 2.0, "x"),)', ValueError, "attribute 'terms'"),
             ('flags = (Flag("position_buckets", Number(1), 2.0, "x"),)', ValueError, "what it is for t5"),
             ('flags = (Flag("position_window", Integer(0), 0, "x"),)', ValueError, "a flag of the attention"),
@@ -222,6 +229,77 @@ class TestRefused:
     def test_what_would_not_travel(self, tmp_path, line, module):
         with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not travel"):
             travelling(f"import torch\n{line}\n", tmp_path / "mine.py")
+
+    @pytest.mark.parametrize(
+        ("returned", "error", "message"),
+        [
+            ("context.query @ context.key.mT", TypeError, "must return a list of score terms, got Tensor"),
+            ("None", TypeError, "got NoneType"),
+            ("[context.query @ context.key.mT]", TypeError, "PairTerm, ProductTerm, SumTerm, got Tensor in it"),
+            (
+                "[PairTerm((context.query @ context.key.mT)[0])]",
+                ValueError,
+                r"PairTerm whose bias must have 4 dimensions",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
+    @pytest.mark.parametrize("length", [5, 200])
+    def test_terms_that_are_none(self, files, returned, error, message, attn_implementation, length):
+        register_files([define(files, f"{LEAST}    def terms(self, context):\n        return {returned}\n")])
+        model = build("mine", attn_implementation=attn_implementation, max_position_embeddings=256)
+        with pytest.raises(error, match=f"`terms` of position_scheme 'mine' .*{message}"):
+            model(torch.ones(1, length, dtype=torch.long))
+
+    @pytest.mark.parametrize(
+        ("base", "method", "name"),
+        [
+            ("AttentionScheme", "add_layer_parameters", "query"),
+            ("AttentionScheme", "add_layer_parameters", "is_causal"),
+            ("AttentionScheme", "add_layer_parameters", "num_heads"),
+            ("AttentionScheme", "add_layer_parameters", "relative_attention_bias"),
+            ("AttentionScheme", "add_encoder_parameters", "layer"),
+            ("EmbeddingScheme", "add_parameters", "position_embeddings"),
+            ("EmbeddingScheme", "add_parameters", "dropout"),
+        ],
+    )
+    def test_a_parameter_under_a_name_that_is_taken(self, files, base, method, name):
+        body = f"    def {method}(self, module, config):\n        module.{name} = PositionParameter((1,), zeros)\n"
+        register_files([define(files, LEAST.replace("Mine(AttentionScheme)", f"Mine({base})") + body)])
+        before = "t5+" if name == "relative_attention_bias" else ""
+        flags = {"position_per_layer": True} if before else {}
+        with pytest.raises(ValueError, match=f"'mine' registers '{name}' on .*which has that already"):
+            build(f"{before}mine", **flags)
+
+    def test_two_schemes_do_not_share_a_parameter(self, files):
+        body = "    def add_layer_parameters(self, module, config):\n        module.slope = PositionParameter((1,), zeros)\n"
+        text = LEAST + body + LEAST.replace("Mine", "Other").replace('"mine"', '"other"') + body
+        register_files([define(files, text)])
+        build("mine"), build("other")
+        with pytest.raises(ValueError, match="'other' registers 'slope'"):
+            build("mine+other")
+
+    def test_a_model_of_the_class_before_is_not_saved_with_the_new_file(self, files, tmp_path):
+        file = define(files, LEAST)
+        register_files([file])
+        model = build("mine")
+        register_files([define(files, LEAST + "    def scaling(self, scaling):\n        return 2 * scaling\n")])
+        with pytest.raises(ValueError, match="'mine' was registered anew after the model was built"):
+            model.save_pretrained(tmp_path / "saved")
+        register_files([define(files, LEAST)])
+        build("mine").save_pretrained(tmp_path / "saved")
+
+    def test_a_name_that_nobody_knows(self):
+        with pytest.raises(ValueError, match="registered first, by hf_posenc.register_scheme or"):
+            build("mine")
+        with pytest.raises(ValueError, match="no name before or after"):
+            build("t5+")
+
+    def test_an_embedding_scheme_has_the_flags_of_all(self, files):
+        [scheme] = register_files([files / "log_position.py"])
+        model = fill_positions(build("log_position", position_combine="concat", position_width=4))
+        assert model.embeddings.log_position().shape == (4,)
+        assert not torch.equal(output(model), output(build("log_position")))
 
     def test_what_has_no_file(self, files):
         with pytest.raises(ValueError, match="a file of its own"):

@@ -27,9 +27,11 @@ from .scheme import (
     ProductTerm,
     RelativeTerm,
     SumTerm,
+    checked_terms,
     is_traced,
     is_transformed,
     may_carry_tangents,
+    nothing_replaced,
 )
 from .stock_interface import Receives, stock_forward
 from .window import Window, reach_of
@@ -530,7 +532,8 @@ class PositionSelfAttention:
         self.reach = reach_of(config, layer)
         self._stock_eager = stock_eager
         for scheme in schemes:
-            scheme.add_layer_parameters(self, config)
+            with nothing_replaced(scheme, self):
+                scheme.add_layer_parameters(self, config)
             self.scaling = scheme.scaling(self.scaling)
 
     def project(
@@ -596,7 +599,7 @@ class PositionSelfAttention:
         for scheme, context in zip(self.position_schemes, contexts, strict=True):
             context.query, context.key = query, key
             content_query = scheme.content_query(self, content_query)
-            yield scheme, content_query, scheme.terms(context)
+            yield scheme, content_query, checked_terms(scheme, scheme.terms(context))
 
     def score_terms(
         self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from .family import Family
-from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, zeros
+from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, nothing_replaced, zeros
 from .stock_interface import past_length_in
 
 
@@ -122,14 +122,15 @@ class PositionEmbeddings:
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
         self.padding_token = self.family.setting(config, "pad_token_id")
-        if not keep_table:
-            delattr(self, self.family.table)
         self.position_combine = None
         if scheme is not None:
-            scheme.add_parameters(self, config)
+            with nothing_replaced(scheme, self):
+                scheme.add_parameters(self, config)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
             width = self.words.embedding_dim
             self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
+        if not keep_table:
+            delattr(self, self.family.table)
 
     def family_position_ids(self, input_ids: torch.Tensor | None, past_length: int) -> torch.Tensor | None:
         """Position ids (batch, length) as the family counts them for its table, or None where they are the slots."""

@@ -30,6 +30,7 @@ from .scheme import (
     Positions,
     PositionTable,
     is_traced,
+    nothing_replaced,
     without_bias,
     zeros,
 )
@@ -138,7 +139,8 @@ class PositionEncoder:
         self.is_causal = config.sizes.is_decoder
         self.window = window_settings(config)
         for scheme in schemes:
-            scheme.add_encoder_parameters(self, config)
+            with nothing_replaced(scheme, self):
+                scheme.add_encoder_parameters(self, config)
 
     @property
     def reads_table(self) -> bool:
@@ -428,6 +430,11 @@ def check_built_as_configured(model: nn.Module) -> None:
         changed += [(flag, was, window_settings(config)[flag]) for flag, was in encoder.window.items()]
         for old in built:
             [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
+            if type(old) is not type(new):
+                raise ValueError(
+                    f"position_scheme {old.name!r} was registered anew after the model was built, which computes with the class before: "
+                    "the new file would lie beside these weights. Register the file as it was to save them, or load the checkpoint anew"
+                )
             flags = {flag.attribute for flag in old.flags}
             for name in vars(old) | vars(new):
                 what = f"position_{name}" if name in flags else f"{old.name}'s {name}"

@@ -5,7 +5,8 @@ A scheme object holds its flags and nothing else. Its parameters live on the sto
 there and calls them there. Adding a scheme is one file with a subclass and a line in schemes.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -430,6 +431,70 @@ class SumTerm:
         query, key = self.of_both
         difference = query[..., None] - key[..., None, :]
         return -self.scale[..., None] * (difference.abs() if self.side is None else difference.relu())
+
+
+# Kind of score term -> its tensors, and how many dimensions they may have.
+DIMENSIONS: dict[type, dict[str, tuple[int, ...]]] = {
+    RelativeTerm: {
+        "rows": (1, 3),
+        "query_table": (3,),
+        "key_table": (3,),
+        "bias": (2, 3),
+        "value_table": (2,),
+        "query_bias": (2,),
+    },
+    PairTerm: {"bias": (4,)},
+    ProductTerm: {"query": (4,), "key": (4,)},
+    SumTerm: {"scale": (3,), "query": (3,), "key": (3,)},
+}
+
+
+def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[RelativeTerm | PairTerm | ProductTerm | SumTerm]:
+    """What `terms` of a scheme returned, if it is a list of score terms whose tensors have the right number of dimensions.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a tensor has another number of dimensions.
+    """
+    who = f"`terms` of position_scheme {scheme.name!r}"
+    if not isinstance(terms, list):
+        raise TypeError(f"{who} must return a list of score terms, got {type(terms).__name__}")
+    for term in terms:
+        if (dimensions := DIMENSIONS.get(type(term))) is None:
+            kinds = ", ".join(kind.__name__ for kind in DIMENSIONS)
+            raise TypeError(f"{who} must return a list of {kinds}, got {type(term).__name__} in it")
+        for name, possible in dimensions.items():
+            value = getattr(term, name)
+            if value is not None and value.dim() not in possible:
+                wanted = " or ".join(map(str, possible))
+                raise ValueError(
+                    f"{who} returned a {type(term).__name__} whose {name} must have {wanted} dimensions, got {tuple(value.shape)}"
+                )
+    return terms
+
+
+@contextmanager
+def nothing_replaced(scheme: "PositionScheme", module: nn.Module) -> Iterator[None]:
+    """While a scheme registers its parameters on a module.
+
+    Raises:
+        ValueError: under a name that something of the module has already, of transformers or of another scheme.
+    """
+    before = _attributes(module)
+    yield
+    now = _attributes(module)
+    taken = [name for name, value in now.items() if before.get(name, value) is not value]
+    taken += [name for name in now.keys() - before.keys() if hasattr(type(module), name)]
+    if taken:
+        names = " and ".join(repr(name) for name in sorted(taken))
+        raise ValueError(
+            f"position_scheme {scheme.name!r} registers {names} on {type(module).__name__}, which has that already, of transformers "
+            "or of another scheme: give it another name, such as the scheme's"
+        )
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {**vars(module), **module._parameters, **module._buffers, **module._modules}
 
 
 class PositionScheme:

@@ -155,13 +155,16 @@ def scheme_names(position_scheme: str) -> tuple[str, ...]:
 @functools.cache
 def _parsed(position_scheme: str) -> tuple[str, ...]:
     names = tuple(ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+"))
+    if "" in names:
+        raise ValueError(f"position_scheme={position_scheme!r} has no name before or after a '+'")
     for name in names:
         if name not in SCHEMES:
             nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(
                 f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join([*SCHEMES, *ALIASES])}, "
-                "or several of them joined by '+'"
+                "or several of them joined by '+'; one of your own has to be registered first, by hf_posenc.register_scheme or, on the "
+                "command line, --scheme-file"
             )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
