@@ -120,15 +120,15 @@ def add_or_concatenate(found: Numbers) -> Question:
         "Why add positions to the words, and not concatenate them?",
         """With learned tables as wide as the model, concatenating and projecting computes nothing that adding could not: W[w; p] + b = W₁w + W₂p + b,
         where W₁ and W₂p + b can be taken into the two tables, if the output head does not share the word embeddings, so that only optimisation
-        differs. With BERT's output head, which shares them, or with fixed sinusoids it can express strictly more; with learned tables the
-        runs there are came out no different.""",
+        differs. With BERT's output head, which shares them, or with fixed sinusoids it can express strictly more; with learned tables
+        three seeds do not tell the two apart.""",
         f"""Masked-LM loss from scratch {spread(scratch[0])} added and {spread(scratch[1])} concatenated; F1 on punctuation, fine-tuned, {spread(tuned[0])}
         and {spread(tuned[1])} ([all ways](comparison.md#add-positions-to-the-words-or-concatenate-them)).""",
         f"""Three seeds each, mean ± standard deviation. Concatenated less added, seed by seed: loss {difference(scratch[1], scratch[0])}, F1
         {difference(tuned[1], tuned[0])}.""",
         """Intervals of three seeds are wide: differences within them are not ruled out. A BERT of 2 layers and width 128 for 800 steps, with the
         shared head, and MiniLM for 240; longer training, and ten seeds, wait for a
-        measurement.""",
+        measurement. Side by side, with features of their own and no projection, is another thing ([figures](comparison.md#words-and-positions-side-by-side)).""",
     )
 
 
@@ -286,17 +286,30 @@ def every_layer(found: Numbers) -> Question:
         [seeds(part, f"absolute{how}", length, metric) for how in ("", ":position_every_layer=true")]
         for part, length, metric in (("scratch", 32, "masked_loss"), ("punctuation", 64, "f1"))
     )
+    deeper = "position_every_layer=true,position_every_layer_weight="
+    once, one, large, waves, waves_one = (
+        seeds("every_layer", scheme, 32, "masked_loss")
+        for scheme in (
+            "absolute",
+            f"absolute:{deeper}1",
+            f"absolute:{deeper}12.5",
+            "sinusoidal",
+            f"sinusoidal:{deeper}1",
+        )
+    )
     position = found["models"]["MiniLM"]["probes"]["position"]
     return Question(
         "Would it help to add positions again before every layer?",
-        """In the runs there are it makes no difference that three seeds could show. Nor is there much to restore: positions are read from the
+        f"""In the runs there are it makes no difference that three seeds could show, and a table as strong as a layer's whole input does harm: a loss
+        higher by {difference(large, once)}. Nor is there much to restore: positions are read from the
         states about as well after four layers as before the first, and fade only in the last two.""",
         f"""Masked-LM loss from scratch {spread(scratch[0])} once and {spread(scratch[1])} before every layer; F1 on punctuation {spread(tuned[0])} and
         {spread(tuned[1])}. R² of a linear probe {position[0]:.3f} before the first layer, {position[4]:.3f} after the fourth, {position[-1]:.3f} after the
-        last.""",
-        f"""Three seeds each. Every layer less once, seed by seed: loss {difference(scratch[1], scratch[0])}, F1 {difference(tuned[1], tuned[0])}.""",
-        """Two layers from scratch, in which little can be lost, and 240 steps of fine-tuning, with a number that weighs them that starts at zero and moves little.
-        Larger weights, and deeper models trained from scratch with it wait for a measurement; ALiBi, T5 and rotary models do put positions into
+        last. From scratch in four layers: {spread(once)} once, {spread(one)} with the weight 1 before every layer and {spread(large)} with 12.5, at which positions have the
+        RMS of its input ([figures](comparison.md#once-or-before-every-layer)).""",
+        f"""Three seeds each. Every layer less once, seed by seed: loss {difference(scratch[1], scratch[0])}, F1 {difference(tuned[1], tuned[0])}, with a weight that starts at
+        zero and moves little; in four layers with the weight 1, loss {difference(one, once)} with a table and {difference(waves_one, waves)} with sinusoids.""",
+        """Four layers of width 128 for 1,200 steps, two for 800, and 240 steps of fine-tuning: in deeper models more may be lost. Three seeds do not show that there is no difference; ALiBi, T5 and rotary models do put positions into
         every layer's scores, and were not compared with their own kind put in once.""",
     )
 
