@@ -89,7 +89,7 @@ WRONG = {
         r"unknown scheme 'disentangle'; did you mean 'disentangled'\?",
     ),
     "unknown scheme, near nothing": ({"position_scheme": "xyzzy"}, r"unknown scheme 'xyzzy'\. Known: absolute"),
-    "empty scheme": ({"position_scheme": "t5+"}, r"unknown scheme ''\. Known: absolute"),
+    "empty scheme": ({"position_scheme": "t5+"}, r"names of schemes joined by '\+', got 't5\+'"),
     "twice": ({"position_scheme": "t5+t5"}, r"position_scheme='t5\+t5' names t5 twice"),
     "twice by its alias": ({"position_scheme": "deberta+disentangled"}, "names deberta twice"),
     "two embedding-level schemes": (

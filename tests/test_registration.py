@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import hf_posenc
 from hf_posenc import cli, register_scheme, registration, with_position_scheme
+from hf_posenc.hub.cards import write_card
 from hf_posenc.modeling import schemes
 from hf_posenc.modeling.schemes import FLAGS, SCHEMES, SOURCES
 from hf_posenc.registration import register_files, travelling
@@ -292,7 +293,7 @@ class TestRefused:
     def test_a_name_that_nobody_knows(self):
         with pytest.raises(ValueError, match="registered first, by hf_posenc.register_scheme or"):
             build("mine")
-        with pytest.raises(ValueError, match="no name before or after"):
+        with pytest.raises(ValueError, match="names of schemes joined by"):
             build("t5+")
 
     def test_an_embedding_scheme_has_the_flags_of_all(self, files):
@@ -300,6 +301,14 @@ class TestRefused:
         model = fill_positions(build("log_position", position_combine="concat", position_width=4))
         assert model.embeddings.log_position().shape == (4,)
         assert not torch.equal(output(model), output(build("log_position")))
+
+    def test_a_card_says_how_the_scheme_is_registered(self, saved):
+        card = write_card(saved).read_text(encoding="utf-8")
+        [load, *_] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        assert load.startswith("import hf_posenc\nfrom key_decay import KeyDecay\nfrom transformers import")
+        assert "\n\nhf_posenc.register_scheme(KeyDecay)\n\ntokenizer = " in load
+        assert f"hf-posenc card {saved} --scheme-file key_decay.py" in card
+        assert "nothing but torch, numpy, transformers and" in card
 
     def test_what_has_no_file(self, files):
         with pytest.raises(ValueError, match="a file of its own"):

@@ -52,6 +52,7 @@ from transformers import TrainerCallback
 from .. import inspection
 from ..integrations import sentence_transformers as sentence_folders
 from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes import SCHEMES, sources_of
 from .card_files import END, begin_mark, check_card, save_card
 
 
@@ -316,6 +317,9 @@ def make_card(
     lengths = [row.length for row in results.results if row.model == "variant" and row.length is not None]
     repeated = [len(value) for row in results.results for value in row.metrics.values() if isinstance(value, list)]
     data = card_data(config, results, name, tags, sentence_class)
+    own_schemes: dict[str, list[str]] = {}
+    for scheme, source in sources_of(config.position_scheme).items():
+        own_schemes.setdefault(source.module, []).append(SCHEMES[scheme].__qualname__)
     return ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
@@ -337,6 +341,7 @@ def make_card(
         auto_class=inspection.auto_class(config),
         sentence_class=sentence_class,
         code=[*config.code_files()],
+        own_schemes=own_schemes,
         regenerate=command,
     )
 
@@ -381,6 +386,8 @@ def write_card(
     options = {"--results": results, "--repo": repo_id, "--output": output}
     options |= {f"--{name.replace('_', '-')}": value for name, value in known.items()}
     command = ["hf-posenc", "card", str(folder)]
+    for source in {source.path: source for source in sources_of(config.position_scheme).values()}.values():
+        command += ["--scheme-file", source.path.name]
     for option, value in options.items():
         if value is not None:
             command += [option, str(value)]

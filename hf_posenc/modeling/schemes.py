@@ -156,7 +156,7 @@ def scheme_names(position_scheme: str) -> tuple[str, ...]:
 def _parsed(position_scheme: str) -> tuple[str, ...]:
     names = tuple(ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+"))
     if "" in names:
-        raise ValueError(f"position_scheme={position_scheme!r} has no name before or after a '+'")
+        raise ValueError(f"position_scheme must be names of schemes joined by '+', got {position_scheme!r}")
     for name in names:
         if name not in SCHEMES:
             nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)

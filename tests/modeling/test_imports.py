@@ -18,6 +18,7 @@ FILES = sorted(MODELING.glob("*.py"))
 STANDARD_LIBRARY = {
     *(
         "collections",
+        "contextlib",
         "contextvars",
         "copy",
         "dataclasses",
