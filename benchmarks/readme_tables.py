@@ -616,7 +616,7 @@ def figures() -> dict[str, list[str]]:
             f"punctuation: {f1('absolute', 64, longer)}; converted to `deberta` first, as many in all: {f1('deberta', 64, converted)} |",
             f"| `hf-posenc convert` to `deberta` first, then a position learning rate of `{chosen_rate(converted['deberta'])}` | F1 at "
             f"four times the length: {f1('deberta', 256, converted)}; with its own positions in as many steps "
-            f"{f1('absolute', 256, longer)}; not converted, in fewer steps, {f1('absolute', 256)}, and with `absolute+t5`, position "
+            f"{f1('absolute', 256, longer)}, and on windows as long as those {f1('absolute', 256, read_part('windows'))}; not converted, in fewer steps, {f1('absolute', 256)}, and with `absolute+t5`, position "
             f"learning rate `{chosen_rate(punctuation['absolute+t5'])}`, {f1('absolute+t5', 256)} |",
             f"documents of 2,048 tokens found by their pass key (synthetic): {100 * cross_fitted('t5', 'passkey'):.0f} of 100, by the mean "
             f"of chunks {100 * cross_fitted(CHUNKS, 'passkey'):.0f}, by the best of {vectors[BEST]['vectors']:.0f} chunks "
