@@ -7,7 +7,7 @@
 
 DATA holds wikitext2/valid.txt and test.txt. Results go to results/comparison/FOLDER; settings, versions and every run are in
 results.json there. A run that is there is not made again, nor a conversion that only such runs need, so processes may share the
-work by schemes or by seeds; costs are measured by the whole command alone. The hours that remain are those that finished runs took.
+work by schemes, or by seeds where no conversion is still to be made; costs are measured by the whole command alone. The hours that remain are those that finished runs took.
 """
 
 import argparse
