@@ -656,6 +656,7 @@ def figures() -> dict[str, list[str]]:
             f"by {more_f1('absolute+t5')} with `absolute+t5`, {more_f1('absolute+relative_key')} with `absolute+relative_key` and "
             f"{more_f1('absolute+deberta')} with `absolute+deberta`",
             "Intervals are of 95 %",
+            "the interval of 90 % and the larger p are given",
             "(an amplitude of 0.113)",  # initializer_range · √2
             f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed(comparison.LEARNED, 42)}, where the constant one reaches "
             f"{of_seed('sinusoidal', 42)}",
