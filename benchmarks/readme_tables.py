@@ -552,6 +552,9 @@ def figures() -> dict[str, list[str]]:
         flags = f"position_every_layer=true,position_every_layer_weight={weight}"
         return apart(deep, f"{scheme}:{flags}", deep, scheme, "32", "masked_loss")
 
+    def added(label: str) -> str:
+        return apart(read_part("terms_added"), f"absolute+{label}", punctuation, "absolute", "256", "f1")
+
     def beside(scheme: str, width: int) -> str:
         return apart(side, f"{scheme}:{concat},position_width={width}", side, scheme, "32", "masked_loss")
 
@@ -562,7 +565,7 @@ def figures() -> dict[str, list[str]]:
         read_part("every_layer"),
         [f"{value:.3f} at `{rate:g}`" for rate, value in searched_rates().items()],
     )
-    side = read_part("beside")
+    side, own_projections, p2p = read_part("beside"), "position_share_projections=false", 'c2p","p2c","p2p'
     float32 = read_part("float32")
     float32["sinusoidal"] = [run for run in float32["sinusoidal"] if run["seed"] not in comparison.CHOOSING]
 
@@ -657,6 +660,9 @@ def figures() -> dict[str, list[str]]:
             f"{more_f1('absolute+deberta')} with `absolute+deberta`",
             "Intervals are of 95 %",
             "the interval of 90 % and the larger p are given",
+            f"c2p by {added(asked.format('c2p') + ',' + own_projections)}, p2c by {added(asked.format('p2c') + ',' + own_projections)}, both by "
+            f"{added('deberta:' + own_projections)} and with p2p by "
+            f"{added(asked.format(p2p) + ',' + own_projections)}",
             "(an amplitude of 0.113)",  # initializer_range · √2
             f"with seed 42, from 0.113 to {fallen:.3f}, and the loss is {of_seed(comparison.LEARNED, 42)}, where the constant one reaches "
             f"{of_seed('sinusoidal', 42)}",
