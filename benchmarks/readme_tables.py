@@ -569,6 +569,17 @@ def figures() -> dict[str, list[str]]:
     float32 = read_part("float32")
     float32["sinusoidal"] = [run for run in float32["sinusoidal"] if run["seed"] not in comparison.CHOOSING]
 
+    constant = float32["sinusoidal"]
+    better = [
+        run
+        for run in float32[f"sinusoidal:position_amplitude={comparison.BETTER}"]
+        if run["seed"] not in comparison.CHOOSING
+    ]
+
+    def tuned_at(amplitude: str) -> str:
+        label = f"sinusoidal:position_amplitude={amplitude}" if amplitude else "sinusoidal"
+        return " and ".join(f"{value:.3f}" for value in by_seed(read_part("amplitudes_tuned")[label], "64", "f1"))
+
     def of_seed(scheme: str, seed: int) -> str:
         [run] = [run for run in float32[scheme] if run["seed"] == seed]
         return f"{run['metrics']['32']['masked_loss']:.3f}"
@@ -695,6 +706,11 @@ def figures() -> dict[str, list[str]]:
             f"{more_loss('sinusoidal')}",
             f"{chosen_on('')} at 0.113, {chosen_on('0.25')} at 0.25, {chosen_on('0.5')} at 0.5 and {chosen_on('1.0')} at 1",
             f"at 0.2 with a base of 100 {chosen_on('0.2,position_base=100')}",
+            f"{comparison.BETTER} reaches {report.mean_and_deviation(values(better, '32', 'masked_loss'))} at 32 tokens, below the default by "
+            f"{less(constant, better, '32', 'masked_loss').written()} and above the table by "
+            f"{less(better, float32['absolute'], '32', 'masked_loss').written()}; at 1,024 tokens it is above the default by "
+            f"{less(better, constant, '1024', 'masked_loss').written()}",
+            f"an F1 of {tuned_at('')} at the default, an amplitude of 0.028, {tuned_at('0.1')} at 0.1, and {tuned_at('0.25')} at 0.25 and at 1",
             f"concatenated, loss {more_loss('absolute:position_combine=concat')} and F1 {more_f1('absolute:position_combine=concat')}; "
             f"by a gate, {more_loss('absolute:position_combine=gate')} and {more_f1('absolute:position_combine=gate')}",
             f"above by {more_loss('absolute:position_combine=attention')}; fine-tuned, F1 differs by "

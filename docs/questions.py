@@ -334,7 +334,7 @@ def sinusoids_or_table(found: Numbers) -> Question:
         f"""Three seeds each, seed by seed. Sinusoids less table: loss {difference(constant, table)}, F1 {difference(own, theirs)}; less none: loss
         {difference(constant, none)}, F1 {difference(own, nothing)}. Concatenated less added: loss {difference(concatenated, constant)}. Learned
         amplitude less none: loss {difference(learned, none)}.""",
-        """Longer training, larger models, learning rates of the amplitude, and other amplitudes, of which two seeds say that they matter
+        """Longer training, larger models and learning rates of the amplitude; a larger amplitude is nearer to the table at this length and worse beyond it
         ([figures](comparison.md#from-scratch)). In the fine-tuning the table is pretrained
         and sinusoids are new, so that it says what a replacement costs, not which of them is better.""",
     )
