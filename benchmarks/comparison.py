@@ -7,7 +7,8 @@
 
 DATA holds wikitext2/valid.txt and test.txt. Results go to results/comparison/FOLDER; settings, versions and every run are in
 results.json there. A run that is there is not made again, nor a conversion that only such runs need, so processes may share the
-work by schemes, or by seeds where no conversion is still to be made; costs are measured by the whole command alone. The hours that remain are those that finished runs took.
+work by schemes, or by seeds where no conversion is still to be made; costs are measured by the whole command alone. The hours that
+remain are those that finished runs took.
 """
 
 import argparse
@@ -81,10 +82,16 @@ FILES = {"train_file": "valid", "eval_file": "test"}
 FIVE, TEN = [*range(42, 47)], [*range(42, 52)]
 # Seeds on which amplitudes are chosen: no figure is of these.
 CHOOSING = [52, 53]
-AMPLITUDES = [f"sinusoidal{flags}" for flags in ("", *(f":position_amplitude={value}" for value in (0.25, 0.5, 1.0)))]
-AMPLITUDES += ["sinusoidal:position_amplitude=0.2,position_base=100"]
+
+
+def with_amplitude(value: float) -> str:
+    return f"sinusoidal:position_amplitude={value}"
+
+
+# The default first; the last also has another base.
+AMPLITUDES = ["sinusoidal", *map(with_amplitude, (0.25, 0.5, 1.0)), f"{with_amplitude(0.2)},position_base=100"]
 BETTER = 0.25
-TUNED_AMPLITUDES = ["sinusoidal", *(f"sinusoidal:position_amplitude={value}" for value in (0.1, 0.25, 1.0))]
+TUNED_AMPLITUDES = ["sinusoidal", *map(with_amplitude, (0.1, 0.25, 1.0))]
 # Positions before every layer at first at the weight 1, and at 1 / initializer_range, at which they have the RMS of a layer's input.
 WEIGHTS = ("1", "12.5")
 EVERY_LAYER = [
@@ -117,7 +124,7 @@ def deberta_terms(beside: str = "") -> list[str]:
 PARTS: dict[str, dict[str, Any]] = {
     "amplitudes": {**SINUSOIDS, "schemes": AMPLITUDES, "seeds": CHOOSING},
     # What was best of these, on the seeds that have figures.
-    "amplitude": {**SINUSOIDS, "schemes": [f"sinusoidal:position_amplitude={BETTER}"], "seeds": TEN},
+    "amplitude": {**SINUSOIDS, "schemes": [with_amplitude(BETTER)], "seeds": TEN},
     # In the place of a checkpoint's table, whose words have an RMS of about 0.05; the default is 0.028 there.
     "amplitudes_tuned": {**PUNCTUATION, "schemes": TUNED_AMPLITUDES, "seeds": CHOOSING, "cost_rounds": 0},
     "float32": {**SINUSOIDS, "schemes": ["none", "sinusoidal", LEARNED], "seeds": FIVE},

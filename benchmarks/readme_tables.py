@@ -509,6 +509,8 @@ def tables() -> dict[str, list[str]]:
 def figures() -> dict[str, list[str]]:
     """Pieces of sentences with all that was measured in them, by the page that has them."""
     punctuation, converted, longer, scratch = map(read_part, ("punctuation", "converted", "longer", "scratch"))
+    pairs, longer_pairs, converted_pairs = map(read_part, ("pairs", "pairs_longer", "pairs_converted"))
+    side, deep, added_terms, windows = map(read_part, ("beside", "every_layer", "terms_added", "windows"))
     cola = {row[0]: row[2] for row in cells(cola_table())}
     speed, fast, mpnet = padding(), fast_attention(), fast_attention("MPNet")
     moved = json.loads((ROOT / "docs" / "what-positions-do.json").read_text(encoding="utf-8"))["models"]["MiniLM"]
@@ -516,8 +518,8 @@ def figures() -> dict[str, list[str]]:
     def f1(scheme: str, length: int = 64, runs: Runs = punctuation) -> str:
         return written(values(runs[scheme], str(length), "f1"))
 
-    def ten(scheme: str, length: int = 64, part: str = "pairs") -> str:
-        return report.mean_and_deviation(values(read_part(part)[scheme], str(length), "f1"))
+    def ten(scheme: str, length: int = 64, runs: Runs = pairs) -> str:
+        return report.mean_and_deviation(values(runs[scheme], str(length), "f1"))
 
     def ahead(scheme: str) -> str:
         own, baseline = (by_seed(punctuation[name], "256", "f1") for name in (scheme, "absolute"))
@@ -536,10 +538,14 @@ def figures() -> dict[str, list[str]]:
     def more_loss(scheme: str, other: str = "absolute") -> str:
         return apart(scratch, scheme, scratch, other, "32", "masked_loss")
 
-    def chosen_on(amplitude: str) -> str:
-        label = f"sinusoidal:position_amplitude={amplitude}" if amplitude else "sinusoidal"
-        own = [run for run in read_part("amplitudes")[label] if run["seed"] in comparison.CHOOSING]
-        return " and ".join(f"{loss:.3f}" for loss in by_seed(own, "32", "masked_loss"))
+    def chosen_on(part: str, length: str, metric: str) -> list[str]:
+        # By amplitude, in the order of the part.
+        runs = read_part(part)
+        own = [
+            [run for run in runs[label] if run["seed"] in comparison.CHOOSING]
+            for label in comparison.PARTS[part]["schemes"]
+        ]
+        return [" and ".join(f"{value:.3f}" for value in by_seed(some, length, metric)) for some in own]
 
     def behind(scheme: str, length: str) -> str:
         differences = [
@@ -553,7 +559,7 @@ def figures() -> dict[str, list[str]]:
         return apart(deep, f"{scheme}:{flags}", deep, scheme, "32", "masked_loss")
 
     def added(label: str) -> str:
-        return apart(read_part("terms_added"), f"absolute+{label}", punctuation, "absolute", "256", "f1")
+        return apart(added_terms, f"absolute+{label}", punctuation, "absolute", "256", "f1")
 
     def beside(scheme: str, width: int) -> str:
         return apart(side, f"{scheme}:{concat},position_width={width}", side, scheme, "32", "masked_loss")
@@ -561,24 +567,10 @@ def figures() -> dict[str, list[str]]:
     def cross_fitted(method: str, task: str) -> float:
         return vectors[method]["tasks"][task]["ndcg"]
 
-    deep, searched = (
-        read_part("every_layer"),
-        [f"{value:.3f} at `{rate:g}`" for rate, value in searched_rates().items()],
-    )
-    side, own_projections, p2p = read_part("beside"), "position_share_projections=false", 'c2p","p2c","p2p'
-    float32 = read_part("float32")
-    float32["sinusoidal"] = [run for run in float32["sinusoidal"] if run["seed"] not in comparison.CHOOSING]
-
-    constant = float32["sinusoidal"]
-    better = [
-        run
-        for run in float32[f"sinusoidal:position_amplitude={comparison.BETTER}"]
-        if run["seed"] not in comparison.CHOOSING
-    ]
-
-    def tuned_at(amplitude: str) -> str:
-        label = f"sinusoidal:position_amplitude={amplitude}" if amplitude else "sinusoidal"
-        return " and ".join(f"{value:.3f}" for value in by_seed(read_part("amplitudes_tuned")[label], "64", "f1"))
+    float32 = {
+        scheme: [run for run in runs if run["seed"] not in comparison.CHOOSING]
+        for scheme, runs in read_part("float32").items()
+    }
 
     def of_seed(scheme: str, seed: int) -> str:
         [run] = [run for run in float32[scheme] if run["seed"] == seed]
@@ -596,9 +588,14 @@ def figures() -> dict[str, list[str]]:
     shares_in_order = [speed[f"{batches}, 32, sorted", "forward"]["padding"] for batches in texts]
     mean_row, directions = smoothness_of_the_table()
     one_text = [mpnet[f"1x{length}"]["hf_posenc"] for length in (16, 64, 128, 256, 512)]
-    [learned] = [run for run in read_part("float32")[comparison.LEARNED] if run["seed"] == 42]
+    searched = [f"{value:.3f} at `{rate:g}`" for rate, value in searched_rates().items()]
+    constant, better = float32["sinusoidal"], float32[comparison.with_amplitude(comparison.BETTER)]
+    default, quarter, half, one, other_base = chosen_on("amplitudes", "32", "masked_loss")
+    default_tuned, tenth_tuned, quarter_tuned, one_tuned = chosen_on("amplitudes_tuned", "64", "f1")
+    [learned] = [run for run in float32[comparison.LEARNED] if run["seed"] == 42]
     fallen = learned["scales"]["embeddings.position_scale"]
     terms, asked = read_part("terms"), 'deberta:position_attention_types=["{}"]'
+    own_projections, p2p = "position_share_projections=false", 'c2p","p2c","p2p'
     far = long_tables.beyond_the_window()
     requests = serving_speeds()
     plain, disentangled = (
@@ -625,8 +622,8 @@ def figures() -> dict[str, list[str]]:
             f"MiniLM converted to `t5` has an F1 of {far['t5']}, windows {far['windows']}, and the whole document with a longer table and no "
             f"conversion {far['longer table']}.",
             f"MiniLM has an F1 of {ten('absolute+t5', 256)} with `absolute+t5` and of {ten('absolute', 256)} with its own positions "
-            f"alone; of {ten('deberta', 256, 'pairs_converted')} converted to `deberta` first, and of "
-            f"{ten('absolute', 256, 'pairs_longer')} with its own positions in as many steps as that takes",
+            f"alone; of {ten('deberta', 256, converted_pairs)} converted to `deberta` first, and of "
+            f"{ten('absolute', 256, longer_pairs)} with its own positions in as many steps as that takes",
             f"reads 512 tokens {fast['1x512']['hf_posenc']:.1f} times as fast as in transformers, and 16 tokens "
             f"{fast['1x16']['hf_posenc']:.1f} times",
             f"{min(one_text):.1f} to {max(one_text):.1f} times as fast with one text of 16 to 512 tokens, and {mpnet['8x512']['hf_posenc']:.1f} times with 8 of 512",
@@ -634,11 +631,11 @@ def figures() -> dict[str, list[str]]:
             + percent(moved["phase-shift"]["by_1"]),
             f"| the checkpoint's own positions, with `absolute+t5` or without | punctuation: F1 {ten('absolute')}, with `absolute+t5` "
             f"{ten('absolute+t5')}, with no positions {f1('none')}; CoLA (Matthews): {cola['absolute']}, with `absolute+t5` {cola['absolute+t5']}. In more steps, "
-            f"punctuation: {ten('absolute', 64, 'pairs_longer')}; converted to `deberta` first, as many in all: "
-            f"{ten('deberta', 64, 'pairs_converted')} |",
+            f"punctuation: {ten('absolute', 64, longer_pairs)}; converted to `deberta` first, as many in all: "
+            f"{ten('deberta', 64, converted_pairs)} |",
             f"| `hf-posenc convert` to `deberta` first, then a position learning rate of `{chosen_rate(converted['deberta'])}` | F1 at "
-            f"four times the length: {ten('deberta', 256, 'pairs_converted')}; with its own positions in as many steps "
-            f"{ten('absolute', 256, 'pairs_longer')}, and on windows as long as those {f1('absolute', 256, read_part('windows'))}; not "
+            f"four times the length: {ten('deberta', 256, converted_pairs)}; with its own positions in as many steps "
+            f"{ten('absolute', 256, longer_pairs)}, and on windows as long as those {f1('absolute', 256, windows)}; not "
             f"converted, in fewer steps, {ten('absolute', 256)}, and with `absolute+t5`, position learning rate "
             f"`{chosen_rate(punctuation['absolute+t5'])}`, {ten('absolute+t5', 256)} |",
             f"documents of 2,048 tokens found by their pass key (synthetic): {100 * cross_fitted('t5', 'passkey'):.0f} of 100, by the mean "
@@ -696,7 +693,7 @@ def figures() -> dict[str, list[str]]:
             f"behind it, by {beside('absolute', 32)} and {beside('sinusoidal', 32)}",
             f"At 12.5, from which they hardly move, the table learns far less, by {more_before_layers('absolute', '12.5')}",
             f"F1 on held-out text is {', '.join(searched[:-1])} and {searched[-1]}",
-            f"with them `absolute` reaches {f1('absolute', 256, read_part('windows'))} there",
+            f"with them `absolute` reaches {f1('absolute', 256, windows)} there",
             f"leaves zero out: {more_f1('absolute+t5', 256)}",
             f"`deberta` is ahead of it by {more_f1('deberta', 256, converted)}, `transformer_xl` by "
             f"{more_f1('transformer_xl', 256, converted)} and `relative` by {more_f1('relative', 256, converted)}; `tupe` is behind",
@@ -704,13 +701,14 @@ def figures() -> dict[str, list[str]]:
             f"{more_f1('relative_key', 256, converted, longer)}",
             f"below `none` by {apart(scratch, 'none', scratch, 'sinusoidal', '32', 'masked_loss')}, and above `absolute` by "
             f"{more_loss('sinusoidal')}",
-            f"{chosen_on('')} at 0.113, {chosen_on('0.25')} at 0.25, {chosen_on('0.5')} at 0.5 and {chosen_on('1.0')} at 1",
-            f"at 0.2 with a base of 100 {chosen_on('0.2,position_base=100')}",
+            f"{default} at 0.113, {quarter} at 0.25, {half} at 0.5 and {one} at 1",
+            f"at 0.2 with a base of 100 {other_base}",
             f"{comparison.BETTER} reaches {report.mean_and_deviation(values(better, '32', 'masked_loss'))} at 32 tokens, below the default by "
             f"{less(constant, better, '32', 'masked_loss').written()} and above the table by "
             f"{less(better, float32['absolute'], '32', 'masked_loss').written()}; at 1,024 tokens it is above the default by "
             f"{less(better, constant, '1024', 'masked_loss').written()}",
-            f"an F1 of {tuned_at('')} at the default, an amplitude of 0.028, {tuned_at('0.1')} at 0.1, and {tuned_at('0.25')} at 0.25 and at 1",
+            f"an F1 of {default_tuned} at the default, an amplitude of 0.028, {tenth_tuned} at 0.1, and {quarter_tuned} at 0.25 and "
+            f"{one_tuned} at 1",
             f"concatenated, loss {more_loss('absolute:position_combine=concat')} and F1 {more_f1('absolute:position_combine=concat')}; "
             f"by a gate, {more_loss('absolute:position_combine=gate')} and {more_f1('absolute:position_combine=gate')}",
             f"above by {more_loss('absolute:position_combine=attention')}; fine-tuned, F1 differs by "

@@ -183,8 +183,6 @@ def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
         raise ValueError(
             f"{who}: {flag.name!r} is something else already: {TAKEN[flag.name]}; give the flag another name"
         )
-    if flag in EmbeddingScheme.flags:
-        return
     if not isinstance(flag.kind, Kind):
         raise TypeError(
             f"{who}: the kind of {flag.name!r} must be one of hf_posenc.scheme's with its arguments, such as Integer(1), got {flag.kind!r}"
@@ -193,7 +191,8 @@ def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
         raise ValueError(
             f"{who}: {flag.name!r} is a flag of the attention, whatever the scheme is: give it another name"
         )
-    if hasattr(scheme, flag.attribute):
+    # The flags of all embedding schemes have values in the class too, for those that leave some out.
+    if hasattr(scheme, flag.attribute) and flag not in EmbeddingScheme.flags:
         raise ValueError(
             f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which it has already"
         )

@@ -126,6 +126,12 @@ class TestRegistering:
         assert scheme(tiny.variant_config(position_scheme="mine")).buckets == 7
         assert tiny.variant_config(position_scheme="t5+mine", position_buckets=8).position_buckets == 8
 
+    def test_an_embedding_scheme_has_the_flags_of_all(self, files):
+        register_files([files / "log_position.py"])
+        model = fill_positions(build("log_position", position_combine="concat", position_width=4))
+        assert model.embeddings.log_position().shape == (4,)
+        assert not torch.equal(output(model), output(build("log_position")))
+
     def test_the_same_again_is_nothing(self, files):
         import key_decay
 
@@ -246,7 +252,7 @@ class TestRefused:
     )
     @pytest.mark.parametrize("attn_implementation", ["sdpa", "eager"])
     @pytest.mark.parametrize("length", [5, 200])
-    def test_terms_that_are_none(self, files, returned, error, message, attn_implementation, length):
+    def test_terms_that_are_no_terms(self, files, returned, error, message, attn_implementation, length):
         register_files([define(files, f"{LEAST}    def terms(self, context):\n        return {returned}\n")])
         model = build("mine", attn_implementation=attn_implementation, max_position_embeddings=256)
         with pytest.raises(error, match=f"`terms` of position_scheme 'mine' .*{message}"):
@@ -281,8 +287,7 @@ class TestRefused:
             build("mine+other")
 
     def test_a_model_of_the_class_before_is_not_saved_with_the_new_file(self, files, tmp_path):
-        file = define(files, LEAST)
-        register_files([file])
+        register_files([define(files, LEAST)])
         model = build("mine")
         register_files([define(files, LEAST + "    def scaling(self, scaling):\n        return 2 * scaling\n")])
         with pytest.raises(ValueError, match="'mine' was registered anew after the model was built"):
@@ -295,20 +300,6 @@ class TestRefused:
             build("mine")
         with pytest.raises(ValueError, match="names of schemes joined by"):
             build("t5+")
-
-    def test_an_embedding_scheme_has_the_flags_of_all(self, files):
-        [scheme] = register_files([files / "log_position.py"])
-        model = fill_positions(build("log_position", position_combine="concat", position_width=4))
-        assert model.embeddings.log_position().shape == (4,)
-        assert not torch.equal(output(model), output(build("log_position")))
-
-    def test_a_card_says_how_the_scheme_is_registered(self, saved):
-        card = write_card(saved).read_text(encoding="utf-8")
-        [load, *_] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-        assert load.startswith("import hf_posenc\nfrom key_decay import KeyDecay\nfrom transformers import")
-        assert "\n\nhf_posenc.register_scheme(KeyDecay)\n\ntokenizer = " in load
-        assert f"hf-posenc card {saved} --scheme-file key_decay.py" in card
-        assert "nothing but torch, numpy, transformers and" in card
 
     def test_what_has_no_file(self, files):
         with pytest.raises(ValueError, match="a file of its own"):
@@ -385,6 +376,14 @@ class TestTravelling:
         text = (saved / "key_decay.py").read_text(encoding="utf-8")
         assert "hf_posenc" not in text and "from .scheme import AttentionScheme, Boolean, Flag" in text
         assert "from .key_decay import KeyDecay" in (saved / "configuration_posenc.py").read_text(encoding="utf-8")
+
+    def test_a_card_says_how_the_scheme_is_registered(self, saved):
+        card = write_card(saved).read_text(encoding="utf-8")
+        [load, *_] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+        assert load.startswith("import hf_posenc\nfrom key_decay import KeyDecay\nfrom transformers import")
+        assert "\n\nhf_posenc.register_scheme(KeyDecay)\n\ntokenizer = " in load
+        assert f"hf-posenc card {saved} --scheme-file key_decay.py" in card
+        assert "nothing but torch, numpy, transformers and" in card
 
     def test_others_have_not(self, key_decay, tmp_path):
         build("absolute+t5").save_pretrained(tmp_path / "t5")

@@ -386,8 +386,8 @@ def write_card(
     options = {"--results": results, "--repo": repo_id, "--output": output}
     options |= {f"--{name.replace('_', '-')}": value for name, value in known.items()}
     command = ["hf-posenc", "card", str(folder)]
-    for source in {source.path: source for source in sources_of(config.position_scheme).values()}.values():
-        command += ["--scheme-file", source.path.name]
+    for file in dict.fromkeys(source.path.name for source in sources_of(config.position_scheme).values()):
+        command += ["--scheme-file", file]
     for option, value in options.items():
         if value is not None:
             command += [option, str(value)]
