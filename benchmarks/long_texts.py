@@ -208,7 +208,8 @@ def articles(
     queries: int,
     seed: int,
     least_words: int = 8,
-    most_parts: int = 3,
+    most_parts: int | None = 3,
+    joined: bool = False,
 ) -> Retrieval:
     """Sentences taken out of articles, each asking for the document that it is from.
 
@@ -220,17 +221,23 @@ def articles(
         queries: sentences that are taken out of each document, one out of each of as many parts of the same length.
         seed: of the choice of sentences.
         least_words: words that a sentence has at least.
-        most_parts: documents that an article is at most.
+        most_parts: documents that an article is at most; None for no limit.
+        joined: what is left of an article, or all of a short one, begins a document that goes on with the next article, so that
+            every article is used. The limit is then one of all documents.
 
     Raises:
         ValueError: there are fewer than two documents.
     """
     drawn = random.Random(seed)
     found = Retrieval([], [], [], [], [], cut_off=10)
-    for article, paragraphs in enumerate(texts):
-        left = [sentence for paragraph in paragraphs for sentence in sentences(paragraph)]
+    by_article = [
+        [(article, sentence) for paragraph in paragraphs for sentence in sentences(paragraph)]
+        for article, paragraphs in enumerate(texts)
+    ]
+    for told in [[*itertools.chain.from_iterable(by_article)]] if joined else by_article:
+        owners, left = [article for article, _ in told], [sentence for _, sentence in told]
         ids = [ids_of(tokenizer, sentence) for sentence in left]
-        for _ in range(most_parts):
+        for _ in itertools.count() if most_parts is None else range(most_parts):
             chosen = _spread_sentences(left, ids, length - 2, queries, least_words, drawn)
             kept: list[int] = []
             used = 0
@@ -245,11 +252,11 @@ def articles(
                     found.queries.append(left[number])
                     found.relevant.append(len(found.documents))
                     found.depths.append(before / (length - 2))
-                    found.groups.append(article)
+                    found.groups.append(owners[number])
                 else:
                     before += len(own)
             found.documents.append([tokenizer.cls_token_id, *kept[: length - 2], tokenizer.sep_token_id])
-            left, ids = left[used:], ids[used:]
+            owners, left, ids = owners[used:], left[used:], ids[used:]
     if len(found.documents) < 2:
         raise ValueError(
             f"{len(texts)} articles give {len(found.documents)} documents of {length} tokens; it takes two"

@@ -71,8 +71,14 @@ SCHEMES = ("t5", "absolute+t5", "deberta")
 AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
 # Conversions to a scheme with a window, by their names.
 WINDOWS = {
-    f"t5 window of 128 {which} global": ("t5", {"position_window": 128, "position_global_every": every})
-    for which, every in (("every third layer", 3), ("the first layer", 6), ("no layer", 0))
+    f"t5 window of {width} {which} global": ("t5", {"position_window": width, "position_global_every": every})
+    for width, which, every in (
+        (128, "every third layer", 3),
+        (128, "the first layer", 6),
+        (128, "no layer", 0),
+        (256, "no layer", 0),
+        (384, "no layer", 0),
+    )
 }
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
@@ -108,10 +114,6 @@ class VectorArguments:
         default=None, metadata={"help": "As for `hf-posenc convert`. Default: 128 for the packaged MiniLM."}
     )
     max_steps: int = field(default=160, metadata={"help": "Steps of distillation of a conversion."})
-    only: str | None = field(
-        default=None,
-        metadata={"help": "Measure on this file alone, by its name without an ending; methods that choose need both."},
-    )
     seed: int = field(default=0, metadata={"help": "Of documents, conversions and resampling."})
 
     def __post_init__(self):
@@ -124,8 +126,6 @@ class VectorArguments:
             raise ValueError(f"text_files must be two, got {len(self.text_files)}")
         if len({Path(file).stem for file in self.text_files}) != 2:
             raise ValueError("the two text_files must have different names")
-        if self.only is not None and self.only not in (Path(file).stem for file in self.text_files):
-            raise ValueError(f"only must be the name of one of the text_files without its ending, got {self.only!r}")
         if self.length < 64:
             raise ValueError(f"length must be at least 64 tokens, got {self.length}")
         if self.candidates < 2 or self.article_queries < 1:
@@ -228,6 +228,8 @@ def methods(models: list[str]) -> dict[str, Method]:
         name = chunk_name(size, overlap)
         found[BEST.format(name)] = Method(ORIGINAL, (f"chunks {name}",), every)
     for model in readers:
+        if model in WINDOWS:
+            continue  # a window is for the cost of one vector
         for size in SIZES:
             found[LATE.format(model, size)] = Method(model, (f"late {size}",), every)
         if 2 * SIZES[0] in SIZES:
@@ -252,16 +254,7 @@ class Comparison:
         self.limit = load_checkpoint(self.source, self.tokenizer).trained_length
         self.texts = {Path(file).stem: read_articles(file, self.tokenizer.unk_token) for file in arguments.text_files}
         self.files = [*self.texts]
-        self.measured = [arguments.only] if arguments.only else self.files
-        self.methods = {
-            name: method
-            for name, method in methods(arguments.models).items()
-            if method.model == ORIGINAL or not arguments.only or len([*method.choices()]) == 1
-        }
-
-    def read_by(self, model: str) -> list[str]:
-        """The files that a model reads: what is to be chosen among chunks needs both."""
-        return self.files if model == ORIGINAL else self.measured
+        self.methods = methods(arguments.models)
 
     def other(self, file: str) -> str:
         return next(name for name in self.files if name != file)
@@ -277,7 +270,7 @@ class Comparison:
                 (file, "passkey"): passkey(self.tokenizer, length, *many, seed),
                 (file, "needle"): needle(self.tokenizer, length, *many, seed, haystack),
                 (file, "articles"): articles(
-                    self.tokenizer, texts, length, self.arguments.article_queries, seed, most_parts=len(haystack)
+                    self.tokenizer, texts, length, self.arguments.article_queries, seed, most_parts=None, joined=True
                 ),
             }
         return found
@@ -291,7 +284,7 @@ class Comparison:
         """Compute what is missing, write the results and return the table."""
         for task in reversed(TASKS):
             for model in self.arguments.models:
-                for file in self.read_by(model):
+                for file in self.files:
                     self.compute(model, file, task)
         return self.report()
 
@@ -384,7 +377,7 @@ class Comparison:
     def kept(self) -> dict[tuple[str, str, str], dict[str, torch.Tensor]]:
         """All vectors that are there, by model, file and task."""
         places = [
-            (model, file, task) for model in self.arguments.models for file in self.read_by(model) for task in TASKS
+            (model, file, task) for model in self.arguments.models for file in self.files for task in TASKS
         ]
         return {place: load_file(self.vectors_file(*place)) for place in places}
 
@@ -418,7 +411,7 @@ class Comparison:
             name: {
                 task: [
                     score
-                    for file in self.measured
+                    for file in self.files
                     for score in self.found(method, file, task, self.chosen(method, file))
                 ]
                 for task in TASKS
@@ -428,7 +421,7 @@ class Comparison:
 
     def means_by_conversion(self, method: Method, task: str) -> list[float]:
         """Mean nDCG of the queries of both files with each conversion; a single one of what is not converted."""
-        by_file = [self.by_conversion(method, file, task, self.chosen(method, file)) for file in self.measured]
+        by_file = [self.by_conversion(method, file, task, self.chosen(method, file)) for file in self.files]
         return [statistics.fmean(score for own in of_files for score in own) for of_files in zip(*by_file)]
 
     def costs(self) -> dict[str, dict[str, float]]:
@@ -441,7 +434,7 @@ class Comparison:
         for model in self.arguments.models:
             if model in costs or AGAIN.fullmatch(model):
                 continue
-            encoder = Encoder(self.reader(model, self.measured[0]))
+            encoder = Encoder(self.reader(model, self.files[0]))
             cuts = {"whole": lambda ids: [ids]}
             if model == ORIGINAL:
                 cuts = {f"chunks {chunk_name(*own)}": partial(chunk_of, own) for own in CHUNKS}
@@ -454,10 +447,10 @@ class Comparison:
     def report(self) -> str:
         """Write everything that is known into the output folder, and return the table."""
         scores, costs, seed = self.scores(), self.costs(), self.arguments.seed
-        groups = {task: [group for file in self.measured for group in self.groups(file, task)] for task in TASKS}
+        groups = {task: [group for file in self.files for group in self.groups(file, task)] for task in TASKS}
         found = {}
         for name, method in self.methods.items():
-            choices = {file: self.chosen(method, file) for file in self.measured}
+            choices = {file: self.chosen(method, file) for file in self.files}
             read = ["whole" if setting.startswith("late") else setting for setting, _ in choices.values()]
             pooled = [
                 method.pool(self.kept[method.model, file, "articles"][setting]).shape[1]
@@ -488,7 +481,7 @@ class Comparison:
             "versions": {"python": platform.python_version(), **{package: version(package) for package in packages}},
             "sizes": {
                 task: {
-                    "documents": sum(len(self.retrievals[file, task].documents) for file in self.measured),
+                    "documents": sum(len(self.retrievals[file, task].documents) for file in self.files),
                     "queries": len(groups[task]),
                     "groups": len({*groups[task]}),
                 }
@@ -508,7 +501,7 @@ class Comparison:
     def settings(self) -> dict[str, Any]:
         """What a score depends on, apart from the method."""
         kept = asdict(self.arguments)
-        for name in ("models", "output_dir", *(["only"] if kept["only"] is None else [])):
+        for name in ("models", "output_dir"):
             del kept[name]
         return kept | {
             "text_files": self.files,

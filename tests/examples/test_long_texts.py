@@ -116,6 +116,24 @@ def test_short_articles_are_left_out(tokenizer, file):
     assert {*articles(tokenizer, texts, length, queries=2, seed=0).groups} == {0, 1, 3, 4}
 
 
+def test_joined_articles_are_all_used_and_a_sentence_belongs_to_its_own(tokenizer, file):
+    texts = read_articles(file)
+    texts[2] = texts[2][:1]
+    made = articles(tokenizer, texts, 300, queries=3, seed=0, most_parts=None, joined=True)
+    said = [[one for paragraph in own for one in sentences(paragraph)] for own in texts]
+    assert {*made.groups} == {*range(5)}, "short articles too"
+    assert made.groups == sorted(made.groups) and len({*made.queries}) == len(made.queries)
+    assert all(query in said[article] for query, article in zip(made.queries, made.groups))
+    by_document = [{*made.groups[start : start + 3]} for start in range(0, len(made.groups), 3)]
+    assert any(len(own) > 1 for own in by_document), "a document goes on with the next article"
+    left = [token for own in said for one in own if one not in made.queries for token in ids_of(tokenizer, one)]
+    places = [inside(left, document[1:-1]) for document in made.documents]
+    assert [len(found) for found in places] == [1] * len(places) and places == sorted(places)
+    gaps = [later - earlier - 298 for [earlier], [later] in zip(places, places[1:])]
+    longest = max(len(ids_of(tokenizer, one)) for own in said for one in own)
+    assert all(0 <= gap < longest for gap in gaps), "nothing is left out but the end of a sentence"
+
+
 @pytest.mark.parametrize("kind", ["passkey", "needle", "articles"])
 def test_a_seed_gives_the_same_and_another_seed_another(tokenizer, file, kind):
     texts = read_articles(file)

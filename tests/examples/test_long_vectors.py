@@ -193,16 +193,6 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
     }
     assert means[chosen] == max(means.values()) and len(means) == 4
 
-    # A file alone: its own part of the scores, and no choice that would need conversions measured on the other one.
-    arguments.only, arguments.models = "test", ["original", "strided", "t5"]
-    alone = long_vectors.Comparison(arguments)
-    assert alone.methods.keys() == {name for name in names if name not in ("t5, centred", "strided, centred")}
-    assert alone.read_by("t5") == ["test"] and alone.read_by("original") == ["valid", "test"]
-    for name, of_tasks in alone.scores().items():
-        for task, own in of_tasks.items():
-            assert own == pytest.approx(scores["scores"][name][task][-len(own) :], abs=1e-4)
-            assert 0 < len(own) < len(scores["scores"][name][task])
-
     # Nothing is left to compute, and no model is needed.
     monkeypatch.setattr(long_vectors.Comparison, "reader", None)
     run_main(long_vectors, *options, "--models", "original", "strided", "t5")
@@ -219,7 +209,6 @@ def test_from_nothing_and_on_from_where_it_was_stopped(options, tmp_path, run_ma
         (["--text_files", "a/x.txt", "b/x.txt"], "must have different names"),
         (["--length", "32"], "length must be at least 64 tokens, got 32"),
         (["--candidates", "1"], "two candidates"),
-        (["--only", "test.txt"], "only must be the name of one of the text_files without its ending, got 'test.txt'"),
         (["--length", "100000"], "too few for documents of 100000"),
     ],
 )
