@@ -68,6 +68,9 @@ CONTESTANTS = {"tags": (WINDOWS, BEHIND, *READ_WHOLE), "questions": (WINDOWS, "t
 # Tokens from what is defined to where it is needed: from 0, of what is needed there alone.
 BANDS = ((0, 1), (1, 256), (256, 512), (512, 1024), (1024, 2048))
 IGNORED = -100
+# Questions are learned in stages: until which share of the time, in documents of how many tokens, and how many places an answer needs
+# at most; what needs one place is learned first, or nothing is. What is left of the time is for documents of `learned_length`.
+QUESTION_STAGES = ((0.3, 64, 1), (0.5, 64, 2), (0.7, 256, 2))
 
 
 @dataclass
@@ -102,9 +105,10 @@ class FarArguments:
     names: int = field(default=6, metadata={"help": "tags: names that a document defines."})
     mentions: int = field(default=6, metadata={"help": "tags: sentences with each name, behind its definition."})
     learned_length: int = field(default=1024, metadata={"help": "Tokens of a document that is trained on at most."})
-    short: int = field(default=128, metadata={"help": "Training begins with documents of so many tokens."})
-    short_share: float = field(default=0.6, metadata={"help": "Share of the time on those."})
-    minutes: float = field(default=2.0, metadata={"help": "Fine-tuning of each run, minutes of a core."})
+    short: int = field(default=128, metadata={"help": "tags: training begins with documents of so many tokens."})
+    short_share: float = field(default=0.6, metadata={"help": "tags: share of the time on those."})
+    minutes: float = field(default=2.0, metadata={"help": "tags: fine-tuning of each run, minutes of a core."})
+    question_minutes: float = field(default=4.0, metadata={"help": "questions: the same."})
     max_steps: int | None = field(default=None, metadata={"help": "The same in steps, in place of minutes."})
     learning_rate: float = field(default=3e-4, metadata={"help": "Highest learning rate; it falls to 0."})
     head_learning_rate: float = field(default=1e-3, metadata={"help": "The same, of the head and of positions."})
@@ -122,7 +126,7 @@ class FarArguments:
         if self.window - self.beginning < 8 or min(self.length, self.learned_length) <= self.window:
             raise ValueError("a document must have more tokens than a window, and a window more than the beginning")
         steps = 1 if self.max_steps is None else self.max_steps
-        if min(steps, self.names, self.mentions) < 1 or not self.minutes > 0 or min(self.seeds) < 0:
+        if min(steps, self.names, self.mentions) < 1 or not min(self.minutes, self.question_minutes) > 0 or min(self.seeds) < 0:
             raise ValueError("minutes, max_steps, names and mentions must be greater than 0, and seeds not negative")
 
 
@@ -269,7 +273,9 @@ class Contest:
             names, mentions = min(names, len(KINDS)), 1
         return articles.told(article, length, names, mentions, wording, drawn, places=task == "questions")
 
-    def train(self, model: nn.Module, loss_of: Callable[[float], torch.Tensor]) -> tuple[int, float, list[float]]:
+    def train(
+        self, model: nn.Module, loss_of: Callable[[float], torch.Tensor], minutes: float
+    ) -> tuple[int, float, list[float]]:
         """AdamW without dropout, rates that rise for five steps and fall to 0: steps, seconds of a core, mean losses of tenths."""
         arguments = self.arguments
         positions = {*position_parameters(model).values()}
@@ -288,7 +294,7 @@ class Contest:
         model.train()
         while True:
             seconds = time.process_time() - began
-            spent = len(losses) / arguments.max_steps if arguments.max_steps else seconds / (60 * arguments.minutes)
+            spent = len(losses) / arguments.max_steps if arguments.max_steps else seconds / (60 * minutes)
             if spent >= 1:
                 break
             for group in optimizer.param_groups:
@@ -342,7 +348,7 @@ class Contest:
             logits = model(rows)
             return cross_entropy(logits.flatten(0, 1), padded(wanted, IGNORED).flatten(), ignore_index=IGNORED)
 
-        trained, cut = self.train(model, loss_of), self.cut(contestant, overlap=True)
+        trained, cut = self.train(model, loss_of, self.arguments.minutes), self.cut(contestant, overlap=True)
         return *trained, [self.test_tags(model, cut, document) for document in self.tested_tags]
 
     @cached_property
@@ -380,19 +386,21 @@ class Contest:
         )
 
         def loss_of(spent: float) -> torch.Tensor:
-            length, number = self.lengths(spent)
-            rows = []
-            for _ in range(number):
+            stages = (stage[1:] for stage in QUESTION_STAGES if spent < stage[0])
+            length, places = next(stages, (arguments.learned_length, 2))
+            rows: list[dict[str, Any]] = []
+            while len(rows) < (number := max(arguments.learned_length // length, 1)):
                 told = self.told(
                     "questions", self.learned.anywhere(length, drawn), length - 32, LEARNED, drawn, self.learned
                 )
-                rows.append(drawn.choice(asked(told, self.learned, "")))
+                found = [row for row in asked(told, self.learned, "") if row["places"] <= places]
+                rows += drawn.sample(found, min(len(found), number - len(rows), 4))
             made = encoded(columns(rows))
             starts, ends = self.logits(model, made)
             wanted = torch.tensor(made["start_positions"]), torch.tensor(made["end_positions"])
             return (cross_entropy(starts, wanted[0]) + cross_entropy(ends, wanted[1])) / 2
 
-        trained = self.train(model, loss_of)
+        trained = self.train(model, loss_of, arguments.question_minutes)
         return *trained, self.test_questions(model, encoded)
 
     def logits(self, model: PreTrainedModel, made: dict[str, list]) -> tuple[torch.Tensor, torch.Tensor]:

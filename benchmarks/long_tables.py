@@ -27,8 +27,6 @@ ROWS = {
     MEAN: "mean of chunks",
     "mean of chunks, the smallest, no overlap": "mean of chunks of 64 that do not overlap",
     "DICE, maximum": "DICE: maximum",
-    "DICE, three largest norms": "DICE: the three largest norms",
-    "DICE, softmax of norms": "DICE: weights by norm",
     "mean of chunks, centred": "mean of chunks, less the mean of all documents",
     "salience mean of chunks": "mean of chunks, weights by salience",
     "strided": "read as a whole, untrained longer table",
@@ -40,9 +38,9 @@ ROWS = {
 }
 
 
-def vectors(folder: str = "long_vectors") -> dict[str, Any]:
+def vectors() -> dict[str, Any]:
     """What long_vectors.py measured."""
-    return json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))
+    return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
 
 
 def far_context() -> dict[str, Any]:
@@ -107,47 +105,29 @@ def figures() -> list[str]:
         return f"{of_both}, {ahead}"
 
     late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
-    ways = ", ".join(f"{one:.3f}" for one in found["t5"]["tasks"]["passkey"]["conversions"])
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
     centred = "t5, centred", "mean of chunks, centred"
-    costs = json.loads((RESULTS / "local_attention.json").read_text(encoding="utf-8"))["times"]
-    times = {one["reader"]: f"{one['ratio']:.2f}" for one in costs if one["mode"] == "forward, bfloat16"}
     return [
-        f"ahead of the mean of chunks by {more('best chunk of 64 overlapping', 'articles')} on articles",
-        f"on articles {more(late[0], 'articles', late[1])}, on facts {more(late[0], 'needle', late[1])}",
+        f"the best of chunks of 64 tokens that overlap is ahead of their mean by {more('best chunk of 64 overlapping', 'articles')} on "
+        f"articles, and late chunks of a converted model, {more(late[0], 'articles', late[1])} there and {more(late[0], 'needle', late[1])} on facts,",
         f"finds {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
-        f"ahead of that mean on pass keys, {more('t5', 'passkey')}, and level on articles, {more('t5', 'articles')}",
-        f"facts are open, {more('t5', 'needle')}",
-        f"ahead of chunks treated so on facts, {more(centred[0], 'needle', centred[1])}, and pass keys, "
-        f"{more(centred[0], 'passkey', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}",
-        f"The conversions to `t5`, one after the other, find {ways} of the pass keys",
+        f"ahead of that mean on pass keys, {more('t5', 'passkey')}, facts, {more('t5', 'needle')}, and articles, {more('t5', 'articles')},",
+        f"{more(centred[0], 'passkey', centred[1])}, {more(centred[0], 'needle', centred[1])} and {more(centred[0], 'articles', centred[1])}",
+        f"{milliseconds['t5']} ms in place of {milliseconds['best chunk of 64 overlapping']}, or of {milliseconds['best chunk of 64']} for chunks that do not",
         f"tagged with an F1 of {tagged('beyond the window')}; below 256 tokens, {tagged('below 256')}",
-        f"takes {milliseconds['t5']} ms, overlapping chunks of 64 take {milliseconds['best chunk of 64 overlapping']}, and chunks that "
-        f"do not overlap {milliseconds['best chunk of 64']}",
-        f"takes {times['window of 128, no layer global']} times as long as chunks of 256, in place of {times['no window']}",
     ]
 
 
 def window_tables() -> str:
     """What a window costs, and what is found with it: beside the mean of chunks, and beside the same scheme without one."""
-    found = vectors("long_windows")["methods"]
-    names = [name for name in found if name.startswith("t5 window") and " chunk of " not in name]
-    scores, differences = [], []
-    for name in (MEAN, f"{MEAN}, the smallest, no overlap", "t5", *names):
-        own = found[name]["tasks"].items()
-        less = found[name]["less"].get(MEAN, {})
-        cells = (f"{one['ndcg']:.3f}" + (f" {difference_cell(less[task])}" if less else "") for task, one in own)
-        scores.append([name, *cells])
-    for name in names:
-        other = "t5, centred" if name.endswith("centred") else "t5"
-        differences.append([name, *map(difference_cell, found[name]["less"][other].values())])
-    tasks = [*found["t5"]["tasks"]]
+    found = vectors()["methods"]
+    names = [name for name in found if name.startswith("t5 window")]
     costs = (RESULTS / "local_attention.md").read_text(encoding="utf-8").strip()
-    tables = (
-        costs,
-        as_markdown(["one vector", *tasks], scores),
-        as_markdown(["minus `t5` without a window", *tasks], differences),
-    )
+    less = [
+        [name, *map(difference_cell, found[name]["less"]["t5, centred" if name.endswith("centred") else "t5"].values())]
+        for name in names
+    ]
+    tables = costs, as_markdown(["minus `t5` without a window", *found["t5"]["tasks"]], less)
     return "".join(f"\n{table}\n" for table in tables) + "\n"
 
 

@@ -259,6 +259,20 @@ class TestRefused:
             model(torch.ones(1, length, dtype=torch.long))
 
     @pytest.mark.parametrize(
+        ("returned", "error", "message"),
+        [
+            ("None", TypeError, "a tuple of query and key, got NoneType"),
+            ("context.query", TypeError, "a tuple of query and key, got Tensor"),
+            ("(context.query, None)", TypeError, "a tuple of query and key, got tuple"),
+            ("(context.query, context.key[:, :, :1])", ValueError, r"a key of \(1, 4, 5, 8\), got \(1, 4, 1, 8\)"),
+        ],
+    )
+    def test_a_rotation_that_is_none(self, files, returned, error, message):
+        register_files([define(files, f"{LEAST}    def rotate(self, context):\n        return {returned}\n")])
+        with pytest.raises(error, match=f"`rotate` of position_scheme 'mine' must return {message}"):
+            build("mine")(torch.ones(1, 5, dtype=torch.long))
+
+    @pytest.mark.parametrize(
         ("base", "method", "name"),
         [
             ("AttentionScheme", "add_layer_parameters", "query"),

@@ -27,6 +27,7 @@ from .scheme import (
     ProductTerm,
     RelativeTerm,
     SumTerm,
+    checked_rotation,
     checked_terms,
     is_traced,
     is_transformed,
@@ -583,7 +584,7 @@ class PositionSelfAttention:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
             own = *position_state[scheme.name], hidden_states, packing
             context = AttentionContext(*modules, query, key, attention_mask, *own)
-            query, key = scheme.rotate(context)
+            query, key = checked_rotation(scheme, scheme.rotate(context), query, key)
             context.kept = scheme.keep(context)
             contexts.append(context)
         return query, key, contexts

@@ -473,6 +473,24 @@ def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[RelativeTerm | 
     return terms
 
 
+def checked_rotation(
+    scheme: "AttentionScheme", rotated: Any, query: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate` of a scheme returned, if it is a query and a key of the shapes that it was given.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a shape is another.
+    """
+    who = f"`rotate` of position_scheme {scheme.name!r}"
+    if not isinstance(rotated, tuple) or len(rotated) != 2 or not all(map(torch.is_tensor, rotated)):
+        raise TypeError(f"{who} must return a tuple of query and key, got {type(rotated).__name__}")
+    for name, own, given in zip(("query", "key"), rotated, (query, key)):
+        if own.shape != given.shape:
+            raise ValueError(f"{who} must return a {name} of {tuple(given.shape)}, got {tuple(own.shape)}")
+    return rotated
+
+
 @contextmanager
 def nothing_replaced(scheme: "PositionScheme", module: nn.Module) -> Iterator[None]:
     """While a scheme registers its parameters on a module.
