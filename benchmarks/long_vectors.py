@@ -35,7 +35,7 @@ import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunk_name, chunks, file_name, interval, ndcg, truncated
-from long_tables import MEAN, difference_cell, reference_of
+from long_tables import LOCAL, MEAN, difference_cell, reference_of
 from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
@@ -67,8 +67,6 @@ HELD_OUT = 2
 ORIGINAL = "original"
 UNTRAINED = {"strided": "interpolate", "tiled": "tile"}
 SCHEMES = ("t5", "absolute+t5", "deberta")
-# Another conversion of a scheme, as in "t5 seed 1"; scores are the mean over all of a scheme's.
-AGAIN = re.compile(rf"({'|'.join(map(re.escape, SCHEMES))}) seed (\d+)")
 # Conversions to a scheme with a window, by their names.
 WINDOWS = {
     f"t5 window of {width} {which} global": ("t5", {"position_window": width, "position_global_every": every})
@@ -80,12 +78,18 @@ WINDOWS = {
         (384, "no layer", 0),
     )
 }
+# Another conversion, as in "t5 seed 1"; scores are the mean over all of them.
+AGAIN = re.compile(rf"({'|'.join(map(re.escape, (*SCHEMES, *WINDOWS)))}) seed (\d+)")
 # Whose late chunks are in the picture.
 PICTURED = ("strided", "t5")
 # Documents that cost is measured with.
 TIMED = 5
 # Names of methods with a vector for each chunk of a size.
 BEST, LATE = "best chunk of {}", "{}, best late chunk of {}"
+
+
+def thrice(name: str) -> list[str]:
+    return [name, f"{name} seed 1", f"{name} seed 2"]
 
 
 @dataclass
@@ -100,7 +104,7 @@ class VectorArguments:
     )
     output_dir: str = field(default="outputs/long_vectors", metadata={"help": "Folder for all that is computed."})
     models: list[str] = field(
-        default_factory=lambda: [ORIGINAL, "strided", "t5", "t5 seed 1", "t5 seed 2"],
+        default_factory=lambda: [ORIGINAL, "strided", *thrice("t5"), *thrice(LOCAL)],
         metadata={
             "help": f"Of {', '.join((ORIGINAL, *UNTRAINED, *SCHEMES, *WINDOWS))}; 't5 seed 1' is another conversion, averaged with it."
         },
