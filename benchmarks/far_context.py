@@ -126,7 +126,11 @@ class FarArguments:
         if self.window - self.beginning < 8 or min(self.length, self.learned_length) <= self.window:
             raise ValueError("a document must have more tokens than a window, and a window more than the beginning")
         steps = 1 if self.max_steps is None else self.max_steps
-        if min(steps, self.names, self.mentions) < 1 or not min(self.minutes, self.question_minutes) > 0 or min(self.seeds) < 0:
+        if (
+            min(steps, self.names, self.mentions) < 1
+            or not min(self.minutes, self.question_minutes) > 0
+            or min(self.seeds) < 0
+        ):
             raise ValueError("minutes, max_steps, names and mentions must be greater than 0, and seeds not negative")
 
 

@@ -127,7 +127,10 @@ def window_tables() -> str:
     names = [name for name in found if name.startswith("t5 window")]
     costs = (RESULTS / "local_attention.md").read_text(encoding="utf-8").strip()
     less = [
-        [name, *map(difference_cell, found[name]["less"]["t5, centred" if name.endswith("centred") else "t5"].values())]
+        [
+            name,
+            *map(difference_cell, found[name]["less"]["t5, centred" if name.endswith("centred") else "t5"].values()),
+        ]
         for name in names
     ]
     tables = costs, as_markdown(["minus `t5` without a window", *found["t5"]["tasks"]], less)

@@ -380,9 +380,7 @@ class Comparison:
     @cached_property
     def kept(self) -> dict[tuple[str, str, str], dict[str, torch.Tensor]]:
         """All vectors that are there, by model, file and task."""
-        places = [
-            (model, file, task) for model in self.arguments.models for file in self.files for task in TASKS
-        ]
+        places = [(model, file, task) for model in self.arguments.models for file in self.files for task in TASKS]
         return {place: load_file(self.vectors_file(*place)) for place in places}
 
     def found(self, method: Method, file: str, task: str, choice: tuple[str, str]) -> list[float]:
@@ -414,9 +412,7 @@ class Comparison:
         return {
             name: {
                 task: [
-                    score
-                    for file in self.files
-                    for score in self.found(method, file, task, self.chosen(method, file))
+                    score for file in self.files for score in self.found(method, file, task, self.chosen(method, file))
                 ]
                 for task in TASKS
             }

@@ -50,7 +50,9 @@ def test_what_the_page_says_is_sure_excludes_0_and_what_is_level_or_open_does_no
         low, high = found[name]["less"][other][task]["interval"]
         return (low > 0) - (high < 0)
 
-    untrained = [name for name, own in found.items() if own["vectors"] == 1 and not re.match("t5|absolute|deberta", name)]
+    untrained = [
+        name for name, own in found.items() if own["vectors"] == 1 and not re.match("t5|absolute|deberta", name)
+    ]
     more = [name for name in untrained if name != script["MEAN"] and sure(name, "passkey") > 0]
     assert "DICE, maximum" in more
     assert all(min(sure(name, "needle"), sure(name, "articles")) < 0 for name in more)
