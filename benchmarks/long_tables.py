@@ -23,17 +23,19 @@ HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a h
 MEAN = "mean of chunks"
 # The conversion that computes as little as chunks.
 LOCAL = "t5 window of 128 no layer global"
+# Bands of distances between a tag and its definition.
+BEYOND, NEAR = "beyond the window", "below 256"
 # Rows of the page's table: a method, and what it is called there.
 ROWS = {
     "truncated": "cut off at 256 tokens",
     MEAN: "mean of chunks",
     "mean of chunks, the smallest, no overlap": "mean of chunks of 64 that do not overlap",
     "DICE, maximum": "DICE: maximum",
-    "mean of chunks, centred": "mean of chunks, less the mean of all documents",
-    "strided": "read as a whole, untrained longer table",
+    "mean of chunks, centred": "mean of chunks, less the corpus mean",
+    "strided": "read as a whole, extended table, untrained",
     "t5": "read as a whole, **converted to `t5`**",
-    "t5, centred": "the same, less the mean of all documents",
-    f"{LOCAL}, centred": "the same, attention to 64 tokens on either side",
+    LOCAL: "the same, with local attention",
+    f"{LOCAL}, centred": "the same, with local attention, less the corpus mean",
     "best chunk of 64 overlapping": "best chunk of 64 tokens, overlapping",
     "best chunk of 128 overlapping": "best chunk of 128, overlapping",
     "t5, best late chunk of 128 overlapping": "best late chunk of 128, overlapping, **converted to `t5`**",
@@ -82,11 +84,9 @@ def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
     return f"**{written}**" if low > 0 or high < 0 else written
 
 
-def beyond_the_window() -> dict[str, str]:
-    """F1 of tags whose definition is beyond a window, mean of the seeds, by contestant."""
-    return {
-        name: f"{statistics.fmean(own['bands']['beyond the window']['f1']):.2f}" for name, own in far_context().items()
-    }
+def f1_of_tags(band: str) -> dict[str, str]:
+    """F1 of the tags of a band of distances from their definition, mean of the seeds, by contestant."""
+    return {name: f"{statistics.fmean(own['bands'][band]['f1']):.2f}" for name, own in far_context().items()}
 
 
 def figures() -> list[str]:
@@ -99,25 +99,26 @@ def figures() -> list[str]:
         written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
         return written.replace("-", "−")
 
-    far = {name: own["bands"] for name, own in far_context().items()}
-
-    def tagged(band: str) -> str:
-        of_both = " against ".join(f"{statistics.fmean(far[name][band]['f1']):.2f}" for name in ("t5", "windows"))
-        ahead = difference_cell(far["t5"][band]["less"]["windows"], digits=2).replace("-", "−").strip("*")
-        return f"{of_both}, {ahead}"
-
+    bands = far_context()["t5"]["bands"]
+    far, near = (f1_of_tags(band) for band in (BEYOND, NEAR))
+    far_ahead, near_ahead = (
+        difference_cell(bands[band]["less"]["windows"], digits=2).replace("-", "−").strip("*")
+        for band in (BEYOND, NEAR)
+    )
     late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
     centred = f"{LOCAL}, centred", "mean of chunks, centred"
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
     return [
-        f"the best of chunks of 64 tokens that overlap is ahead of their mean by {more('best chunk of 64 overlapping', 'articles')} on "
-        f"articles, and late chunks of a converted model, {more(late[0], 'articles', late[1])} there and {more(late[0], 'needle', late[1])} on facts,",
-        f"finds {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
-        f"ahead of chunks treated so on pass keys, {more(centred[0], 'passkey', centred[1])}, and facts, "
-        f"{more(centred[0], 'needle', centred[1])}; articles, {more(centred[0], 'articles', centred[1])}",
-        f"in {milliseconds[LOCAL]} ms (without a window {milliseconds['t5']}), where chunks of 64 that overlap take "
-        f"{milliseconds['best chunk of 64 overlapping']}, and those that do not {milliseconds['best chunk of 64']}",
-        f"tagged with an F1 of {tagged('beyond the window')}; below 256 tokens, {tagged('below 256')}",
+        f"the best of chunks of 64 tokens that overlap is ahead of their mean by {more('best chunk of 64 overlapping', 'articles')} on articles",
+        f"as many chunks of 128 tokens on articles, {more(late[0], 'articles', late[1])}, and behind on facts, {more(late[0], 'needle', late[1])}.",
+        f"DICE's maximum, with {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
+        f"ahead of the mean of chunks on pass keys, {more(centred[0], 'passkey', centred[1])}, and facts, "
+        f"{more(centred[0], 'needle', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}, at {milliseconds[LOCAL]} ms a "
+        f"document ({milliseconds['t5']} with full attention), where chunks of 64 that overlap take "
+        f"{milliseconds['best chunk of 64 overlapping']}, and those that do not {milliseconds['best chunk of 64']}.",
+        f"an F1 of {far['t5']} by a model converted to `t5`, which reads the whole document, against {far['windows']} by windows of "
+        f"512 tokens, {far_ahead}, and {far['longer table']} with an extended table and no conversion; below 256 tokens, "
+        f"{near['t5']} against {near['windows']}, {near_ahead} (",
     ]
 
 
