@@ -11,6 +11,8 @@ import hf_posenc
 
 
 library = pytest.importorskip("sentence_transformers", minversion="6.0")
+from sentence_transformers import models  # noqa: E402
+
 from hf_posenc import sentence  # noqa: E402
 
 
@@ -95,7 +97,7 @@ def test_a_variant_reads_chunks_with_its_scheme(minilm, tmp_path):
     tiny.fill_positions(variant)
     variant.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(minilm).save_pretrained(tmp_path)
-    modules = [sentence.Transformer(str(tmp_path)), sentence.Pooling(384), library.models.Normalize()]
+    modules = [sentence.Transformer(str(tmp_path)), sentence.Pooling(384), models.Normalize()]
     model = library.SentenceTransformer(modules=modules, device="cpu")
     assert hf_posenc.position_parameters(model[0].model)
     found = sentence.in_chunks(model, 32, overlap=False).encode(TEXTS[3], convert_to_tensor=True).double()
