@@ -70,7 +70,7 @@ BANDS = ((0, 1), (1, 256), (256, 512), (512, 1024), (1024, 2048))
 IGNORED = -100
 # Questions are learned in stages: until which share of the time, in documents of how many tokens, and how many places an answer needs
 # at most; what needs one place is learned first, or nothing is. What is left of the time is for documents of `learned_length`.
-QUESTION_STAGES = ((0.3, 64, 1), (0.5, 64, 2), (0.7, 256, 2))
+QUESTION_STAGES = ((0.5, 64, 1), (0.75, 256, 2))
 
 
 @dataclass
@@ -108,7 +108,7 @@ class FarArguments:
     short: int = field(default=128, metadata={"help": "tags: training begins with documents of so many tokens."})
     short_share: float = field(default=0.6, metadata={"help": "tags: share of the time on those."})
     minutes: float = field(default=2.0, metadata={"help": "tags: fine-tuning of each run, minutes of a core."})
-    question_minutes: float = field(default=4.0, metadata={"help": "questions: the same."})
+    question_minutes: float = field(default=6.0, metadata={"help": "questions: the same."})
     max_steps: int | None = field(default=None, metadata={"help": "The same in steps, in place of minutes."})
     learning_rate: float = field(default=3e-4, metadata={"help": "Highest learning rate; it falls to 0."})
     head_learning_rate: float = field(default=1e-3, metadata={"help": "The same, of the head and of positions."})
