@@ -68,9 +68,9 @@ CONTESTANTS = {"tags": (WINDOWS, BEHIND, *READ_WHOLE), "questions": (WINDOWS, "t
 # Tokens from what is defined to where it is needed: from 0, of what is needed there alone.
 BANDS = ((0, 1), (1, 256), (256, 512), (512, 1024), (1024, 2048))
 IGNORED = -100
-# Questions are learned in stages: until which share of the time, in documents of how many tokens, and how many places an answer needs
-# at most; what needs one place is learned first, or nothing is. What is left of the time is for documents of `learned_length`.
-QUESTION_STAGES = ((0.5, 64, 1), (0.75, 256, 2))
+# Questions are learned in stages: until which share of the time, in documents of how many tokens. In the first stage an answer needs
+# one place: what needs two is not learned before that.
+QUESTION_STAGES = ((0.5, 64), (0.75, 256))
 
 
 @dataclass
@@ -313,12 +313,12 @@ class Contest:
         tenths = [*map(float, map(np.mean, np.array_split(losses, min(10, len(losses)))))]
         return len(losses), seconds, tenths
 
-    def lengths(self, spent: float) -> tuple[int, int]:
-        """Tokens of a document that is trained on, and documents of a step."""
+    def lengths(self, task: str, spent: float) -> tuple[int, int]:
+        """Tokens of a document that is trained on, and documents (of questions, rows) of a step; at last one of `learned_length`."""
         arguments = self.arguments
-        if spent < arguments.short_share:
-            return arguments.short, arguments.learned_length // arguments.short
-        return arguments.learned_length, 1
+        stages = {"tags": ((arguments.short_share, arguments.short),), "questions": QUESTION_STAGES}[task]
+        length = next((tokens for until, tokens in stages if spent < until), arguments.learned_length)
+        return length, max(arguments.learned_length // length, 1)
 
     def run(self, task: str, contestant: str, seed: int) -> Run:
         """Fine-tune and test."""
@@ -339,7 +339,7 @@ class Contest:
         cut = self.cut(contestant, overlap=False)
 
         def loss_of(spent: float) -> torch.Tensor:
-            length, number = self.lengths(spent)
+            length, number = self.lengths("tags", spent)
             rows, wanted = [], []
             for _ in range(number):
                 told = self.told(
@@ -390,10 +390,10 @@ class Contest:
         )
 
         def loss_of(spent: float) -> torch.Tensor:
-            stages = (stage[1:] for stage in QUESTION_STAGES if spent < stage[0])
-            length, places = next(stages, (arguments.learned_length, 2))
+            length, number = self.lengths("questions", spent)
+            places = 1 if spent < QUESTION_STAGES[0][0] else 2
             rows: list[dict[str, Any]] = []
-            while len(rows) < (number := max(arguments.learned_length // length, 1)):
+            while len(rows) < number:
                 told = self.told(
                     "questions", self.learned.anywhere(length, drawn), length - 32, LEARNED, drawn, self.learned
                 )

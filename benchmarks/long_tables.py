@@ -6,6 +6,7 @@
 import json
 import statistics
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from report import RESULTS, replace_marked
@@ -42,11 +43,13 @@ ROWS = {
 }
 
 
+@cache
 def vectors() -> dict[str, Any]:
     """What long_vectors.py measured."""
     return json.loads((RESULTS / "long_vectors" / "results.json").read_text(encoding="utf-8"))
 
 
+@cache
 def far_context() -> dict[str, Any]:
     """What far_context.py measured of tags."""
     found = json.loads((RESULTS / "far_context" / "results.json").read_text(encoding="utf-8"))
@@ -94,17 +97,15 @@ def figures() -> list[str]:
     found = vectors()["methods"]
     score = {(name, task): one["ndcg"] for name, own in found.items() for task, one in own["tasks"].items()}
 
+    def in_prose(one: dict[str, Any], digits: int = 3) -> str:
+        return difference_cell(one, digits).strip("*").replace("-", "−")
+
     def more(name: str, task: str, other: str = MEAN) -> str:
-        one = found[name]["less"][other][task]
-        written = "{:+.3f} ({:+.3f} to {:+.3f})".format(one["mean"], *one["interval"])
-        return written.replace("-", "−")
+        return in_prose(found[name]["less"][other][task])
 
     bands = far_context()["t5"]["bands"]
     far, near = (f1_of_tags(band) for band in (BEYOND, NEAR))
-    far_ahead, near_ahead = (
-        difference_cell(bands[band]["less"]["windows"], digits=2).replace("-", "−").strip("*")
-        for band in (BEYOND, NEAR)
-    )
+    far_ahead, near_ahead = (in_prose(bands[band]["less"]["windows"], digits=2) for band in (BEYOND, NEAR))
     late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
     centred = f"{LOCAL}, centred", "mean of chunks, centred"
     milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}

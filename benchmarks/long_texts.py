@@ -208,7 +208,7 @@ def articles(
     queries: int,
     seed: int,
     least_words: int = 8,
-    most_parts: int | None = 3,
+    most_parts: int = 3,
     joined: bool = False,
 ) -> Retrieval:
     """Sentences taken out of articles, each asking for the document that it is from.
@@ -221,9 +221,9 @@ def articles(
         queries: sentences that are taken out of each document, one out of each of as many parts of the same length.
         seed: of the choice of sentences.
         least_words: words that a sentence has at least.
-        most_parts: documents that an article is at most; None for no limit.
+        most_parts: documents that an article is at most, where they are not joined.
         joined: what is left of an article, or all of a short one, begins a document that goes on with the next article, so that
-            every article is used. The limit is then one of all documents.
+            every article is used.
 
     Raises:
         ValueError: there are fewer than two documents.
@@ -237,7 +237,7 @@ def articles(
     for told in [[*itertools.chain.from_iterable(by_article)]] if joined else by_article:
         owners, left = [article for article, _ in told], [sentence for _, sentence in told]
         ids = [ids_of(tokenizer, sentence) for sentence in left]
-        for _ in itertools.count() if most_parts is None else range(most_parts):
+        for _ in itertools.count() if joined else range(most_parts):
             chosen = _spread_sentences(left, ids, length - 2, queries, least_words, drawn)
             kept: list[int] = []
             used = 0

@@ -274,7 +274,7 @@ class Comparison:
                 (file, "passkey"): passkey(self.tokenizer, length, *many, seed),
                 (file, "needle"): needle(self.tokenizer, length, *many, seed, haystack),
                 (file, "articles"): articles(
-                    self.tokenizer, texts, length, self.arguments.article_queries, seed, most_parts=None, joined=True
+                    self.tokenizer, texts, length, self.arguments.article_queries, seed, joined=True
                 ),
             }
         return found

@@ -584,7 +584,8 @@ class PositionSelfAttention:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
             own = *position_state[scheme.name], hidden_states, packing
             context = AttentionContext(*modules, query, key, attention_mask, *own)
-            query, key = checked_rotation(scheme, scheme.rotate(context), query, key)
+            if scheme.rotates:
+                query, key = checked_rotation(scheme, scheme.rotate(context), query, key)
             context.kept = scheme.keep(context)
             contexts.append(context)
         return query, key, contexts

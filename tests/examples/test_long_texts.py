@@ -119,7 +119,7 @@ def test_short_articles_are_left_out(tokenizer, file):
 def test_joined_articles_are_all_used_and_a_sentence_belongs_to_its_own(tokenizer, file):
     texts = read_articles(file)
     texts[2] = texts[2][:1]
-    made = articles(tokenizer, texts, 300, queries=3, seed=0, most_parts=None, joined=True)
+    made = articles(tokenizer, texts, 300, queries=3, seed=0, joined=True)
     said = [[one for paragraph in own for one in sentences(paragraph)] for own in texts]
     assert {*made.groups} == {*range(5)}, "short articles too"
     assert made.groups == sorted(made.groups) and len({*made.queries}) == len(made.queries)
