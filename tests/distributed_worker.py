@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import faulthandler
 import json
 import os
 import socket
@@ -330,7 +331,12 @@ def loopback() -> str:
 
 
 def run(rank: int, folder: str) -> None:
-    """One of the two processes: its results are {case: measurements or {"error": traceback}} in `folder`/`rank`.json."""
+    """One of the two processes: its results are {case: measurements or {"error": traceback}} in `folder`/`rank`.json.
+
+    What it is at is in `folder`/`rank`.case, and where it was if a signal ends it in `folder`/`rank`.crash.
+    """
+    crash = open(Path(folder, f"{rank}.crash"), "w")  # open as long as the process runs
+    faulthandler.enable(crash)
     torch.set_num_threads(1)
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback(), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", **fsdp2_environment()}
@@ -343,9 +349,13 @@ def run(rank: int, folder: str) -> None:
     )
     results = {}
     for name, job in jobs(rank).items():
+        Path(folder, f"{rank}.case").write_text(name)
         try:
             results[name] = job()
         except Exception:
             results[name] = {"error": traceback.format_exc()}
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
+    Path(folder, f"{rank}.case").write_text("the end")
     distributed.destroy_process_group()
+    # Without Python's own end: gloo's threads may hold tensors still, and to free them then is an abort.
+    os._exit(0)
