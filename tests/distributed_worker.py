@@ -333,10 +333,10 @@ def loopback() -> str:
 def run(rank: int, folder: str) -> None:
     """One of the two processes: its results are {case: measurements or {"error": traceback}} in `folder`/`rank`.json.
 
-    What it is at is in `folder`/`rank`.case, and where it was if a signal ends it in `folder`/`rank`.crash.
+    The cases that it has begun are in `folder`/`rank`.log, and after them the stack if a signal ends it.
     """
-    crash = open(Path(folder, f"{rank}.crash"), "w")  # open as long as the process runs
-    faulthandler.enable(crash)
+    log = open(Path(folder, f"{rank}.log"), "w")  # open as long as the process runs
+    faulthandler.enable(log)
     torch.set_num_threads(1)
     os.environ |= {"GLOO_SOCKET_IFNAME": loopback(), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", **fsdp2_environment()}
@@ -349,13 +349,12 @@ def run(rank: int, folder: str) -> None:
     )
     results = {}
     for name, job in jobs(rank).items():
-        Path(folder, f"{rank}.case").write_text(name)
+        print("case", name, file=log, flush=True)
         try:
             results[name] = job()
         except Exception:
             results[name] = {"error": traceback.format_exc()}
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
-    Path(folder, f"{rank}.case").write_text("the end")
     distributed.destroy_process_group()
-    # Without Python's own end: gloo's threads may hold tensors still, and to free them then is an abort.
+    # Without the interpreter's finalization: gloo's threads may hold tensors still, and to free them then is an abort.
     os._exit(0)

@@ -24,17 +24,15 @@ TOLERANCE = 1e-5
 
 def run_both(folder: Path) -> None:
     """Run both processes; RuntimeError says where a process was that a signal ended."""
-    for rank in range(2):
-        (folder / f"{rank}.case").write_text("the start")
-        (folder / f"{rank}.crash").touch()
     try:
         multiprocessing.spawn(worker.run, (str(folder),), nprocs=2)
     except multiprocessing.ProcessExitedException as crash:
         if crash.signal_name is None:
             raise
-        case = (folder / f"{crash.error_index}.case").read_text()
-        stack, *_ = (folder / f"{crash.error_index}.crash").read_text().split("\n\nExtension modules")
-        raise RuntimeError(f"{crash} at '{case}'\n{stack}") from crash
+        log = folder / f"{crash.error_index}.log"
+        text = log.read_text() if log.exists() else "no case"
+        last = text.rpartition("case ")[2].partition("Extension modules")[0]
+        raise RuntimeError(f"{crash} at {last}") from crash
 
 
 @pytest.fixture(scope="module")
