@@ -210,7 +210,7 @@ SEEDS = [42, 43, 44]
 # A step of conversion takes as long as so many of fine-tuning.
 CONVERSION_STEP = 3.5
 # What has no tables or biases, so that no rate is tried for it.
-WITHOUT_RATES = ("none", "absolute", "sinusoidal", "rope", "alibi", "fire")
+WITHOUT_RATES = ("none", "absolute", "sinusoidal", "rope", "alibi")
 
 Runs = dict[str, list[dict[str, Any]]]
 

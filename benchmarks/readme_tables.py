@@ -56,8 +56,6 @@ NEWER = [
 ]
 # Methods of long_vectors.py.
 CHUNKS, BEST = "mean of chunks", "best chunk of 64 overlapping"
-# Schemes without tables and biases, whose parameters learn at the model's rate.
-NETWORKS = ("fire",)
 UNPADDED = [
     ("8 × 512: time, forward", "model_forward_unpadded", "forward", "ratio"),
     ("1 × 4,096: time, forward", "model_forward_4096_unpadded", "forward", "ratio"),
@@ -98,7 +96,7 @@ def written(numbers: list[float]) -> str:
 
 def chosen_rate(runs: list[dict[str, Any]]) -> str:
     """The position learning rate that all seeds have; nothing where none was chosen, as for a single number and for matrices."""
-    if runs[0]["position_parameters"] <= 1 or "position_combine" in runs[0]["scheme"] or runs[0]["scheme"] in NETWORKS:
+    if runs[0]["position_parameters"] <= 1 or "position_combine" in runs[0]["scheme"]:
         return ""
     [rate] = {run["position_learning_rate"] for run in runs}
     return f"{rate:g}"

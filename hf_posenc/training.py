@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer
 from transformers.utils import logging
 
+from .modeling.scheme import SmallPositionLinear
 from .parameters import position_parameters
 
 
@@ -65,19 +66,20 @@ class PositionTrainer(Trainer):
 
 
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The position parameters of a model but for weight matrices and norms (of transformer_xl and tupe, for example).
+    """The position parameters of a model but for wide weight matrices and norms (of transformer_xl and tupe, for example).
 
-    Each number in a table or a bias adds to a score by itself and may move far. A matrix sums over hundreds of features:
-    at a rate that suits the others it would drown the content scores in a step or two, so it learns as the model's own
-    matrices do. (This is the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.)
+    Each number in a table or a bias adds to a score by itself and may move far. A matrix that sums over hundreds of features would
+    at a rate that suits the others drown the content scores in a step or two, so it learns as the model's own matrices do. (This is
+    the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.) The matrices of a small network
+    (`fire`: [`SmallPositionLinear`], of at most 32 features) sum over few, and are among the tables here.
     """
-    matrices = {
+    wide = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm)
+        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm) and not isinstance(module, SmallPositionLinear)
         for parameter in module.parameters(recurse=False)
     }
-    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in matrices}
+    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in wide}
 
 
 def move_to_own_groups(

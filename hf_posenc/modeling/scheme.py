@@ -125,10 +125,23 @@ class PositionLinear(nn.Linear):
 
 
 class SmallPositionLinear(PositionLinear, NonDynamicallyQuantizableLinear):
-    """A [`PositionLinear`] of few numbers, which quantization leaves as they are: there is nothing to save.
+    """A [`PositionLinear`] of at most 32 input features, as in a network that computes a bias of a few numbers.
 
-    torchao leaves out subclasses of `NonDynamicallyQuantizableLinear`, and fails at matrices of a single column.
+    It has the learning rate of tables and biases, since it sums over few features. Quantization leaves it as it is, since there is
+    nothing to save: torchao leaves out subclasses of `NonDynamicallyQuantizableLinear`, and fails at matrices of a single column.
+
+    Raises:
+        ValueError: more features.
     """
+
+    MOST_FEATURES = 32
+
+    def __init__(self, in_features: int, out_features: int, initial: Initial, **settings: Any):
+        if in_features > self.MOST_FEATURES:
+            raise ValueError(
+                f"SmallPositionLinear takes at most {self.MOST_FEATURES} input features, got {in_features}: use PositionLinear"
+            )
+        super().__init__(in_features, out_features, initial, **settings)
 
 
 class PositionLayerNorm(nn.LayerNorm):

@@ -26,6 +26,8 @@ from hf_posenc import (
     position_parameters,
     train_positions,
 )
+from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.scheme import SmallPositionLinear, zeros
 
 
 def rows(number: int = 24) -> Dataset:
@@ -58,31 +60,86 @@ def settings_of(optimizer: torch.optim.Optimizer) -> dict[int, tuple[float, floa
     return found
 
 
-# Scheme -> the ends of the names of its tables and biases, and of its matrices and norms.
-PARAMETERS = {
-    "absolute+t5": (["relative_attention_bias.weight"], []),
-    "deberta": (["rel_embeddings.weight"], []),
-    "relative": (["relative_key_embeddings.weight", "relative_value_embeddings.weight"], []),
-    "transformer_xl": (["pos_bias_u.weight", "pos_bias_v.weight"], ["linear_pos.weight"]),
-    "sinusoidal+tupe": (["cls_to_others.weight", "others_to_cls.weight"], ["weight", "bias"]),
-}
+# Scheme, its flags, and the ends of the names of its tables and biases, and of its wide matrices and norms.
+GROUPS = [
+    ("absolute", {}, [], []),
+    ("absolute", {"position_combine": "concat"}, [], ["position_projection.weight", "position_projection.bias"]),
+    ("absolute", {"position_combine": "gate"}, [], ["position_gate.weight", "position_gate.bias"]),
+    ("sinusoidal", {}, [], []),
+    ("sinusoidal", {"position_learn_amplitude": True}, ["position_scale.weight"], []),
+    ("none", {}, [], []),
+    ("relative", {}, ["relative_key_embeddings.weight", "relative_value_embeddings.weight"], []),
+    ("relative_key", {}, ["distance_embedding.weight"], []),
+    ("relative_key_query", {}, ["distance_embedding.weight"], []),
+    ("transformer_xl", {}, ["pos_bias_u.weight", "pos_bias_v.weight"], ["linear_pos.weight"]),
+    ("absolute+t5", {}, ["relative_attention_bias.weight"], []),
+    ("t5", {"position_per_layer": True}, ["relative_attention_bias.weight"], []),
+    (
+        "sinusoidal+tupe",
+        {},
+        ["cls_to_others.weight", "others_to_cls.weight"],
+        ["pos_ln.weight", "pos_ln.bias", "linear.weight", "linear.bias"],
+    ),
+    ("deberta", {}, ["rel_embeddings.weight"], []),
+    (
+        "deberta",
+        {"position_norm": True, "position_share_projections": False},
+        ["rel_embeddings.weight"],
+        ["encoder.LayerNorm.weight", "encoder.LayerNorm.bias", "_proj.weight", "_proj.bias"],
+    ),
+    ("rope", {}, [], []),
+    ("alibi", {}, [], []),
+    ("kerple", {}, ["kerple_r1.weight", "kerple_r2.weight"], []),
+    *(
+        (
+            "fire",
+            {"position_per_layer": per_layer},
+            [
+                f"fire_{name}"
+                for name in ("hidden.weight", "hidden.bias", "output.weight", "c.weight", "length.weight")
+            ],
+            [],
+        )
+        for per_layer in (True, False)
+    ),
+    ("cable", {}, ["cable_amplitude.weight"], ["cable_step.weight", "cable_scale.weight"]),
+]
 
 
-@pytest.mark.parametrize("scheme", PARAMETERS)
-def test_tables_and_biases_have_their_rate_and_no_decay_and_all_others_what_trainer_gives_them(scheme, tmp_path):
-    model = classifier(scheme)
+def test_every_scheme_has_its_groups_named():
+    assert {name for scheme, *_ in GROUPS for name in scheme.split("+")} == {*SCHEMES}
+
+
+@pytest.mark.parametrize(("scheme", "flags", "tables", "matrices"), GROUPS)
+def test_tables_and_biases_have_their_rate_and_no_decay_and_all_others_what_trainer_gives_them(
+    scheme, flags, tables, matrices, tmp_path
+):
+    model = classifier(scheme, **flags)
     common = {"learning_rate": 1e-3, "weight_decay": 0.5}
     stock = settings_of(Trainer(model=model, args=arguments(tmp_path, **common)).create_optimizer())
     ours = settings_of(trainer_of(model, arguments(tmp_path, **common, position_learning_rate=0.1)).create_optimizer())
     assert ours.keys() == stock.keys()
-    tables, matrices = PARAMETERS[scheme]
     moved = [name for name, parameter in model.named_parameters() if ours[id(parameter)] != stock[id(parameter)]]
-    assert {ours[id(model.get_parameter(name))] for name in moved} == {(0.1, 0.0)}
+    assert {ours[id(model.get_parameter(name))] for name in moved} <= {(0.1, 0.0)}
     left = position_parameters(model).keys() - {*moved}
     assert all(name.endswith(tuple(tables)) for name in moved) and all(name.endswith(tuple(matrices)) for name in left)
     assert {*moved, *left} == position_parameters(model).keys()
     assert all(any(name.endswith(end) for name in moved) for end in tables)
     assert all(any(name.endswith(end) for name in left) for end in matrices)
+
+
+def test_adapters_of_schemes_learn_at_the_rate_of_all_others(tmp_path):
+    model = get_peft_model(classifier("fire"), LoraConfig(target_modules=["fire_output", "query"], r=4))
+    optimizer = trainer_of(
+        model, arguments(tmp_path, learning_rate=1e-3, position_learning_rate=0.1)
+    ).create_optimizer()
+    adapters = [parameter for name, parameter in model.named_parameters() if "lora_" in name]
+    assert adapters and {settings_of(optimizer)[id(parameter)][0] for parameter in adapters} == {1e-3}
+
+
+def test_a_small_matrix_is_of_few_features():
+    with pytest.raises(ValueError, match="at most 32 input features, got 33: use PositionLinear"):
+        SmallPositionLinear(33, 4, zeros)
 
 
 def test_without_a_rate_of_their_own_the_optimizer_is_trainers(tmp_path):
