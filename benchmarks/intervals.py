@@ -90,35 +90,27 @@ def verdict(own: list[float], other: list[float], margin: float = MARGIN) -> str
     return "no different" if len(own) >= PAIRS and equivalence(own, other, margin).holds else None
 
 
-@dataclass(frozen=True)
-class Nested:
-    """Conversions with fine-tuning seeds nested in them.
+def crossed(table: np.ndarray, confidence: float = 0.95) -> Interval:
+    """Interval of the mean of a table (conversions, seeds) whose rows share their seeds: both vary, and neither is repeated.
 
-    Attributes:
-        interval: of the mean over conversions, with as many degrees of freedom as there are conversions less one.
-        between, within: standard deviations of conversions, and of seeds in one conversion; method of moments.
-    """
-
-    interval: Interval
-    between: float
-    within: float
-
-
-def nested(groups: list[list[float]]) -> Nested:
-    """Mean, interval and components of variance of groups of equal size: seeds of one conversion are no independent sample.
+    The two-way random model without repetition: the variance of the mean is (MS_rows + MS_columns - MS_rest) / cells, with
+    Satterthwaite's degrees of freedom; not less than by the seeds alone, or by the conversions alone.
 
     Raises:
-        ValueError: fewer than two groups, or not of one size of at least 2.
+        ValueError: there are fewer than two rows or columns.
     """
-    [size] = {len(group) for group in groups} if len({len(group) for group in groups}) == 1 else [0]
-    if len(groups) < 2 or size < 2:
-        raise ValueError(
-            f"expected two or more groups of one size of at least 2, got {[len(group) for group in groups]}"
-        )
-    means = [statistics.fmean(group) for group in groups]
-    within = statistics.fmean(statistics.variance(group) for group in groups)
-    between = max(0.0, statistics.variance(means) - within / size)
-    return Nested(of_mean(means), between**0.5, within**0.5)
+    rows, columns = table.shape
+    if min(rows, columns) < 2:
+        raise ValueError(f"expected at least two conversions and two seeds, got {rows} and {columns}")
+    mean, of_rows, of_columns = table.mean(), table.mean(axis=1), table.mean(axis=0)
+    rest = table - of_rows[:, None] - of_columns + mean
+    freedom = np.array([rows - 1, columns - 1, (rows - 1) * (columns - 1)])
+    squares = np.array([of_rows.var() * rows * columns, of_columns.var() * rows * columns, (rest**2).sum()]) / freedom
+    together = squares[0] + squares[1] - squares[2]
+    candidates = [*zip(squares[:2], freedom[:2]), (together, together**2 / (squares**2 / freedom).sum())]
+    square, degrees = max(candidates, key=lambda candidate: candidate[0])
+    half = float(stdtrit(degrees, (1 + confidence) / 2) * (square / table.size) ** 0.5)
+    return Interval(float(mean), float(mean - half), float(mean + half))
 
 
 def f1(counts: np.ndarray) -> np.ndarray:
@@ -155,20 +147,3 @@ def resampled(
         found.append(difference(rows, weights))
     low, high = np.quantile(found, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Interval(float(difference(np.arange(seeds), np.ones(documents))), float(low), float(high))
-
-
-def step_that_leaves(curve: list[list[float]], other: list[list[float]], by: float = 0.1) -> int | None:
-    """The first step of a learning curve from which on its loss stays more than `by` below another's; None if it never does.
-
-    Args:
-        curve, other: (step, loss) pairs of the same steps.
-    """
-    if [step for step, _ in curve] != [step for step, _ in other]:
-        raise ValueError("the curves are of other steps")
-    left = None
-    for (step, loss), (_, theirs) in zip(curve, other):
-        if theirs - loss <= by:
-            left = None
-        elif left is None:
-            left = int(step)
-    return left

@@ -4,7 +4,6 @@
 """
 
 import json
-import statistics
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -24,8 +23,6 @@ HEADINGS = {"long_documents": "Finding", "long_classification": "A task with a h
 MEAN = "mean of chunks"
 # The conversion that computes as little as chunks.
 LOCAL = "t5 window of 128 no layer global"
-# Bands of distances between a tag and its definition.
-BEYOND, NEAR = "beyond the window", "below 256"
 # Rows of the page's table: a method, and what it is called there.
 ROWS = {
     "truncated": "cut off at 256 tokens",
@@ -85,42 +82,6 @@ def difference_cell(one: dict[str, Any], digits: int = 3) -> str:
     low, high = one["interval"]
     written = f"{one['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
     return f"**{written}**" if low > 0 or high < 0 else written
-
-
-def f1_of_tags(band: str) -> dict[str, str]:
-    """F1 of the tags of a band of distances from their definition, mean of the seeds, by contestant."""
-    return {name: f"{statistics.fmean(own['bands'][band]['f1']):.2f}" for name, own in far_context().items()}
-
-
-def figures() -> list[str]:
-    """What the page has to say in its sentences."""
-    found = vectors()["methods"]
-    score = {(name, task): one["ndcg"] for name, own in found.items() for task, one in own["tasks"].items()}
-
-    def in_prose(one: dict[str, Any], digits: int = 3) -> str:
-        return difference_cell(one, digits).strip("*").replace("-", "−")
-
-    def more(name: str, task: str, other: str = MEAN) -> str:
-        return in_prose(found[name]["less"][other][task])
-
-    bands = far_context()["t5"]["bands"]
-    far, near = (f1_of_tags(band) for band in (BEYOND, NEAR))
-    far_ahead, near_ahead = (in_prose(bands[band]["less"]["windows"], digits=2) for band in (BEYOND, NEAR))
-    late = "t5, best late chunk of 128 overlapping", "best chunk of 128 overlapping"
-    centred = f"{LOCAL}, centred", "mean of chunks, centred"
-    milliseconds = {name: f"{own['milliseconds']:.0f}" for name, own in found.items()}
-    return [
-        f"the best of chunks of 64 tokens that overlap is ahead of their mean by {more('best chunk of 64 overlapping', 'articles')} on articles",
-        f"as many chunks of 128 tokens on articles, {more(late[0], 'articles', late[1])}, and behind on facts, {more(late[0], 'needle', late[1])}.",
-        f"DICE's maximum, with {score['DICE, maximum', 'passkey']:.3f} of the pass keys and {score['DICE, maximum', 'needle']:.3f} of the facts",
-        f"ahead of the mean of chunks on pass keys, {more(centred[0], 'passkey', centred[1])}, and facts, "
-        f"{more(centred[0], 'needle', centred[1])}, and level on articles, {more(centred[0], 'articles', centred[1])}, at {milliseconds[LOCAL]} ms a "
-        f"document ({milliseconds['t5']} with full attention), where chunks of 64 that overlap take "
-        f"{milliseconds['best chunk of 64 overlapping']}, and those that do not {milliseconds['best chunk of 64']}.",
-        f"an F1 of {far['t5']} by a model converted to `t5`, which reads the whole document, against {far['windows']} by windows of "
-        f"512 tokens, {far_ahead}, and {far['longer table']} with an extended table and no conversion; below 256 tokens, "
-        f"{near['t5']} against {near['windows']}, {near_ahead} (",
-    ]
 
 
 def window_tables() -> str:

@@ -50,7 +50,12 @@ BLOCK = re.compile(
     r"^(?:<!-- (?P<note>[^>]*) -->\n)?```(?P<language>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 # Where names on the Hub lead.
-PRETRAINED = ("google-bert/bert-base-uncased", "google-bert/bert-base-cased", "path/to/all-MiniLM-L6-v2")
+PRETRAINED = (
+    "google-bert/bert-base-uncased",
+    "google-bert/bert-base-cased",
+    "path/to/all-MiniLM-L6-v2",
+)
+CONVERTED = ("path/to/checkpoint", "sentence-transformers/all-MiniLM-L6-v2")
 DEBERTA = ("microsoft/deberta-v3-base", "path/to/deberta-v3")
 CLASSIFIERS = ("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "path/to/reranker", "cross-encoder/ms-marco-MiniLM-L6-v2")
 VARIANTS = ("path/to/variant", "me/minilm-t5")
@@ -109,7 +114,8 @@ def world(tmp_path_factory, minilm) -> Path:
 
     for name in PRETRAINED:
         place(name).symlink_to(minilm)
-    tiny_checkpoints.save(place("path/to/checkpoint"))
+    for name in CONVERTED:
+        tiny_checkpoints.save(place(name))
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     config = DebertaV2Config(
         vocab_size=len(tiny_checkpoints.tokenizer()), relative_attention=True, pos_att_type=["c2p", "p2c"], **sizes

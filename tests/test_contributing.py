@@ -36,7 +36,7 @@ def test_a_scheme_is_a_file_with_its_source_and_a_test():
         assert file.parent.name == "modeling", name
         assert (ROOT / "tests" / "modeling" / f"test_{file.stem}.py").is_file(), name
         assert scheme.paper == "–" or "Source: " in scheme.__doc__, name
-        assert f"| `{scheme.name}` |" in README, name
+        assert f"`{scheme.name}`" in README, name
 
 
 def test_schemes_that_share_a_flag_agree_on_what_it_may_be():

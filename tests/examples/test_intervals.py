@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from intervals import Interval, equivalence, f1, nested, of_mean, paired, resampled, step_that_leaves, verdict
+from intervals import Interval, crossed, equivalence, f1, of_mean, paired, resampled, verdict
 from scipy import stats
 from sklearn.metrics import f1_score
 
@@ -63,19 +63,32 @@ def test_a_verdict_needs_an_interval_without_zero_or_ten_seeds():
     assert verdict(numbers(3, 0.0001, 0.001), zeros[:3]) is None, "three seeds"
 
 
-def test_nested_seeds_do_not_make_conversions_independent():
-    groups = [numbers(3, mean, 0.2, seed) for seed, mean in enumerate(numbers(4, 5.0, 1.0))]
-    ours = nested(groups)
-    theirs = stats.ttest_1samp([np.mean(group) for group in groups], 0).confidence_interval()
-    assert (ours.interval.low, ours.interval.high) == pytest.approx((theirs.low, theirs.high))
-    # Mean squares of a one-way analysis of variance: MS_within = 0.2², MS_between = 3 · 1².
-    assert ours.within == pytest.approx(0.2)
-    assert ours.between == pytest.approx(((3 * 1.0 - 0.2**2) / 3) ** 0.5)
-    assert ours.interval.high - ours.interval.low > 2 * (of_mean(sum(groups, [])).high - 5.0)
-    assert nested([[0.0, 1.0], [1.0, 0.0]]).between == 0.0
-    for wrong in ([[1.0, 2.0]], [[1.0], [2.0]], [[1.0, 2.0], [1.0]]):
-        with pytest.raises(ValueError, match="two or more groups"):
-            nested(wrong)
+def test_conversions_that_share_seeds_are_no_more_certain_than_their_seeds():
+    rng = np.random.default_rng(0)
+    rows, columns = rng.normal(0, 1.0, size=(4, 1)), rng.normal(0, 2.0, size=(1, 30))
+    # Without noise of its own, a cell is its row and its column: the variance of the mean is the sum of both means'.
+    ours = crossed(5.0 + rows + columns)
+    variances = [part.var(ddof=1) / part.size for part in (rows, columns)]
+    degrees = sum(variances) ** 2 / (variances[0] ** 2 / 3 + variances[1] ** 2 / 29)
+    half = stats.t.ppf(0.975, degrees) * sum(variances) ** 0.5
+    assert (ours.high - ours.low) / 2 == pytest.approx(half)
+    # Conversions that are alike: what seeds say, and not what the three means of the same seeds do.
+    alike = np.repeat(columns, 3, axis=0)
+    seeds = of_mean(list(columns[0]))
+    assert (crossed(alike).low, crossed(alike).high) == pytest.approx((seeds.low, seeds.high))
+    for wrong in (np.zeros((1, 5)), np.zeros((3, 1))):
+        with pytest.raises(ValueError, match="at least two conversions and two seeds"):
+            crossed(wrong)
+
+
+def test_the_interval_of_crossed_conversions_and_seeds_holds_what_it_says():
+    rng = np.random.default_rng(1)
+    inside = 0
+    for _ in range(600):
+        table = rng.normal(0, 1.0, size=(3, 1)) + rng.normal(0, 1.0, size=(1, 10)) + rng.normal(0, 0.5, size=(3, 10))
+        interval = crossed(table)
+        inside += interval.low <= 0 <= interval.high
+    assert 0.92 < inside / 600 <= 1
 
 
 def test_f1_of_counts_is_scikit_learns():
@@ -108,14 +121,6 @@ def test_resampling_finds_the_spread_of_seeds_and_of_documents():
     several = np.stack([counts, better, better], axis=1)
     apart = resampled(several, np.stack([counts] * 3, axis=1), draws=200)
     assert (apart.mean, apart.low, apart.high) == pytest.approx((0.1 / 3, 0.1 / 3, 0.1 / 3))
-
-
-def test_the_step_that_leaves_is_the_first_from_which_on_the_loss_is_below():
-    none = [[20, 6.0], [40, 6.0], [60, 6.0], [80, 6.0]]
-    assert step_that_leaves([[20, 5.0], [40, 6.0], [60, 5.8], [80, 5.7]], none) == 60
-    assert step_that_leaves([[20, 5.0], [40, 5.0], [60, 5.0], [80, 5.95]], none) is None
-    with pytest.raises(ValueError, match="other steps"):
-        step_that_leaves(none[:2], none)
 
 
 def test_intervals_are_written_with_a_minus():
