@@ -1,0 +1,1 @@
+"""Models in forms that need no hf_posenc: as architectures of Transformers itself (`stock`)."""

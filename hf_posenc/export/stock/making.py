@@ -1,0 +1,294 @@
+"""Models in memory: to an architecture of Transformers, and back."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ...in_memory import change_scheme
+from ...modeling.configuration_posenc import PositionConfigMixin
+from ...modeling.modeling_posenc import PosencPreTrainedModel
+from ...registry import CONFIG_CLASSES, VARIANT_MODELS, variant_config
+from .architectures import ARCHITECTURES, Architecture
+from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
+
+
+logger = logging.get_logger(__name__)
+
+# The entry of an exported config: what the model was before.
+SOURCE = "hf_posenc"
+FITTING = "absolute, t5, absolute+t5, deberta, absolute+deberta and rope"
+# Heads that read two texts, or may.
+OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")
+# Longest texts that are no choice of anybody's.
+NO_LENGTH = 10**6
+
+
+def to_stock(
+    model: PreTrainedModel,
+    *,
+    max_length: int | None = None,
+    single_text: bool = False,
+    tokenizer: Any = None,
+) -> PreTrainedModel:
+    """The same model as an architecture of Transformers: `mpnet`, `deberta-v2`, `jina_embeddings_v3`, or its family's own.
+
+    Outputs are equal up to rounding, at tokens that are not padding. Only the scheme decides which architecture it is: `t5` and `absolute+t5` become
+    MPNet, `deberta` and `absolute+deberta` DeBERTa-v2, `rope` Jina Embeddings v3 (Transformers 5.4 and newer), `absolute` what it was. MPNet and
+    Jina have no token types or other buckets than T5's defaults; what cannot be computed is refused.
+
+    Args:
+        model: a model with a position scheme, base model or head, of any family. It stays as it is.
+        max_length: tokens that the new model is to read, where its positions are relative. Default: the tokenizer's `model_max_length`,
+            or what the config says.
+        single_text: the model reads single texts, never pairs. Needed where the architecture has no token types and a head may read
+            pairs.
+        tokenizer: the model's, to make sure that its token id 1 does not occur in texts where MPNet would take it for padding.
+
+    Returns:
+        A model of a class of Transformers. `config.hf_posenc` says what it was, for [`from_stock`].
+
+    Raises:
+        TypeError: not a model.
+        ValueError: no architecture of Transformers computes it; says why, and what would fit.
+    """
+    config = check_exportable(model)
+    architecture = architecture_of(config)
+    head = head_of(type(model), config)
+    if architecture is None:
+        return change_scheme(_copy(model), None)
+    length = length_of(architecture, max_length, tokenizer)
+    check(architecture, model, head, single_text, tokenizer)
+    source = FAMILIES[config.family.model_type]
+    tensors = read_tensors(model.state_dict(), source.of_class(_prefixed(source, head)))
+    untie = _unties(architecture, tensors, config)
+    architecture.change(tensors, length)
+    entries = architecture.entries(head, length)
+    entries |= {"pooler_hidden_act": _activation(source, head) or "gelu"} if not architecture.has_pooler else {}
+    entries |= {"tie_word_embeddings": False} if untie else {}
+    _mend_pooler(architecture, tensors, head, config.hidden_size if hasattr(config, "hidden_size") else config.dim)
+    made = architecture.config_class(**entries)
+    setattr(made, SOURCE, source_entries(config))
+    cls = getattr(transformers, f"{architecture.names.prefix}{head}")
+    return _filled(cls, made, tensors, architecture.names, model)
+
+
+def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
+    """A model that [`to_stock`] made, perhaps trained since, as the model with a position scheme that it was.
+
+    Args:
+        model: of a class of Transformers, with `config.hf_posenc`. It stays as it is.
+
+    Raises:
+        TypeError: not a model.
+        ValueError: it does not come from here, or what it has learned since has no place in the model that it was.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"from_stock needs a model of transformers, got {type(model).__name__}")
+    config = source_config(model.config)
+    if config is None:
+        raise ValueError(f"this {type(model).__name__} was not made by to_stock: its config has no {SOURCE!r}")
+    architecture = architecture_of(config)
+    head = type(model).__name__.removeprefix(architecture.names.prefix)
+    family = FAMILIES[config.family.model_type]
+    names = architecture.names.of_class(type(model).__name__)
+    tensors = read_tensors(model.state_dict(), names)
+    architecture.change_back(tensors)
+    for name in ("id2label", "label2id", "problem_type"):
+        setattr(config, name, getattr(model.config, name))
+    config.tie_word_embeddings = model.config.tie_word_embeddings
+    [cls] = [each for each in VARIANT_MODELS.values() if each.__name__ == f"Posenc{family.prefix}{head}"]
+    if head == "Model" and POOLER not in family.modules:
+        for leaf in ("weight", "bias"):
+            tensors.pop(f"{POOLER}.{leaf}", None)
+    pooler = {"add_pooling_layer": False} if head == "Model" and POOLER in family.modules and f"{POOLER}.weight" not in tensors else {}
+    return _filled(cls, config, tensors, family, model, **pooler)
+
+
+def check_exportable(model: Any) -> PositionConfigMixin:
+    """The config of a model with a position scheme; TypeError or ValueError for anything else."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"to_stock needs a model of transformers, got {type(model).__name__}")
+    if not isinstance(model, PosencPreTrainedModel) or type(model) not in VARIANT_MODELS.values():
+        raise ValueError(
+            f"a {type(model).__name__} is no model with a position scheme of hf_posenc; what Transformers itself has is saved as it is"
+        )
+    return model.config
+
+
+def architecture_of(config: PositionConfigMixin) -> Architecture | None:
+    """The architecture that computes a config's scheme; None for the family's own.
+
+    Raises:
+        ValueError: there is none, or not with these options; says what would fit.
+    """
+    names = {*config.schemes} - {"none"}
+    if names == {*config.family.native_scheme.split("+")}:
+        return None
+    inside, table = names - {"absolute"}, "absolute" in names
+    for cls in ARCHITECTURES:
+        if inside == {cls.scheme} and (cls.with_table or not table):
+            architecture = cls(config)
+            if reasons := [*architecture.refusals()]:
+                raise ValueError(
+                    f"position_scheme={config.position_scheme!r} would be {architecture.model_type!r}, but " + "; ".join(reasons)
+                )
+            return architecture
+    raise ValueError(
+        f"no architecture of Transformers computes position_scheme={config.position_scheme!r}; {FITTING} have one. Convert the model to one "
+        "of these first: hf-posenc convert MODEL --out OUT --position-scheme t5 --stock"
+    )
+
+
+def head_of(cls: type[PreTrainedModel], config: PositionConfigMixin) -> str:
+    """The end of a class's name: "Model" or that of a head."""
+    return cls.__name__.removeprefix(f"Posenc{config.family.prefix}")
+
+
+def _prefixed(names: Names, head: str) -> str:
+    return f"{names.prefix}{head}"
+
+
+def _activation(names: Names, head: str) -> str | None:
+    return names.heads[head].activation if head in names.heads and head in OF_PAIRS else None
+
+
+def check(architecture: Architecture, model: PreTrainedModel, head: str, single_text: bool, tokenizer: Any) -> None:
+    """Raise ValueError where a head, token types or the padding's id do not fit."""
+    config, names = model.config, FAMILIES[model.config.family.model_type]
+    where = f"{type(model).__name__} would be {architecture.model_type!r}"
+    if head != "Model" and (head not in names.heads or head not in architecture.names.heads):
+        common = [each for each in names.heads if each in architecture.names.heads]
+        raise ValueError(f"{where}, which has no such head; of its heads {', '.join(common)} fit, and the base model")
+    if head != "Model":
+        own, there = (each.heads[head].activation for each in (names, architecture.names))
+        act = config.family.setting(config, "hidden_act")
+        own = own or act
+        there = there or (act if head == "ForMaskedLM" else own)
+        if own != there:
+            raise ValueError(f"{where}, whose head has {there!r} between its layers, and the model's has {own!r}")
+    types = _types(model)
+    differ = types is not None and not torch.equal(types, types[:1].expand_as(types))
+    if differ and not architecture.has_types:
+        if head in OF_PAIRS and not single_text:
+            raise ValueError(
+                f"{where}, which has no token types: the second text of a pair would be read as the first. If the model reads single texts "
+                "alone, say so by single_text=True (--single-text); for pairs, deberta and rope fit"
+            )
+        logger.warning_once(
+            f"{architecture.model_type!r} has no token types, and does not say so where it is given some: single texts are computed as "
+            "before, pairs of texts are not"
+        )
+    if architecture.reads_table:
+        _check_padding(architecture, tokenizer)
+    if not architecture.has_pooler and head == "Model" and getattr(model, "pooler", None) is not None:
+        logger.warning_once(f"{architecture.model_type!r} has no pooler in its base model: pooler_output is lost")
+
+
+def _check_padding(architecture: Architecture, tokenizer: Any) -> None:
+    """Raise ValueError where positions would be counted otherwise: MPNet skips id 1, and DeBERTa counts all tokens from the left."""
+    follows = architecture.source.family.positions_follow_padding
+    if architecture.model_type == "mpnet" and not follows:
+        if tokenizer is None:
+            logger.warning_once("'mpnet' takes token id 1 for padding: texts in which it occurs are computed otherwise")
+        elif not str(token := tokenizer.convert_ids_to_tokens(1)).startswith("[unused"):
+            raise ValueError(
+                f"it would be 'mpnet', which takes token id 1 for padding when it counts positions, and here that is {token!r}, which "
+                "occurs in texts; t5 without absolute fits"
+            )
+    if architecture.model_type == "deberta-v2" and follows:
+        if tokenizer is None:
+            logger.warning_once("'deberta-v2' counts positions from the left: pad on the right")
+        elif tokenizer.padding_side == "left":
+            raise ValueError(
+                "it would be 'deberta-v2', which counts padding on the left as positions, and the tokenizer pads there: set "
+                "tokenizer.padding_side to 'right', or take deberta without absolute"
+            )
+
+
+def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any) -> int:
+    """The number of tokens that the new model is to read.
+
+    Raises:
+        ValueError: more than the position embeddings have rows for, or no length.
+    """
+    config = architecture.source
+    usable = config.sizes.max_position_embeddings - config.sizes.first_position
+    told = getattr(tokenizer, "model_max_length", None)
+    length = max_length or (told if told is not None and told < NO_LENGTH else usable)
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise ValueError(f"max_length must be a number of tokens, got {max_length!r}")
+    if architecture.reads_table and length > usable:
+        if max_length is None:
+            return usable
+        raise ValueError(f"max_length must be at most {usable}, the model's position embeddings, got {max_length}")
+    return usable if architecture.reads_table else length
+
+
+def source_entries(config: PositionConfigMixin) -> dict[str, Any]:
+    """What an exported config keeps of that of the model."""
+    left_out = {"auto_map", "transformers_version", "dtype", "architectures", "_name_or_path", "id2label", "label2id"}
+    return {name: value for name, value in config.to_diff_dict().items() if name not in left_out}
+
+
+def source_config(config: Any) -> PositionConfigMixin | None:
+    """The config of the model that an exported one was; None for any other."""
+    entries = getattr(config, SOURCE, None)
+    if not isinstance(entries, dict) or "position_scheme" not in entries:
+        return None
+    cls = CONFIG_CLASSES.get(entries.get("model_type"))
+    if cls is None or not issubclass(cls, PositionConfigMixin):
+        raise ValueError(f"the config's {SOURCE!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have")
+    return cls.from_dict(dict(entries))
+
+
+def _types(model: PreTrainedModel) -> torch.Tensor | None:
+    """The embeddings of token types, (types, hidden)."""
+    family = model.config.family
+    if family.token_types is None:
+        return None
+    return getattr(family.embeddings_of(model.base_model), family.token_types).weight.detach()
+
+
+def _unties(architecture: Architecture, tensors: Tensors, config: PositionConfigMixin) -> bool:
+    """Whether a decoder that has the token embeddings has to keep them as they were, without the token type."""
+    types = tensors.get(f"{TYPES}.weight")
+    tied = config.tie_word_embeddings and "head.decoder.weight" in tensors
+    return tied and not architecture.has_types and types is not None and bool(types[0].any())
+
+
+def _mend_pooler(architecture: Architecture, tensors: Tensors, head: str, width: int) -> None:
+    """A base model has a pooler if its architecture has one."""
+    if head != "Model":
+        return
+    has_one = f"{POOLER}.weight" in tensors
+    if has_one and not architecture.has_pooler:
+        for leaf in ("weight", "bias"):
+            del tensors[f"{POOLER}.{leaf}"]
+    elif architecture.has_pooler and not has_one:
+        # The model has none, so nobody reads what this one gives: the first state, by its tanh.
+        words = tensors["words.weight"]
+        tensors[f"{POOLER}.weight"] = torch.eye(width, dtype=words.dtype, device=words.device)
+        tensors[f"{POOLER}.bias"] = words.new_zeros(width)
+
+
+def _filled(
+    cls: type[PreTrainedModel], config: Any, tensors: Tensors, names: Names, like: PreTrainedModel, **settings: Any
+) -> PreTrainedModel:
+    """A new model with these tensors, on the device, in the dtype and in the mode of another."""
+    with torch.random.fork_rng(devices=[]):
+        made = cls._from_config(config, dtype=like.dtype, **settings)
+    with torch.no_grad():
+        state = named_tensors(tensors, names.of_class(cls.__name__), made.state_dict())
+        made.load_state_dict(state, strict=True)
+    made.config.name_or_path = like.config.name_or_path
+    return made.to(like.device).train(like.training)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    import copy
+
+    return copy.deepcopy(model)
