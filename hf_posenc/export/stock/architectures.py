@@ -80,6 +80,11 @@ class Architecture:
     def reads_table(self) -> bool:
         return "absolute" in self.schemes
 
+    @property
+    def counts_from_left(self) -> bool:
+        """Whether padding on the left moves its positions, where it does not move the model's."""
+        return False
+
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting of the source, by BERT's name for it."""
         family = self.source.family
@@ -118,7 +123,11 @@ class Architecture:
 def _of_layers(name: str, tensors: Tensors) -> Iterator[str]:
     """The names of a tensor in all layers that have it."""
     before, _, after = name.partition("{}")
-    yield from [key for key in tensors if key.startswith(before) and key.removesuffix(".weight").removesuffix(".bias").endswith(after)]
+    yield from [
+        key
+        for key in tensors
+        if key.startswith(before) and key.removesuffix(".weight").removesuffix(".bias").endswith(after)
+    ]
 
 
 def add_token_type(tensors: Tensors) -> None:
@@ -206,6 +215,10 @@ class DebertaV2(Architecture):
     @property
     def deberta(self) -> Deberta:
         return self.schemes["deberta"]
+
+    @property
+    def counts_from_left(self) -> bool:
+        return self.reads_table and self.source.family.positions_follow_padding
 
     @property
     def shares(self) -> bool:

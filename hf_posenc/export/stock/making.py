@@ -1,10 +1,10 @@
 """Models in memory: to an architecture of Transformers, and back."""
 
+import copy
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -59,17 +59,21 @@ def to_stock(
     architecture = architecture_of(config)
     head = head_of(type(model), config)
     if architecture is None:
-        return change_scheme(_copy(model), None)
+        return change_scheme(copy.deepcopy(model), None)
+    check_head(architecture, type(model), head, config)
+    check_padding(architecture, tokenizer)
+    check_types(architecture, model, head, single_text)
     length = length_of(architecture, max_length, tokenizer)
-    check(architecture, model, head, single_text, tokenizer)
+    if not architecture.has_pooler and head == "Model" and getattr(model, "pooler", None) is not None:
+        logger.warning_once(f"{architecture.model_type!r} has no pooler in its base model: pooler_output is lost")
     source = FAMILIES[config.family.model_type]
-    tensors = read_tensors(model.state_dict(), source.of_class(_prefixed(source, head)))
+    tensors = read_tensors(model.state_dict(), source.of_class(type(model).__name__))
     untie = _unties(architecture, tensors, config)
     architecture.change(tensors, length)
     entries = architecture.entries(head, length)
     entries |= {"pooler_hidden_act": _activation(source, head) or "gelu"} if not architecture.has_pooler else {}
     entries |= {"tie_word_embeddings": False} if untie else {}
-    _mend_pooler(architecture, tensors, head, config.hidden_size if hasattr(config, "hidden_size") else config.dim)
+    _mend_pooler(architecture, tensors, head, config.sizes.hidden_size)
     made = architecture.config_class(**entries)
     setattr(made, SOURCE, source_entries(config))
     cls = getattr(transformers, f"{architecture.names.prefix}{head}")
@@ -104,7 +108,11 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
     if head == "Model" and POOLER not in family.modules:
         for leaf in ("weight", "bias"):
             tensors.pop(f"{POOLER}.{leaf}", None)
-    pooler = {"add_pooling_layer": False} if head == "Model" and POOLER in family.modules and f"{POOLER}.weight" not in tensors else {}
+    pooler = (
+        {"add_pooling_layer": False}
+        if head == "Model" and POOLER in family.modules and f"{POOLER}.weight" not in tensors
+        else {}
+    )
     return _filled(cls, config, tensors, family, model, **pooler)
 
 
@@ -134,7 +142,8 @@ def architecture_of(config: PositionConfigMixin) -> Architecture | None:
             architecture = cls(config)
             if reasons := [*architecture.refusals()]:
                 raise ValueError(
-                    f"position_scheme={config.position_scheme!r} would be {architecture.model_type!r}, but " + "; ".join(reasons)
+                    f"position_scheme={config.position_scheme!r} would be {architecture.model_type!r}, but "
+                    + "; ".join(reasons)
                 )
             return architecture
     raise ValueError(
@@ -148,58 +157,60 @@ def head_of(cls: type[PreTrainedModel], config: PositionConfigMixin) -> str:
     return cls.__name__.removeprefix(f"Posenc{config.family.prefix}")
 
 
-def _prefixed(names: Names, head: str) -> str:
-    return f"{names.prefix}{head}"
-
-
 def _activation(names: Names, head: str) -> str | None:
     return names.heads[head].activation if head in names.heads and head in OF_PAIRS else None
 
 
-def check(architecture: Architecture, model: PreTrainedModel, head: str, single_text: bool, tokenizer: Any) -> None:
-    """Raise ValueError where a head, token types or the padding's id do not fit."""
-    config, names = model.config, FAMILIES[model.config.family.model_type]
-    where = f"{type(model).__name__} would be {architecture.model_type!r}"
-    if head != "Model" and (head not in names.heads or head not in architecture.names.heads):
+def check_head(architecture: Architecture, cls: type[PreTrainedModel], head: str, config: PositionConfigMixin) -> None:
+    """Raise ValueError for a head that the architecture does not have, or has with another activation."""
+    names, where = FAMILIES[config.family.model_type], f"{cls.__name__} would be {architecture.model_type!r}"
+    if head == "Model":
+        return
+    if head not in names.heads or head not in architecture.names.heads:
         common = [each for each in names.heads if each in architecture.names.heads]
         raise ValueError(f"{where}, which has no such head; of its heads {', '.join(common)} fit, and the base model")
-    if head != "Model":
-        own, there = (each.heads[head].activation for each in (names, architecture.names))
-        act = config.family.setting(config, "hidden_act")
-        own = own or act
-        there = there or (act if head == "ForMaskedLM" else own)
-        if own != there:
-            raise ValueError(f"{where}, whose head has {there!r} between its layers, and the model's has {own!r}")
-    types = _types(model)
-    differ = types is not None and not torch.equal(types, types[:1].expand_as(types))
-    if differ and not architecture.has_types:
-        if head in OF_PAIRS and not single_text:
-            raise ValueError(
-                f"{where}, which has no token types: the second text of a pair would be read as the first. If the model reads single texts "
-                "alone, say so by single_text=True (--single-text); for pairs, deberta and rope fit"
-            )
-        logger.warning_once(
-            f"{architecture.model_type!r} has no token types, and does not say so where it is given some: single texts are computed as "
-            "before, pairs of texts are not"
+    own, there = (each.heads[head].activation for each in (names, architecture.names))
+    of_layers = config.family.setting(config, "hidden_act")
+    own = own or of_layers
+    there = there or (of_layers if head == "ForMaskedLM" else own)
+    if own != there:
+        raise ValueError(
+            f"{where}, whose head has the activation {there!r}, and the model's has {own!r}; deberta and the base model fit"
         )
-    if architecture.reads_table:
-        _check_padding(architecture, tokenizer)
-    if not architecture.has_pooler and head == "Model" and getattr(model, "pooler", None) is not None:
-        logger.warning_once(f"{architecture.model_type!r} has no pooler in its base model: pooler_output is lost")
 
 
-def _check_padding(architecture: Architecture, tokenizer: Any) -> None:
+def check_types(architecture: Architecture, model: PreTrainedModel, head: str, single_text: bool) -> None:
+    """Raise ValueError where token types would be lost in a head that may read pairs; warn of it elsewhere."""
+    if architecture.has_types or not types_differ(model):
+        return
+    if head in OF_PAIRS and not single_text:
+        raise ValueError(
+            f"{type(model).__name__} would be {architecture.model_type!r}, which has no token types: the second text of a pair would be "
+            "read as the first. If the model reads single texts alone, say so by single_text=True (--single-text); for pairs, deberta "
+            "and rope fit"
+        )
+    logger.warning_once(
+        f"{architecture.model_type!r} has no token types, and says nothing where it is given some: single texts are computed as before, "
+        "pairs of texts are not"
+    )
+
+
+def check_padding(architecture: Architecture, tokenizer: Any) -> None:
     """Raise ValueError where positions would be counted otherwise: MPNet skips id 1, and DeBERTa counts all tokens from the left."""
+    if not architecture.reads_table:
+        return
     follows = architecture.source.family.positions_follow_padding
     if architecture.model_type == "mpnet" and not follows:
         if tokenizer is None:
-            logger.warning_once("'mpnet' takes token id 1 for padding: texts in which it occurs are computed otherwise")
+            logger.warning_once(
+                "'mpnet' takes token id 1 for padding: texts in which it occurs are computed otherwise"
+            )
         elif not str(token := tokenizer.convert_ids_to_tokens(1)).startswith("[unused"):
             raise ValueError(
                 f"it would be 'mpnet', which takes token id 1 for padding when it counts positions, and here that is {token!r}, which "
                 "occurs in texts; t5 without absolute fits"
             )
-    if architecture.model_type == "deberta-v2" and follows:
+    if architecture.counts_from_left:
         if tokenizer is None:
             logger.warning_once("'deberta-v2' counts positions from the left: pad on the right")
         elif tokenizer.padding_side == "left":
@@ -241,16 +252,19 @@ def source_config(config: Any) -> PositionConfigMixin | None:
         return None
     cls = CONFIG_CLASSES.get(entries.get("model_type"))
     if cls is None or not issubclass(cls, PositionConfigMixin):
-        raise ValueError(f"the config's {SOURCE!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have")
+        raise ValueError(
+            f"the config's {SOURCE!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have"
+        )
     return cls.from_dict(dict(entries))
 
 
-def _types(model: PreTrainedModel) -> torch.Tensor | None:
-    """The embeddings of token types, (types, hidden)."""
+def types_differ(model: PreTrainedModel) -> bool:
+    """Whether token types other than 0 change anything."""
     family = model.config.family
     if family.token_types is None:
-        return None
-    return getattr(family.embeddings_of(model.base_model), family.token_types).weight.detach()
+        return False
+    rows = getattr(family.embeddings_of(model.base_model), family.token_types).weight.detach()
+    return not torch.equal(rows, rows[:1].expand_as(rows))
 
 
 def _unties(architecture: Architecture, tensors: Tensors, config: PositionConfigMixin) -> bool:
@@ -286,9 +300,3 @@ def _filled(
         made.load_state_dict(state, strict=True)
     made.config.name_or_path = like.config.name_or_path
     return made.to(like.device).train(like.training)
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    import copy
-
-    return copy.deepcopy(model)
