@@ -18,8 +18,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..files import check_file, write_whole
 from .access import Subject, study
-from .files import drawn, write_whole
+from .files import drawn
 from .order import SHUFFLED
 from .probes import MODEL, Probes
 from .records import SCHEME, Figure, Record
@@ -40,7 +41,9 @@ GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("phase-shift", "… all its positions moved by 1", lambda data: f"{data.all[0].text:.1%}"),
     ("phase-shift", "… all but [CLS] moved by 1", lambda data: f"{data.but_first[0].text:.1%}"),
 )
-# Digits that matter of a number in the JSON file.
+# What the JSON file of a report has.
+KEYS = ("models", "figures", "text", "versions")
+# Digits that matter of a number in it.
 DIGITS = 5
 
 
@@ -111,7 +114,7 @@ class Report:
             for name, row in self.findings.items()
         }
         models = [_facts(subject) for subject in self.subjects]
-        return {"models": models, "figures": figures, "text": self.text, "versions": _versions()}
+        return dict(zip(KEYS, (models, figures, self.text, _versions())))
 
     def glance(self) -> list[tuple[str, list[str]]]:
         """What the models are and one number of some figures, as rows: what, and a cell for each model."""
@@ -154,9 +157,10 @@ class Report:
         )
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
-        """Write the page, and beside it the numbers: report.html and report.json. Both are written whole, or neither.
+        """Write the page, and beside it the numbers: report.html and report.html.json. Both are written atomically, or neither.
 
         Raises:
+            FileExistsError: where the numbers go is a file that no report has written.
             OSError: they cannot be written.
             ValueError: the name does not end in .html.
         """
@@ -170,12 +174,30 @@ def check_page(path: str | Path) -> tuple[Path, Path]:
     """Where a page and its numbers go.
 
     Raises:
+        FileExistsError: where the numbers go is a file that no report has written.
+        OSError: they cannot be written.
         ValueError: the name does not end in .html.
     """
-    path = Path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{path}: the report is a page, give it a name that ends in .html")
-    return path, path.with_suffix(".json")
+    page = Path(path)
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{page}: the report is a page, give it a name that ends in .html")
+    # The whole name and not only its stem: config.json beside config.html is somebody else's.
+    numbers = page.with_name(f"{page.name}.json")
+    check_file(page)
+    check_file(numbers)
+    if numbers.exists() and not _has_numbers_of_a_report(numbers):
+        raise FileExistsError(
+            f"{numbers}, where the numbers of {page} go, is there already and not from a report: name another page, or move it"
+        )
+    return page, numbers
+
+
+def _has_numbers_of_a_report(file: Path) -> bool:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and {*KEYS} <= {*content} and "hf_posenc" in content["versions"]
 
 
 def _rounded(value: Any) -> Any:

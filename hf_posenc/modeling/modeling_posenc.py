@@ -511,10 +511,12 @@ class PosencPreTrainedModel:
         whatever the checkpoint has), which a Trainer that resumes a run does not know.
 
         Raises:
+            FileExistsError: the folder holds somebody else's file under the name of code that is saved with the model.
             ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
                 another scheme's name.
         """
         check_built_as_configured(self)
+        self.config.check_code_files(save_directory)
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
 
