@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_in_use
+from .configuration_posenc import check_code_files, flags_in_use
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
@@ -516,7 +516,7 @@ class PosencPreTrainedModel:
                 another scheme's name.
         """
         check_built_as_configured(self)
-        self.config.check_code_files(save_directory)
+        check_code_files(self.config, save_directory)
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
 
