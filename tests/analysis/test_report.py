@@ -3,11 +3,14 @@
 import html
 import json
 import re
+import sys
+from typing import ClassVar
 
 import pytest
 from fresh_process import run_fresh
 from reading import documents, subject, tokenizer
 from tiny import build, stock_config
+from tqdm import tqdm
 from transformers import BertModel
 
 from hf_posenc.analysis import FIGURES, SCHEME, check_page, figure_named, read_texts, report, study
@@ -105,6 +108,45 @@ class TestReport:
         for name, [finding] in made.findings.items():
             assert finding.record is None or FIGURES[name].needs == SCHEME
         assert made.findings["distance"][0].record is not None
+
+
+class Bar(tqdm):
+    """A bar that keeps what it showed."""
+
+    shown: ClassVar[list[tuple[str, float, str]]] = []
+
+    def update(self, n=1):
+        self.shown.append((self.desc, self.n, self.postfix))
+        return super().update(n)
+
+
+class TestProgress:
+    @pytest.mark.parametrize(
+        "name, step",
+        [
+            ("spaces", "rotation 200 of 200"),
+            ("order", "sentence, adverb moved, 60 of 60"),
+            ("phase-shift", "shift 6 of 6"),
+        ]
+        + [("probes", "layer 3 of 3"), ("terms", "batch 2 of 2"), ("attention-properties", "batch 12 of 12")],
+    )
+    def test_the_bar_moves_within_a_figure(self, name, step, monkeypatch, capsys):
+        monkeypatch.setattr(sys.modules["hf_posenc.analysis.report"], "tqdm", Bar)
+        monkeypatch.setattr(Bar, "shown", [])
+        report(subject("absolute"), texts=documents(), figures=["encoding", name])
+        own = [(share, said) for label, share, said in Bar.shown if name in label]
+        shares = [share for share, _ in own]
+        assert shares == sorted(shares) and 1 <= shares[0] and shares[-1] == 2 and len({*shares}) > 2
+        assert step in [said for _, said in own] and own[-1][1] == ""
+        assert "2/2" in capsys.readouterr().err
+
+    def test_nobody_is_told_of_what_is_measured_without_a_report(self, monkeypatch):
+        monkeypatch.setattr(sys.modules["hf_posenc.analysis.report"], "tqdm", Bar)
+        monkeypatch.setattr(Bar, "shown", [])
+        report(subject("absolute"), texts=documents(), figures=["terms"])
+        count = len(Bar.shown)
+        figure_named("terms").measure(subject("absolute"))
+        assert len(Bar.shown) == count > 0
 
 
 class TestErrors:
