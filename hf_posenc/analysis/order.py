@@ -294,7 +294,7 @@ def order_sensitivity(
         text=np.array(text),
         swapped_interval=np.array(intervals),
         sentences={
-            kind: _sentences(read, steps(sentences, f"sentence, {kind},", part, parts))
+            kind: _sentences(read, steps(sentences, "sentence", part, parts))
             for part, (kind, sentences) in enumerate(SENTENCES.items(), start=2)
         },
         unrelated_tokens=read.unrelated_tokens,
