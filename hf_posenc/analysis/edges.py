@@ -45,7 +45,7 @@ class Edge(Record):
     def __str__(self) -> str:
         low, high = self.others
         return (
-            f"From row {self.row} on the rows look different: neighbours are {self.after:.3g} apart, before it {self.before:.3g}, a "
+            f"From row {self.row} on the rows look different: neighbours are {self.after:.3g} apart (median of {REACH}), before it {self.before:.3g}, a "
             f"ratio of {self.ratio:.2f}, and at {self.count} other rows 95 % of the ratios are between {low:.2f} and {high:.2f}; as where a "
             f"model was last trained on texts of at most {self.row} tokens"
         )
