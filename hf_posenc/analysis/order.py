@@ -373,7 +373,7 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     left.set_ylim(bottom=0)
     left.legend()
     bars = {kind: found.change for kind, found in data.sentences.items()} | data.reordered
-    names = [textwrap.fill(name.removeprefix("words "), 13) for name in bars]
+    names = [textwrap.fill(name.removeprefix("words "), 11) for name in bars]
     for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
         heights = np.array([getattr(change, part) for change in bars.values()])
         ends = np.array([getattr(change, f"{part}_interval") for change in bars.values()]).T
