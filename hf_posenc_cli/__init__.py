@@ -318,11 +318,10 @@ def compare(
     """Measure how far a conversion agrees with its original."""
     out = _instead_of("--report", report, out)
     from hf_posenc.conversion import compare
-    from hf_posenc.conversion.writing import check_report
-    from hf_posenc.files import write_whole
+    from hf_posenc.files import check_file, write_whole
 
     if out is not None:
-        check_report(out)
+        check_file(out)
     found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
     if out is not None:
         write_whole({out: found.to_json()})
@@ -382,14 +381,16 @@ def report(
         list[str],
         typer.Argument(help="Folders or names on the Hub, side by side; NAME=MODEL gives one a name of your own."),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write; the numbers go beside it as .json.")],
+    out: Annotated[
+        Path, typer.Option(help="The page to write; the numbers go to PAGE.json, such as report.html.json.")
+    ],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
     text: Text = None,
 ) -> None:
     """Write a page about what positions do in models.
 
     Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
-    as JSON beside it. Needs the extra `analysis`.
+    as JSON beside it, which replace nothing but the numbers of another report. Needs the extra `analysis`.
     """
     from hf_posenc import analysis
 

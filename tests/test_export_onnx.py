@@ -192,3 +192,16 @@ def test_an_export_that_fails_is_one_line_and_leaves_the_model_as_it_was(tmp_pat
         exporting.export_model(model, tmp_path / "model.onnx")
     assert model.config._attn_implementation == "eager"
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_there_is_not_replaced(tmp_path, device):
+    """A file, and a device, which gets the model and stays what it is."""
+    stock("bert").save_pretrained(tmp_path / "model")
+    (tmp_path / "null").symlink_to(device(3))
+    exporting.export(tmp_path / "model", tmp_path / "null")
+    assert (tmp_path / "null").is_symlink() and not (tmp_path / "null").is_file()
+    (tmp_path / "a").write_text("mine")
+    for path, said in ((tmp_path / "a", "exists"), (tmp_path / "a" / "b", "is no folder"), (tmp_path, "is a folder")):
+        with pytest.raises(OSError, match=said):
+            exporting.export("no/model", path)
+    assert (tmp_path / "a").read_text() == "mine"

@@ -53,16 +53,6 @@ def checked_output(folder: Path) -> Path:
     return folder
 
 
-def check_report(file: Path) -> None:
-    """Raise OSError unless a file can be written here."""
-    if file.is_dir():
-        raise IsADirectoryError(f"{file} is a folder: name a file")
-    if not file.absolute().parent.is_dir() or not os.access(
-        file if file.exists() else file.absolute().parent, os.W_OK
-    ):
-        raise OSError(f"{file} cannot be written: its folder is missing, or you may not write there")
-
-
 def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
     """Raise OSError unless there is space for a model and, while it is distilled, for its state: itself and two moments."""
     size = sum(parameter.numel() * 4 for parameter in model.parameters())

@@ -22,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .. import inspection
-from ..files import whole_file
+from ..files import check_file, whole_file
 from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
 from ..modeling.blockwise import Term
 from ..modeling.scheme import RelativeTerm
@@ -89,8 +89,9 @@ def export(checkpoint: str | Path, out: str | Path, revision: str | None = None)
         ValueError: the checkpoint is of another kind, or ONNX Runtime computes something else than PyTorch does.
     """
     out = Path(out)
-    if out.exists():
+    if out.is_file():
         raise FileExistsError(f"{out} exists: name another file, or remove it")
+    check_file(out)
     check_installed()
     inspection.check_exists(str(checkpoint), revision)
     config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)

@@ -20,7 +20,7 @@ from transformers import (
     XLMRobertaConfig,
 )
 from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
 from .flags import UNPAD
@@ -432,13 +432,33 @@ class PositionConfigMixin(PositionFlags):
         return Path(inspect.getfile(type(self))).with_name(self.modeling_file)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
-        """As in transformers; the code that `auto_map` names is written beside the config."""
+        """As in transformers; the code that `auto_map` names is written beside the config, after [`check_code_files`]."""
         self.check_positions()
+        check_code_files(self, save_directory)
         if not os.path.isfile(save_directory):
             os.makedirs(save_directory, exist_ok=True)
             for name, text in self.code_files().items():
                 (Path(save_directory) / name).write_text(text, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def check_code_files(config: PositionConfigMixin, folder: str | os.PathLike) -> None:
+    """Look for somebody else's code under the names of code that is saved with a config, before any of it is replaced.
+
+    Raises:
+        FileExistsError: the folder holds such a file.
+    """
+    written = Path(folder, CONFIG_NAME)
+    if written.is_file() and f'"{Path(__file__).stem}.' in written.read_text(encoding="utf-8", errors="ignore"):
+        return  # it is the folder of a checkpoint with this code
+    for name, text in config.code_files().items():
+        file = Path(folder, name)
+        # A part of this code is from a save that was broken off, or that another process is at.
+        if file.is_file() and not text.startswith(file.read_text(encoding="utf-8", errors="ignore")):
+            raise FileExistsError(
+                f"{file} is there already and is not from hf_posenc; saved here, the model's code would replace it: name "
+                "another folder"
+            )
 
 
 class PosencBertConfig(PositionConfigMixin, BertConfig):

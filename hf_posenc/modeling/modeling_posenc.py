@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_in_use
+from .configuration_posenc import check_code_files, flags_in_use
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
@@ -511,10 +511,12 @@ class PosencPreTrainedModel:
         whatever the checkpoint has), which a Trainer that resumes a run does not know.
 
         Raises:
+            FileExistsError: the folder holds somebody else's file under the name of code that is saved with the model.
             ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
                 another scheme's name.
         """
         check_built_as_configured(self)
+        check_code_files(self.config, save_directory)
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
 

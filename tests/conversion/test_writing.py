@@ -333,6 +333,7 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
     assert "| calibrate | 32 " in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["position_attention_types"] == ["c2p"] and config["position_norm"] is True
+    (tmp_path / "link").symlink_to("r")
     with pytest.raises(SystemExit) as exit:
         main(
             [
@@ -342,16 +343,17 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
                 "--text",
                 str(words[0]),
                 "--report",
-                str(tmp_path / "r"),
+                str(tmp_path / "link"),
             ]
         )
     assert not exit.value.code
     assert "| converted | 32 " in capsys.readouterr().out
-    assert json.loads((tmp_path / "r").read_text())["rows"]
+    assert json.loads((tmp_path / "r").read_text())["rows"] and (tmp_path / "link").is_symlink()
 
 
 def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, capsys):
-    for place in (tmp_path / "missing" / "report.json", tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "report.json", tmp_path):
         with pytest.raises(SystemExit) as exit:
             main(["compare", "nowhere", "nowhere", "--report", str(place)])
         assert exit.value.code == 2 and f"hf-posenc: {place} " in capsys.readouterr().err
