@@ -83,11 +83,11 @@ class Pair(BertPreTrainedModel):
 
     def __init__(self, config):
         super().__init__(config)
-        self.query, self.text = BertModel(config), BertModel(config)
+        self.question, self.text = BertModel(config), BertModel(config)
         self.post_init()
 
     def forward(self, **batch):
-        return self.query(**batch).last_hidden_state + 2 * self.text(**batch).last_hidden_state
+        return self.question(**batch).last_hidden_state + 2 * self.text(**batch).last_hidden_state
 
 
 class PairWithArguments(Pair):
@@ -100,7 +100,7 @@ class WithTeacher(Pair):
 
     def __init__(self, config):
         BertPreTrainedModel.__init__(self, config)
-        self.query, self.text = BertModel(config), BertModel(stock_config())
+        self.question, self.text = BertModel(config), BertModel(stock_config())
         self.post_init()
 
 
@@ -246,8 +246,8 @@ KEPT = {
     "another scheme than the config has": (lambda: Joint(stock_config(**T5)), change("bert", "rope")),
     "of a config that was copied": (lambda: JointByAuto(stock_config()), change("bert")),
     "two levels deep": (lambda: Nested(stock_config()), change("joint.bert")),
-    "both of one config": (lambda: Pair(stock_config()), several(change("query", "t5"), change("text", "t5"))),
-    "the one that the config is for": (lambda: WithTeacher(stock_config()), change("query")),
+    "both of one config": (lambda: Pair(stock_config()), several(change("question", "t5"), change("text", "t5"))),
+    "the one that the config is for": (lambda: WithTeacher(stock_config()), change("question")),
     "a config that derives from ours": (lambda: JointOfPosencConfig(PosencConfig(**tiny.SIZES)), change("bert")),
     "first of two configs": (lambda: Two(TwoConfig(stock_config(), stock_config())), change("text_model")),
     "second of two configs": (lambda: Two(TwoConfig(stock_config(), stock_config())), change("code", "rope")),
@@ -347,7 +347,7 @@ def test_the_attention_implementation_stays():
     [
         (lambda: JointWithArguments(stock_config(), 1), change("bert"), (1,)),
         (lambda: JointWithArguments(stock_config(**T5), 1), lambda model: None, (1,)),
-        (lambda: PairWithArguments(stock_config(), 1), several(change("query", "t5"), change("text", "t5")), (1,)),
+        (lambda: PairWithArguments(stock_config(), 1), several(change("question", "t5"), change("text", "t5")), (1,)),
     ],
     ids=["changed", "built so", "both"],
 )
@@ -364,13 +364,13 @@ def by_hand(model: nn.Module) -> None:
 REFUSED = {
     "one of two of one config": (
         lambda: Pair(stock_config()),
-        change("query"),
-        "query has position_scheme='absolute\\+t5'",
+        change("question"),
+        "question has position_scheme='absolute\\+t5'",
     ),
     "two schemes, one config": (
         lambda: Pair(stock_config()),
-        several(change("query", "t5"), change("text", "rope")),
-        "query has position_scheme='t5' .* text has position_scheme='rope'",
+        several(change("question", "t5"), change("text", "rope")),
+        "question has position_scheme='t5' .* text has position_scheme='rope'",
     ),
     "the other of two of one config": (
         lambda: Pair(stock_config(**T5)),
@@ -389,8 +389,8 @@ REFUSED = {
     ),
     "two schemes, and arguments": (
         lambda: PairWithArguments(stock_config(), 1),
-        several(change("query", "t5"), change("text", "rope")),
-        "query has position_scheme='t5'",
+        several(change("question", "t5"), change("text", "rope")),
+        "question has position_scheme='t5'",
     ),
     "built by __init__ itself": (lambda: WithTeacher(stock_config()), change("text"), "text has position_scheme="),
     "a wrapper's own": (
@@ -502,6 +502,7 @@ def test_an_adapter_is_saved_without_a_config(tmp_path):
     assert (tmp_path / "adapter_config.json").is_file() and not (tmp_path / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_uninstalled_it_saves_as_transformers_does(tmp_path):
     run_fresh(
         f"""
@@ -522,6 +523,7 @@ assert model.config.model_type == "bert"
     )
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_is_refused_without_the_package(tmp_path):
     """Its class is transformers' own, and makes its parts by what this transformers knows; it runs no code beside it."""
     model = encoder_decoder()
