@@ -382,6 +382,11 @@ REFUSED = {
         change("text", "t5", position_buckets=8),
         "text has position_scheme='t5', position_buckets=8 and would be loaded with position_scheme='t5'",
     ),
+    "padding that one of two computes": (
+        lambda: Pair(stock_config(**T5)),
+        several(change("text", "t5"), lambda model: setattr(model.text.config, "unpad", False)),
+        "text has position_scheme='t5', unpad=False and would be loaded with position_scheme='t5'\\)",
+    ),
     "one of two, and arguments": (
         lambda: PairWithArguments(stock_config(), 1),
         change("text"),

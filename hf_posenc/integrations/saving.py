@@ -112,6 +112,7 @@ def _not_told(model: PreTrainedModel, parts: dict[str, PreTrainedModel], config:
     configs, lost = _configs(config), {}
     for path, part in parts.items():
         place = _place(configs, path, part)
+        # A stock model of a config of its own may have been made by other means.
         is_built_of_it = _is_variant(part) or any(part.config is each for each in _configs(model.config).values())
         if place is not None and is_built_of_it and _positions(part) != _computes(configs[place]):
             lost[path] = _said(configs[place])
@@ -174,6 +175,8 @@ def _with(config: PreTrainedConfig, changes: dict[str, PreTrainedConfig]) -> Pre
 
 def _said(config: PreTrainedConfig) -> str:
     flags = stored_flags(vars(config))
+    if getattr(config, UNPAD.name, UNPAD.default) != UNPAD.default:
+        flags[UNPAD.name] = config.unpad
     return ", ".join(f"{flag}={value!r}" for flag, value in flags.items()) or STOCK
 
 
