@@ -219,8 +219,12 @@ def tokenizer_length(model: str, revision: str | None = None) -> float | None:
     try:
         entries = json.loads(text)
         # The second is its name in the oldest checkpoints.
-        length = entries.get("model_max_length", entries.get("max_len"))
-        # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
-        return math.inf if length is None or length > NO_LENGTH else int(length)
+        return length_of(entries.get("model_max_length", entries.get("max_len")))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
+
+
+def length_of(model_max_length: float | None) -> float:
+    """Number of tokens at which a tokenizer cuts, by its `model_max_length`; infinite where it has no limit."""
+    # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
+    return math.inf if model_max_length is None or model_max_length > NO_LENGTH else int(model_max_length)

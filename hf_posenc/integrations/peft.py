@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from ..inside import module_inside, outermost
 from ..modeling.attention import PositionSelfAttention
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.modeling_posenc import PositionEncoder
@@ -28,7 +29,7 @@ from ..modeling.scheme import PositionConstant, PositionParameter
 from .changes import Changes, hook_method
 
 
-def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
+def train_positions(model: Any, adapter_name: str | None = None) -> int:
     """Train the position parameters together with an adapter, and save them in its file.
 
         model = AutoModel.from_pretrained(..., position_scheme="absolute+t5")
@@ -44,7 +45,8 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     A module that an adapter changes in its own way (LoRA on `linear_pos`, by `target_modules="all-linear"`) is left to it.
 
     Args:
-        model: what `get_peft_model` returned, or a model after `add_adapter`.
+        model: what `get_peft_model` returned, or a model after `add_adapter`; or what holds one such model, such as a
+            SentenceTransformer.
         adapter_name: the active adapter if not given.
 
     Returns:
@@ -52,14 +54,19 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
 
     Raises:
         TypeError: `model` has no adapter.
-        ValueError: `model` is no variant, has no adapter of that name, or several are active and none is named.
+        ValueError: `model` is no variant, has no adapter of that name, several are active and none is named, or it holds several
+            models with adapters.
     """
-    configs = getattr(model, "peft_config", None)
-    if not isinstance(configs, dict) or not configs:
+    adapted = outermost(module_inside(model), _has_adapters)
+    if not adapted:
         raise TypeError(
-            f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model first, or use "
-            "freeze_all_but_positions to train nothing but positions"
+            f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model, or the model's add_adapter, "
+            "first, or use freeze_all_but_positions to train nothing but positions"
         )
+    if len(adapted) > 1:
+        raise ValueError(f"train_positions: {', '.join(adapted)} have adapters: give one of them")
+    [model] = adapted.values()
+    configs = model.peft_config
     if not any(hasattr(module, "position_classes") for module in model.modules()):
         raise ValueError("train_positions: the model has no position_scheme; load it with one before get_peft_model")
     active = model.active_adapters() if callable(model.active_adapters) else model.active_adapters
@@ -80,6 +87,11 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     _wrap(base, configs[adapter_name], adapter_name, names, activate=adapter_name in active)
     copies = [base.get_submodule(f"{name}.modules_to_save.{adapter_name}") for name in names]
     return sum(parameter.numel() for module in copies for parameter in module.parameters())
+
+
+def _has_adapters(module: nn.Module) -> bool:
+    configs = getattr(module, "peft_config", None)
+    return isinstance(configs, dict) and bool(configs)
 
 
 def _own_modules(base: nn.Module) -> list[str]:
