@@ -1,6 +1,7 @@
 """What is converted: a checkpoint with its head and tokenizer, and the model of another scheme that is made of it."""
 
 import copy
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -183,6 +184,12 @@ def check_max_length(max_length: int, trained_length: int) -> None:
         raise ValueError(
             f"max_length must be at least the trained length, {trained_length}, and at most {LONGEST:,}, got {max_length}"
         )
+
+
+def check_installed(library: str, extra: str) -> None:
+    """Raise ImportError where a library that only some conversions need is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")
 
 
 def check_finite(model: torch.nn.Module, what: str) -> None:

@@ -24,6 +24,7 @@ from .calibration import calibrate
 from .checkpoints import (
     Checkpoint,
     check_finite,
+    check_installed,
     check_max_length,
     default_flags,
     is_native,
@@ -36,10 +37,10 @@ from .distillation import Distillation, Diverged, distill, is_first_process, set
 from .extension import METHODS, extend, stride_of
 from .measuring import Yardstick
 from .report import REPORT, ConversionReport
-from .start import best_sinusoids, joined_positions, number_of_positions, start
+from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
 from .targets import Batch
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_installed, check_space, checked_output, kept_files, write_converted
+from .writing import check_space, checked_output, kept_files, write_converted
 
 
 logger = logging.get_logger(__name__)
@@ -130,6 +131,8 @@ class Conversion:
             kept_files(checkpoint.folder)
         distillation = arguments.distillation(checkpoint.trained_length)
         flags = chosen_flags(checkpoint, position_scheme, flags, distillation.max_length, arguments.extend)
+        if any(is_new(name, position_scheme, checkpoint.config) for name in ORDERED_BY):
+            check_installed("scipy", "train")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
         return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out)
