@@ -23,6 +23,7 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
+from .texts import SHORTEST
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
@@ -32,9 +33,7 @@ MAX_SEQ_LENGTH = "max_seq_length"
 LEAST_KNOWN = 0.5
 # What begins a text, ends it and fills a batch up.
 FRAME = ("cls_token", "sep_token", "pad_token")
-# The shortest and the longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill
-# the memory.
-SHORTEST = 16
+# The longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill the memory.
 LONGEST = 2**17
 # Families whose own scheme is their knowledge.
 OF_THEIR_OWN = {"deberta", "deberta-v2"}
