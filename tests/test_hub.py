@@ -403,6 +403,37 @@ class TestPush:
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
             assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
 
+    def test_the_file_of_a_scheme_is_the_folder_s(self, hub, tmp_path, schemes_of_the_package):
+        """... whatever is registered since: the weights belong to it."""
+        file = tmp_path / "key_decay.py"
+        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        register_files([file])
+        model = build("absolute+key_decay")
+        model.save_pretrained(tmp_path / "saved")
+        file.write_text(file.read_text().replace("log1p", "sqrt"), encoding="utf-8")
+        register_files([file])
+        push(tmp_path / "saved", "me/scheme-of-the-folder")
+        files = hub.repositories["me/scheme-of-the-folder"].files()
+        for path in tmp_path.glob("saved/*.py"):
+            assert files[path.name] == path.read_bytes(), path.name
+        assert json.loads(files["config.json"]) == json.loads((tmp_path / "saved" / "config.json").read_text())
+        test_registration.forget()
+        loaded = AutoModel.from_pretrained("me/scheme-of-the-folder", trust_remote_code=True)
+        assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
+
+    def test_a_scheme_that_is_registered_from_another_file_is_said(self, hub, tmp_path, schemes_of_the_package):
+        file = tmp_path / "key_decay.py"
+        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        register_files([file])
+        build("absolute+key_decay").save_pretrained(tmp_path / "saved")
+        test_registration.forget()
+        register_files([file.rename(tmp_path / "renamed.py")])
+        with pytest.raises(
+            ValueError, match="'key_decay' as key_decay.KeyDecay, and it is registered as renamed.KeyDecay"
+        ):
+            push(tmp_path / "saved", "me/renamed")
+        assert "me/renamed" not in hub.repositories
+
     def test_keeps_the_card_that_is_there(self, hub, folder):
         (folder / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
         push(folder, "me/mine")

@@ -78,7 +78,7 @@ def _documents_of(source: str) -> Iterator[str]:
 
 def _read_file(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
