@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..in_memory import change_scheme
+from ..inspection import check_exists, checked_config
 from ..language_reference import language_reference
 from ..modeling.attention import PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
@@ -421,6 +422,8 @@ def study(
         if not Path(model).exists() and _is_scheme(str(model)):
             return study(of_scheme(str(model)), tokenizer, name)
         place = str(model)
+        check_exists(place)
+        checked_config(place)  # what it does not bear is said in a line
         model = AutoModel.from_pretrained(place)
     else:
         place = getattr(getattr(model, "config", None), "name_or_path", "")

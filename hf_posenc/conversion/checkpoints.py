@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
@@ -23,6 +21,7 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
+from ..weights import load_whole
 from .texts import SHORTEST
 
 
@@ -63,17 +62,14 @@ class Checkpoint:
 
         Raises:
             OSError: the weights cannot be read.
-            ValueError: some are no finite numbers.
+            ValueError: some are missing, or no finite numbers.
         """
-        model = copy.deepcopy(self.given).float().cpu() if self.given is not None else self._read()
+        if self.given is not None:
+            model = copy.deepcopy(self.given).float().cpu()
+        else:
+            model = load_whole(saved_class(self.config), self.folder, dtype=torch.float32)
         check_finite(model, "the checkpoint")
         return model.eval()
-
-    def _read(self) -> PreTrainedModel:
-        try:
-            return saved_class(self.config).from_pretrained(self.folder, dtype=torch.float32)
-        except (SafetensorError, RuntimeError, EOFError, UnpicklingError) as error:
-            raise OSError(f"the weights in {self.folder} cannot be read, copy them anew: {error}") from error
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,12 +123,12 @@ def load_checkpoint(
 
 def _folder_of(name: str) -> Path:
     """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
+    inspection.check_exists(name)
     path = Path(name)
     if path.is_dir():
         return path
     if path.exists():
         raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
-    inspection.check_exists(name)
     kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
     return Path(snapshot_download(name, allow_patterns=kinds))
 
@@ -143,7 +139,12 @@ def _tokenizer_of(folder: Path | None, config: PreTrainedConfig) -> Any:
     if not place:
         raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
     inspection.check_exists(str(place))
-    return AutoTokenizer.from_pretrained(place)
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:  # what tokenizers raises has no class of its own
+        raise ValueError(f"the tokenizer in {place} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def check_tokenizer(tokenizer: Any, config: PreTrainedConfig) -> None:

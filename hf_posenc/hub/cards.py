@@ -374,6 +374,9 @@ def write_card(
         OSError: a file is missing or cannot be written.
         ValueError: the folder holds no variant, the results are wrong, or the card that is there cannot be read.
     """
+    for place, what in ((folder, "the folder"), (results, "the file of results"), (output, "the file to write")):
+        if place is not None:
+            inspection.check_named(place, what)
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     config = inspection.load_config(str(folder))

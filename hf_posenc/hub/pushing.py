@@ -19,7 +19,7 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from ..inspection import load_config, read_config
+from ..inspection import check_named, load_config, read_config
 from ..integrations.sentence_transformers import (
     MODULES,
     SETTINGS,
@@ -288,6 +288,7 @@ def push(
             public or that of the adapter's own base; nothing was sent.
         HubError: the Hub refused or was not reached, or somebody else pushed meanwhile.
     """
+    check_named(folder, "the folder to push")
     api = api or HfApi(library_name="hf_posenc")
     with tempfile.TemporaryDirectory() as temporary:
         files = shared_files(Path(folder), Path(temporary), repo_id)
