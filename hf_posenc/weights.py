@@ -1,6 +1,8 @@
 """What the weights of a checkpoint have, beside what its config says of them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -82,6 +84,15 @@ def class_of_weights(model: PreTrainedModel, names: set[str]) -> type[PreTrained
     return type(model) if not of_head or of_head & names else type(model.base_model)
 
 
+@contextmanager
+def weights_of(place: str | Path) -> Iterator[None]:
+    """Within, weights are read; that they cannot be is an OSError."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise OSError(f"the weights in {place} cannot be read, copy them anew: {error}") from error
+
+
 def load_whole(cls: type[PreTrainedModel], place: str | Path, **keywords: Any) -> PreTrainedModel:
     """A model all of whose parameters are a checkpoint's; a pooler that the checkpoint lacks is left out of a base model.
 
@@ -96,10 +107,8 @@ def load_whole(cls: type[PreTrainedModel], place: str | Path, **keywords: Any) -
         OSError: the weights cannot be read.
         ValueError: they lack parameters of the class.
     """
-    try:
+    with weights_of(place):
         model, loading = cls.from_pretrained(place, output_loading_info=True, **keywords)
-    except DAMAGE as error:
-        raise OSError(f"the weights in {place} cannot be read, copy them anew: {error}") from error
     missing = {*loading["missing_keys"]}
     if missing and model.base_model is model and all(name.startswith("pooler.") for name in missing):
         model.pooler, missing = None, set()

@@ -106,7 +106,7 @@ def inspect(
     """Say what a model's positions are.
 
     Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
-    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
+    hf_posenc. Reads the configs and, where weights are here, the names in them: no numbers, and no code that lies beside them.
     """
     from hf_posenc.inspection import descriptions
 

@@ -49,7 +49,8 @@ from transformers import (
 import hf_posenc
 from hf_posenc import registry, train_positions
 from hf_posenc.hub.pushing import HubError, push
-from hf_posenc.inspection import auto_class
+from hf_posenc.inspection import auto_class, load_config
+from hf_posenc.integrations import onnx
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 from hf_posenc.registration import register_files
@@ -840,6 +841,24 @@ class TestFoldersOfSentenceTransformers:
         with pytest.raises((ValueError, OSError), match=said) as raised:
             push(folder, repo)
         assert "\n" not in str(raised.value) and repo not in hub.repositories
+
+
+def test_a_head_that_the_weights_on_the_hub_lack(hub, tmp_path, monkeypatch):
+    """Configs of base models name one: the weights decide, once they are here."""
+    for kind, model, head in (
+        ("stock", BertModel(stock_config()), "BertForMaskedLM"),
+        ("variant", build("absolute+t5"), "PosencBertForMaskedLM"),
+    ):
+        repo = f"me/headless-{kind}"
+        model.push_to_hub(repo)
+        entries = json.loads(hub.repositories[repo].files()["config.json"]) | {"architectures": [head]}
+        HfApi(endpoint=hub.url).upload_file(
+            path_or_fileobj=json.dumps(entries).encode(), path_in_repo="config.json", repo_id=repo
+        )
+        assert load_config(repo).architectures == [head], "nothing is fetched to look at it"
+        monkeypatch.setattr(onnx, "export_model", lambda model, out: model)
+        assert type(onnx.export(repo, tmp_path / "model.onnx")).__name__ == type(model).__name__
+        assert load_config(repo).architectures == [type(model).__name__]
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from ..modeling.schemes import scheme_names
 from ..modeling.window import WINDOW, window_settings
 from ..parameters import position_parameters
 from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
+from ..weights import weights_of
 
 
 # The config class of a family's variant -> its base model.
@@ -424,7 +425,8 @@ def study(
         place = str(model)
         check_exists(place)
         checked_config(place)  # what it does not bear is said in a line
-        model = AutoModel.from_pretrained(place)
+        with weights_of(place):
+            model = AutoModel.from_pretrained(place)
     else:
         place = getattr(getattr(model, "config", None), "name_or_path", "")
     if not isinstance(model, PreTrainedModel):

@@ -215,16 +215,16 @@ def source_config(folder: Path) -> PreTrainedConfig:
         OSError: there is none.
         ValueError: the model is of a family without variants.
     """
-    entries, _ = PreTrainedConfig.get_config_dict(folder)
-    if entries.get("model_type") in OF_THEIR_OWN:
-        raise ValueError(
-            f"{folder} is a {entries['model_type']} model: the positions that it was trained with are inside its attention, and "
-            "are what it knows of order; fine-tune it as it is"
-        )
-    if not entries and (folder / MODULES).is_file():
+    if not (folder / CONFIG_NAME).is_file() and (folder / MODULES).is_file():
         raise ValueError(
             f"{folder} has its transformer in a sub-folder: load it with sentence-transformers and save it again, which puts it "
             "into the folder itself"
+        )
+    model_type = inspection.read_entries(str(folder)).get("model_type")
+    if isinstance(model_type, str) and model_type in OF_THEIR_OWN:
+        raise ValueError(
+            f"{folder} is a {model_type} model: the positions that it was trained with are inside its attention, and are what it knows of "
+            "order; fine-tune it as it is"
         )
     return inspection.load_config(str(folder))
 

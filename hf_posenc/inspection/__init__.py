@@ -139,9 +139,11 @@ def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
         ValueError: the model is of another family, its flags are wrong, or it holds what no model can have.
     """
     entries = read_config(model, revision)
+    cls = CONFIG_CLASSES[entries["model_type"]]
     with config_of(model):
-        config = CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
-        check_sizes(config, family_of(config))
+        usual = cls()
+        check_sizes(entries, usual, family_of(usual))
+        config = cls.from_dict(entries)
         made_of(config, saved_class(config), layers=1)
     return config
 

@@ -83,7 +83,7 @@ def inspect(model: str, revision: str | None = None) -> Description:
     """What the positions of a saved model are.
 
     Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
-    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
+    hf_posenc. Reads the configs and, where weights are here, the names in them: no numbers, and no code that lies beside them.
 
     Args:
         model: a folder, or a name on the Hub: a model or an adapter.

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -45,46 +47,55 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def check_sizes(config: PreTrainedConfig, family: Family | None) -> None:
+def check_sizes(entries: dict[str, Any], usual: PreTrainedConfig, family: Family | None) -> None:
     """Raise ValueError, naming the entry, for a number that no model can have.
 
     Args:
-        family: the description of the config's family; None for one without position schemes, whose names are BERT's.
+        entries: of a config.json.
+        usual: the config without entries.
+        family: the description of its family; None for one without position schemes, whose names are BERT's.
     """
+    known = {usual.attribute_map.get(name, name): value for name, value in entries.items()}
+    config = SimpleNamespace(**{**vars(usual), **known})
     names = {} if family is None else family.config_names
-    values = {name: getattr(config, names.get(name, name), None) for name in LARGEST}
-    for name, value in values.items():
-        if not _is_integer(value) or not 1 <= value <= LARGEST[name]:
-            raise ValueError(f"{names.get(name, name)} must be an integer from 1 to {LARGEST[name]:,}, got {value!r}")
-    width, heads = values["hidden_size"], values["num_attention_heads"]
+    sizes = {name: names.get(name, name) for name in (*LARGEST, "hidden_act")}
+    for name, largest in LARGEST.items():
+        value = getattr(config, sizes[name], None)
+        if not _is_integer(value, 1, largest):
+            raise ValueError(f"{sizes[name]} must be an integer from 1 to {largest:,}, got {value!r}")
+    width, heads = (getattr(config, sizes[name]) for name in ("hidden_size", "num_attention_heads"))
     if width % heads:
         raise ValueError(
-            f"{names.get('hidden_size', 'hidden_size')} must be a multiple of "
-            f"{names.get('num_attention_heads', 'num_attention_heads')}, got {width} and {heads}"
+            f"{sizes['hidden_size']} must be a multiple of {sizes['num_attention_heads']}, got {width} and {heads}"
         )
-    if family is not None and family.token_types and not _is_integer(config.type_vocab_size, least=1):
+    if family is not None and family.token_types and not _is_integer(config.type_vocab_size, 1):
         raise ValueError(f"type_vocab_size must be an integer from 1 on, got {config.type_vocab_size!r}")
-    activation = getattr(config, names.get("hidden_act", "hidden_act"), None)
+    activation = getattr(config, sizes["hidden_act"], None)
     if not isinstance(activation, str) or activation not in ACT2FN:
-        known = ", ".join(sorted(ACT2FN))
-        raise ValueError(f"{names.get('hidden_act', 'hidden_act')} must be one of {known}, got {activation!r}")
-    _check_padding(config, family, values)
+        raise ValueError(f"{sizes['hidden_act']} must be one of {', '.join(sorted(ACT2FN))}, got {activation!r}")
+    _check_padding(config, family)
+    for name in ("dtype", "torch_dtype"):
+        value = getattr(config, name, None)
+        named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
+        if value is not None and not isinstance(named, torch.dtype):
+            raise ValueError(f"{name} must be the name of one of torch's types, such as 'float32', got {value!r}")
 
 
-def _check_padding(config: PreTrainedConfig, family: Family | None, values: dict[str, Any]) -> None:
+def _check_padding(config: SimpleNamespace, family: Family | None) -> None:
     """Raise ValueError for an id of padding that is no word's, or that leaves no position."""
-    padding, words, positions = config.pad_token_id, values["vocab_size"], values["max_position_embeddings"]
     counts = family is not None and family.positions_follow_padding
-    if (padding is None and not counts) or (_is_integer(padding, least=0) and padding < words):
-        if counts and family.first_position(config) >= positions:
-            raise ValueError(
-                f"max_position_embeddings must be more than {family.first_position(config)}, at which positions begin, got {positions}"
-            )
-        return
-    raise ValueError(
-        f"pad_token_id must be an integer from 0 to {words - 1}, the last id of vocab_size, got {padding!r}"
-    )
+    padding, last = config.pad_token_id, config.vocab_size - 1
+    if not _is_integer(padding, 0, last) and (counts or padding is not None):
+        raise ValueError(
+            f"pad_token_id must be an integer from 0 to {last}, the last id of vocab_size, got {padding!r}"
+        )
+    if counts and family.first_position(config) >= config.max_position_embeddings:
+        raise ValueError(
+            f"max_position_embeddings must be more than {family.first_position(config)}, where positions begin, got "
+            f"{config.max_position_embeddings}"
+        )
 
 
-def _is_integer(value: Any, least: int | None = None) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+def _is_integer(value: Any, least: int, largest: int | None = None) -> bool:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return is_integer and value >= least and (largest is None or value <= largest)

@@ -103,13 +103,13 @@ def export(checkpoint: str | Path, out: str | Path, revision: str | None = None)
 
 def _config_of(checkpoint: str, revision: str | None) -> PreTrainedConfig:
     """The config of what is exported; it names the class that the weights are of."""
-    model_type = inspection.read_entries(checkpoint, revision).get("model_type")
-    _check_type(model_type)
-    if model_type not in OF_THEIR_OWN:
+    entries = inspection.read_entries(checkpoint, revision)
+    _check_type(entries.get("model_type"))
+    if entries["model_type"] not in OF_THEIR_OWN:
         return inspection.load_config(checkpoint, revision, download=True)
     with inspection.config_of(checkpoint):
+        inspection.check_sizes(entries, transformers.CONFIG_MAPPING[entries["model_type"]](), None)
         config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
-        inspection.check_sizes(config, None)
         inspection.name_as_weights(config, _class_of(config), checkpoint, revision, download=True)
         return config
 
