@@ -104,7 +104,7 @@ def test_is_said_in_a_line_by_every_command(family, name, value, folder, run, tm
     for words in (lines[0], lines[turn]):
         code, said = run(*words)
         assert code == 2 and said.startswith("hf-posenc: ")
-        assert entry in said and len(said) < 600, said
+        assert f"{place}: " in said and entry in said and len(said) < 600, said
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
     cls = CONFIG_CLASSES[entries["model_type"]]
     with config_of(model):
         usual = cls()
-        check_sizes(entries, usual, family_of(usual))
+        check_sizes(model, entries, usual, family_of(usual))
         config = cls.from_dict(entries)
         made_of(config, saved_class(config), layers=1)
     return config

@@ -47,11 +47,12 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def check_sizes(entries: dict[str, Any], usual: PreTrainedConfig, family: Family | None) -> None:
+def check_sizes(place: str, entries: dict[str, Any], usual: PreTrainedConfig, family: Family | None) -> None:
     """Raise ValueError, naming the entry, for a number that no model can have.
 
     Args:
-        entries: of a config.json.
+        place: where the config is, for messages.
+        entries: of its config.json.
         usual: the config without entries.
         family: the description of its family; None for one without position schemes, whose names are BERT's.
     """
@@ -62,36 +63,40 @@ def check_sizes(entries: dict[str, Any], usual: PreTrainedConfig, family: Family
     for name, largest in LARGEST.items():
         value = getattr(config, sizes[name], None)
         if not _is_integer(value, 1, largest):
-            raise ValueError(f"{sizes[name]} must be an integer from 1 to {largest:,}, got {value!r}")
+            raise ValueError(f"{place}: {sizes[name]} must be an integer from 1 to {largest:,}, got {value!r}")
     width, heads = (getattr(config, sizes[name]) for name in ("hidden_size", "num_attention_heads"))
     if width % heads:
         raise ValueError(
-            f"{sizes['hidden_size']} must be a multiple of {sizes['num_attention_heads']}, got {width} and {heads}"
+            f"{place}: {sizes['hidden_size']} must be a multiple of {sizes['num_attention_heads']}, got {width} and {heads}"
         )
     if family is not None and family.token_types and not _is_integer(config.type_vocab_size, 1):
-        raise ValueError(f"type_vocab_size must be an integer from 1 on, got {config.type_vocab_size!r}")
+        raise ValueError(f"{place}: type_vocab_size must be an integer from 1 on, got {config.type_vocab_size!r}")
     activation = getattr(config, sizes["hidden_act"], None)
     if not isinstance(activation, str) or activation not in ACT2FN:
-        raise ValueError(f"{sizes['hidden_act']} must be one of {', '.join(sorted(ACT2FN))}, got {activation!r}")
-    _check_padding(config, family)
+        raise ValueError(
+            f"{place}: {sizes['hidden_act']} must be one of {', '.join(sorted(ACT2FN))}, got {activation!r}"
+        )
+    _check_padding(place, config, family)
     for name in ("dtype", "torch_dtype"):
         value = getattr(config, name, None)
         named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
         if value is not None and not isinstance(named, torch.dtype):
-            raise ValueError(f"{name} must be the name of one of torch's types, such as 'float32', got {value!r}")
+            raise ValueError(
+                f"{place}: {name} must be the name of one of torch's types, such as 'float32', got {value!r}"
+            )
 
 
-def _check_padding(config: SimpleNamespace, family: Family | None) -> None:
+def _check_padding(place: str, config: SimpleNamespace, family: Family | None) -> None:
     """Raise ValueError for an id of padding that is no word's, or that leaves no position."""
     counts = family is not None and family.positions_follow_padding
     padding, last = config.pad_token_id, config.vocab_size - 1
     if not _is_integer(padding, 0, last) and (counts or padding is not None):
         raise ValueError(
-            f"pad_token_id must be an integer from 0 to {last}, the last id of vocab_size, got {padding!r}"
+            f"{place}: pad_token_id must be an integer from 0 to {last}, the last id of vocab_size, got {padding!r}"
         )
     if counts and family.first_position(config) >= config.max_position_embeddings:
         raise ValueError(
-            f"max_position_embeddings must be more than {family.first_position(config)}, where positions begin, got "
+            f"{place}: max_position_embeddings must be more than {family.first_position(config)}, where positions begin, got "
             f"{config.max_position_embeddings}"
         )
 

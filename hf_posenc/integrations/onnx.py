@@ -108,7 +108,7 @@ def _config_of(checkpoint: str, revision: str | None) -> PreTrainedConfig:
     if entries["model_type"] not in OF_THEIR_OWN:
         return inspection.load_config(checkpoint, revision, download=True)
     with inspection.config_of(checkpoint):
-        inspection.check_sizes(entries, transformers.CONFIG_MAPPING[entries["model_type"]](), None)
+        inspection.check_sizes(checkpoint, entries, transformers.CONFIG_MAPPING[entries["model_type"]](), None)
         config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
         inspection.name_as_weights(config, _class_of(config), checkpoint, revision, download=True)
         return config
