@@ -1,7 +1,6 @@
 """Writing a converted model: a folder that is whole, or none."""
 
 import copy
-import importlib.util
 import json
 import os
 import shutil
@@ -158,9 +157,3 @@ def export_onnx(model: PreTrainedModel, file: Path) -> None:
         base = copy.deepcopy(base).float()
     file.parent.mkdir(parents=True, exist_ok=True)
     export_model(base, file)
-
-
-def check_installed(library: str, extra: str) -> None:
-    """Raise ImportError where a library that only some conversions need is not installed."""
-    if importlib.util.find_spec(library) is None:
-        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")

@@ -89,7 +89,7 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     """What the positions of a model are.
 
     Scheme, flags and parameters; of a saved model also where the tokenizer beside it cuts, and what transformers makes of it without
-    hf_posenc. Of what is saved it reads the configs alone: no weights, and no code that lies beside them.
+    hf_posenc. Of what is saved it reads the configs and, where weights are here, the names in them: no numbers, and no code.
 
     Args:
         model: a folder, or a name on the Hub: a model or an adapter. Or a config, a model in memory, or what holds some: a pipeline,

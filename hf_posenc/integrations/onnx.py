@@ -27,6 +27,7 @@ from ..modeling.attention import PositionSelfAttention, eager_position_attention
 from ..modeling.blockwise import Term
 from ..modeling.scheme import RelativeTerm
 from ..registry import CONFIG_CLASSES, saved_class
+from ..weights import load_whole
 from .stock_attention import deberta, mpnet
 from .stock_attention.attention import TokenMask
 
@@ -88,16 +89,30 @@ def export(checkpoint: str | Path, out: str | Path, revision: str | None = None)
         OSError: there is no such checkpoint, or the file cannot be written.
         ValueError: the checkpoint is of another kind, or ONNX Runtime computes something else than PyTorch does.
     """
+    inspection.check_named(out, "the file to write")
     out = Path(out)
     if out.is_file():
         raise FileExistsError(f"{out} exists: name another file, or remove it")
     check_file(out)
     check_installed()
     inspection.check_exists(str(checkpoint), revision)
-    config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
+    config = _config_of(str(checkpoint), revision)
     check_config(config)
-    model = _class_of(config).from_pretrained(checkpoint, revision=revision, dtype=torch.float32)
+    model = load_whole(_class_of(config), checkpoint, revision=revision, dtype=torch.float32)
     return export_model(model, out)
+
+
+def _config_of(checkpoint: str, revision: str | None) -> PreTrainedConfig:
+    """The config of what is exported; it names the class that the weights are of."""
+    entries = inspection.read_entries(checkpoint, revision)
+    _check_type(entries.get("model_type"))
+    if entries["model_type"] not in OF_THEIR_OWN:
+        return inspection.load_config(checkpoint, revision, download=True)
+    with inspection.config_of(checkpoint):
+        inspection.check_sizes(checkpoint, entries, transformers.CONFIG_MAPPING[entries["model_type"]](), None)
+        config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
+        inspection.name_as_weights(config, _class_of(config), checkpoint, revision, download=True)
+        return config
 
 
 def check_installed() -> None:
@@ -111,13 +126,17 @@ def check_installed() -> None:
 
 def check_config(config: PreTrainedConfig) -> None:
     """Raise ValueError for a model that is not exported."""
-    if config.model_type not in (*CONFIG_CLASSES, *OF_THEIR_OWN):
-        known = ", ".join(dict.fromkeys((*CONFIG_CLASSES, *OF_THEIR_OWN)))
-        raise ValueError(f"model type {config.model_type!r} is not exported; these are: {known}")
+    _check_type(config.model_type)
     if getattr(config, "is_decoder", False):
         raise ValueError("the model is a decoder (is_decoder); only encoders are exported")
     if config.model_type == "deberta":
         deberta.refuse_options(config)
+
+
+def _check_type(model_type: Any) -> None:
+    known = (*CONFIG_CLASSES, *OF_THEIR_OWN)
+    if model_type not in known:
+        raise ValueError(f"model type {model_type!r} is not exported; these are: {', '.join(known)}")
 
 
 def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -5,9 +5,11 @@ A scheme object holds its flags and nothing else. Its parameters live on the sto
 there and calls them there. Adding a scheme is one file with a subclass and a line in schemes.py.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -555,6 +557,16 @@ class PositionScheme:
     reads_table: ClassVar[bool] = False
     unties_cls: ClassVar[bool] = False
     reads_positions: ClassVar[bool] = True
+    # What ran when the class was defined: the code of its file, which registration compares with the file as it is then.
+    _code_of_file: ClassVar[CodeType | None] = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        own = frame is not None and frame.f_globals.get("__name__") == cls.__module__
+        cls._code_of_file = frame.f_code if own else None
 
     def __init__(self, config):
         """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
