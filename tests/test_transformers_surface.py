@@ -76,6 +76,16 @@ def configs_are_read_by_from_dict_and_get_config_dict(tmp_path, monkeypatch):
     )
 
 
+@item("Trainer._load_from_checkpoint")
+def a_trainer_loads_weights_from_the_folder_of_a_checkpoint():
+    assert [*inspect.signature(transformers.Trainer._load_from_checkpoint).parameters][1:3] == [
+        "resume_from_checkpoint",
+        "model",
+    ]
+    source = inspect.getsource(transformers.Trainer)
+    assert "self._load_from_checkpoint(resume_from_checkpoint" in source
+
+
 @item("_extra_content")
 def registries_keep_what_is_registered_in_a_dictionary():
     from transformers.models.auto.auto_factory import _BaseAutoModelClass

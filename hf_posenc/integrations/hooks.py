@@ -37,7 +37,7 @@ from ..modeling.stock_interface import tells_versions
 from ..registration import provide_schemes, trusting_code
 from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
-from . import stock_attention
+from . import stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method
 
 
@@ -246,6 +246,7 @@ def install() -> None:
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
+        trainer.install(changes)
         stock_attention.install(changes)
     except BaseException:
         changes.undo()

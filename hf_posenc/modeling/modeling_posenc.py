@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_in_use
+from .configuration_posenc import flags_in_use, version_beside_weights
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
@@ -43,6 +43,7 @@ from .stock_interface import (
     stock_forward,
     tells_versions,
 )
+from .table_versions import TABLE_VERSION, read_table_as
 from .window import BACKENDS as WINDOW_BACKENDS
 from .window import WINDOW, window_settings
 
@@ -475,7 +476,7 @@ class PosencPreTrainedModel:
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
-        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name) if flag in kwargs}
+        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name, TABLE_VERSION) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_classes)
@@ -563,6 +564,7 @@ class PosencPreTrainedModel:
         parameters of schemes that the checkpoint never had.
         """
         super()._adjust_missing_and_unexpected_keys(loading_info)
+        read_table_as(self, version_beside_weights(self.config))
         known = self.report_positions(loading_info.missing_keys, loading_info.unexpected_keys)
         loading_info.unexpected_keys = loading_info.unexpected_keys - known
         loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)
