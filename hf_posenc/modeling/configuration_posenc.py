@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from .masks import allowed  # noqa: F401
     from .packing import PadWithTokens  # noqa: F401
     from .passes import Plan  # noqa: F401
+    from .per_sample import is_measured  # noqa: F401
     from .relative import Relative  # noqa: F401
     from .relative_positions import relative_distances  # noqa: F401
     from .rotary import Rotation  # noqa: F401

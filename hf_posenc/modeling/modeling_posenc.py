@@ -20,6 +20,7 @@ from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
 from .packing import Packing, computes_padding_that_is_read, packing_of
+from .per_sample import refuse_measured
 from .scheme import (
     AttentionScheme,
     Constant,
@@ -191,6 +192,7 @@ class PositionEncoder:
         if packing is not None and hidden_states.shape[:2] != packing.shape:
             packing = None  # one sequence at several positions
         own: dict[str, Any] = {} if packing is None else {"packing": packing}
+        refuse_measured(self, None if base_model is None else base_model.module)
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
             own["position_state"] = self._position_state(

@@ -25,6 +25,7 @@ CLIENTS = {
     "sentence-transformers": ["sentence-transformers[train]"],
     "setfit": ["setfit"],
     "keybert": ["keybert"],
+    "opacus": ["opacus"],
 }
 VERSIONS = """
 from importlib.metadata import version
