@@ -79,6 +79,14 @@ def test_variants(family, scheme, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("buckets, max_distance", [(8, 16), (7, 21), (16, 28)])
+def test_rows_of_deberta_from_the_largest_distance_on(buckets, max_distance, tmp_path):
+    types = ["c2p", "p2c", "p2p"]
+    flags = {"position_buckets": buckets, "position_max_distance": max_distance, "position_attention_types": types}
+    check(tiny.build("deberta", **flags), tmp_path, longest=3 * max_distance)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["absolute", "t5", "relative", "deberta", "rope"])
 def test_windows(scheme, tmp_path):
     check(tiny.build(scheme, position_window=5, position_global_every=2), tmp_path)

@@ -102,6 +102,16 @@ def a_model_with_an_adapter_of_transformers_own_says_so():
     assert transformers.BertModel(stock_config("bert"))._hf_peft_config_loaded is False
 
 
+@item("Trainer._load_from_checkpoint")
+def a_trainer_loads_weights_from_the_folder_of_a_checkpoint():
+    assert [*inspect.signature(transformers.Trainer._load_from_checkpoint).parameters][1:3] == [
+        "resume_from_checkpoint",
+        "model",
+    ]
+    source = inspect.getsource(transformers.Trainer)
+    assert "self._load_from_checkpoint(resume_from_checkpoint" in source
+
+
 @item("_extra_content")
 def registries_keep_what_is_registered_in_a_dictionary():
     from transformers.models.auto.auto_factory import _BaseAutoModelClass

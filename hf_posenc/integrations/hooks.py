@@ -38,7 +38,7 @@ from ..modeling.stock_interface import tells_versions
 from ..registration import provide_schemes, trusting_code
 from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
-from . import saving, stock_attention
+from . import saving, stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method
 
 
@@ -248,6 +248,7 @@ def install() -> None:
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
+        trainer.install(changes)
         stock_attention.install(changes)
     except BaseException:
         changes.undo()

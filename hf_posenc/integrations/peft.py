@@ -12,10 +12,7 @@ that before or after this package; what a version of PEFT does not have is passe
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +23,7 @@ from ..modeling.attention import PositionSelfAttention
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.modeling_posenc import PositionEncoder
 from ..modeling.scheme import PositionConstant, PositionParameter
-from .changes import Changes, hook_method
+from .changes import AtImport, Changes, hook_method
 
 
 def train_positions(model: Any, adapter_name: str | None = None) -> int:
@@ -245,37 +242,11 @@ def _names_in_peft() -> list[tuple[ModuleType, str, Any]]:
     return [(module, name, value) for module in modules for name, value in vars(module).items()]
 
 
-class _PeftImport(MetaPathFinder):
-    """Waits for the import of PEFT, leaves it to the other finders, and hooks PEFT when it has run."""
+class _PeftImport(AtImport):
+    """Waits for the import of PEFT."""
 
     def __init__(self, configs: tuple[type[PositionConfigMixin], ...], changes: Changes):
-        self.configs = configs
-        self.changes = changes
-        self.searching = threading.local()
-
-    def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
-        # Another package may wait in the same way: its finder asks this one, which it has been asked by.
-        if fullname != "peft" or getattr(self.searching, "now", False):
-            return None
-        self.searching.now = True
-        try:
-            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-            spec = next((spec for spec in found if spec is not None), None)
-        finally:
-            self.searching.now = False
-        # Looking whether PEFT is installed leads here too: only when its code runs is the waiting over.
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            waiting = Changes()
-            execute = functools.partial(self._execute, spec.loader.exec_module, waiting)
-            waiting.set_attribute(spec.loader, "exec_module", execute)
-        return spec
-
-    def _execute(self, exec_module: Callable, waiting: Changes, module: ModuleType) -> None:
-        waiting.undo()
-        exec_module(module)
-        if module.__name__ == "peft" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _install_hooks(self.configs, self.changes)
+        super().__init__("peft", functools.partial(_install_hooks, configs, changes))
 
 
 def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
@@ -283,6 +254,4 @@ def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) ->
     if sys.modules.get("peft") is not None:
         _install_hooks(configs, changes)
     else:
-        finder = _PeftImport(configs, changes)
-        sys.meta_path.insert(0, finder)
-        changes.to_undo(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
+        _PeftImport(configs, changes).wait(changes)

@@ -6,7 +6,16 @@ import torch
 from torch import nn
 
 from .family import Family
-from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, nothing_replaced, zeros
+from .per_sample import may_be_measured, refuse_if_measured
+from .scheme import (
+    EmbeddingScheme,
+    Identity,
+    Normal,
+    PositionLinear,
+    is_traced,
+    nothing_replaced,
+    zeros,
+)
 from .stock_interface import past_length_in
 
 
@@ -90,12 +99,14 @@ class PositionEmbeddings:
         position_scheme: the embedding-level scheme, or None.
         first_position: the family's first position id.
         padding_token: the id of padding.
+        scheme_modules: names of the modules that the scheme has here.
     """
 
     family: ClassVar[Family]
     position_scheme: EmbeddingScheme | None
     first_position: int
     padding_token: int | None
+    scheme_modules: tuple[str, ...] = ()
 
     @property
     def words(self) -> nn.Module:
@@ -124,8 +135,10 @@ class PositionEmbeddings:
         self.padding_token = self.family.setting(config, "pad_token_id")
         self.position_combine = None
         if scheme is not None:
+            before = {*self._modules}
             with nothing_replaced(scheme, self):
                 scheme.add_parameters(self, config)
+            self.scheme_modules = tuple(name for name in self._modules if name not in before)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
             width = self.words.embedding_dim
             self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
@@ -168,6 +181,18 @@ class PositionEmbeddings:
             return vectors
         return nn.functional.pad(vectors[..., -own:], (self.words.embedding_dim - own, 0))
 
+    def _refuse_measured(self, is_once: bool) -> None:
+        """Raise ValueError where gradients of each sample are computed of what is used once for a batch.
+
+        Args:
+            is_once: the rows of the table are.
+        """
+        for name in self.scheme_modules:
+            refuse_if_measured(getattr(self, name), name)
+        if is_once and self.has_table:
+            remedy = "give position_ids of (batch, length), "
+            refuse_if_measured(self.table, "the table of absolute positions", remedy)
+
     def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
         """Indices of tokens in the sequence, (1, length)."""
         return torch.arange(length, device=device)[None, :] + past_length
@@ -205,6 +230,8 @@ class PositionEmbeddings:
                 if self.position_scheme.stride > 1:
                     slots = self.slots(length, past_length, words.device)
                     position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
+            if may_be_measured(self):
+                self._refuse_measured(is_once=len(words) > 1 and (position_ids is None or len(position_ids) == 1))
             positions = self.position_vectors(position_ids, length, past_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.

@@ -15,11 +15,12 @@ from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import check_code_files, flags_in_use
+from .configuration_posenc import check_code_files, flags_in_use, version_beside_weights
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
 from .packing import Packing, computes_padding_that_is_read, packing_of
+from .per_sample import refuse_measured
 from .scheme import (
     AttentionScheme,
     Constant,
@@ -43,6 +44,7 @@ from .stock_interface import (
     stock_forward,
     tells_versions,
 )
+from .table_versions import TABLE_VERSION, read_table_as
 from .window import BACKENDS as WINDOW_BACKENDS
 from .window import WINDOW, window_settings
 
@@ -190,6 +192,7 @@ class PositionEncoder:
         if packing is not None and hidden_states.shape[:2] != packing.shape:
             packing = None  # one sequence at several positions
         own: dict[str, Any] = {} if packing is None else {"packing": packing}
+        refuse_measured(self, None if base_model is None else base_model.module)
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
             own["position_state"] = self._position_state(
@@ -475,7 +478,7 @@ class PosencPreTrainedModel:
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
-        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name) if flag in kwargs}
+        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name, TABLE_VERSION) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_classes)
@@ -565,6 +568,7 @@ class PosencPreTrainedModel:
         parameters of schemes that the checkpoint never had.
         """
         super()._adjust_missing_and_unexpected_keys(loading_info)
+        read_table_as(self, version_beside_weights(self.config))
         known = self.report_positions(loading_info.missing_keys, loading_info.unexpected_keys)
         loading_info.unexpected_keys = loading_info.unexpected_keys - known
         loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)

@@ -245,7 +245,8 @@ class Positions:
         if mask.dim() == 2:
             # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
             return nn.functional.pad(mask.bool(), (0, max(length - mask.shape[1], 0)))[:, :length]
-        return allowed(mask if mask.dim() == 3 else mask[:, 0])[..., :length]
+        seen = allowed(mask)[..., :length]
+        return seen if mask.dim() == 3 else seen.any(1)
 
     @property
     def context_lengths(self) -> torch.Tensor:
@@ -272,16 +273,31 @@ class Positions:
         return seen.index_select(1, torch.arange(self.query.shape[1], device=seen.device) + self.offset)
 
     @property
-    def are_first_of_documents(self) -> torch.Tensor | None:
-        """Which tokens do not belong together with the one before, where documents are packed in a row, bool (batch or 1, key).
+    def documents(self) -> torch.Tensor | None:
+        """Which document each token belongs to, by the index of the first token in it, int64 (batch or 1, key).
+
+        Tokens that may attend to each other are of one document, whatever stands between them: padding, or another document. Padding is
+        of none but its own. Where pairs say that there are no documents (a window), all of a sequence is one.
 
         None where no mask of pairs says so, or it has no row for each key (a cache).
         """
         visible = self.visible
         if visible is None or visible.dim() == 2 or visible.shape[1] != visible.shape[2]:
             return None
-        follows = visible.diagonal(-1, 1, 2) | visible.diagonal(1, 1, 2)
-        return nn.functional.pad(~follows, (1, 0), value=True)
+        first = visible.to(torch.uint8).argmax(-1)
+        first = torch.where(visible.any(-1), first, torch.arange(first.shape[1], device=first.device))
+        # What padding may attend to counts for nothing: nobody reads what it gets.
+        seen = visible & visible.any(1)[:, :, None]
+        are_apart = seen & (first[:, :, None] != first[:, None])
+        return first.masked_fill(are_apart.flatten(1).any(1, keepdim=True), 0)
+
+    @property
+    def are_first_of_documents(self) -> torch.Tensor | None:
+        """Which tokens begin a document, where several are packed in a row, bool (batch or 1, key); None as for `documents`."""
+        documents, visible = self.documents, self.visible
+        if documents is None:
+            return None
+        return (documents == torch.arange(documents.shape[1], device=documents.device)) & visible.any(1)
 
     @property
     def relative(self) -> torch.Tensor:

@@ -26,6 +26,7 @@ CLIENTS = {
     "setfit": ["setfit"],
     "keybert": ["keybert"],
     "bertopic": ["bertopic"],
+    "opacus": ["opacus"],
 }
 VERSIONS = """
 from importlib.metadata import version
