@@ -73,10 +73,20 @@ class Attention(Add):
         return (scores.softmax(dim=-2) * embeddings.position_value(sources)).sum(dim=-2)
 
 
-def number_of_rows(table: nn.Module) -> int:
-    """Rows of an embedding, or of what stands in its place (LoRA's wrapper), as it is now."""
-    # Only where its weight is spread over processes (ZeRO) has a table no rows of its own.
-    return table.weight.shape[0] or table.num_embeddings
+def number_of_rows(table: nn.Module, width: int) -> int | None:
+    """Rows of an embedding, or of what stands in its place (LoRA's wrapper, a quantised one), as it is now.
+
+    Args:
+        width: of its vectors.
+
+    Returns:
+        None where nothing of the module tells.
+    """
+    # A quantised weight may be packed, or a method; one that is spread over processes (ZeRO) has no rows of its own.
+    shape = getattr(getattr(table, "weight", None), "shape", ())
+    if len(shape) == 2 and shape[1] == width:
+        return shape[0]
+    return next((part.num_embeddings for part in table.modules() if hasattr(part, "num_embeddings")), None)
 
 
 COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
@@ -90,12 +100,16 @@ class PositionEmbeddings:
         position_scheme: the embedding-level scheme, or None.
         first_position: the family's first position id.
         padding_token: the id of padding.
+        table_width: width of the word embeddings and of the table of absolute positions.
+        built_rows: rows that this table was built with.
     """
 
     family: ClassVar[Family]
     position_scheme: EmbeddingScheme | None
     first_position: int
     padding_token: int | None
+    table_width: int
+    built_rows: int
 
     @property
     def words(self) -> nn.Module:
@@ -122,13 +136,14 @@ class PositionEmbeddings:
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
         self.padding_token = self.family.setting(config, "pad_token_id")
+        # Kept: what is put in a table's place later need not say either.
+        self.table_width, self.built_rows = config.sizes.table_width, config.sizes.max_position_embeddings
         self.position_combine = None
         if scheme is not None:
             with nothing_replaced(scheme, self):
                 scheme.add_parameters(self, config)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
-            width = self.words.embedding_dim
-            self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
+            self.position_combine.add_parameters(self, self.table_width, config.sizes.initializer_range)
         if not keep_table:
             delattr(self, self.family.table)
 
@@ -138,7 +153,7 @@ class PositionEmbeddings:
 
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
-        return number_of_rows(self.table) - self.first_position
+        return (number_of_rows(self.table, self.table_width) or self.built_rows) - self.first_position
 
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
@@ -166,7 +181,7 @@ class PositionEmbeddings:
         own = self.position_scheme.width
         if not own:
             return vectors
-        return nn.functional.pad(vectors[..., -own:], (self.words.embedding_dim - own, 0))
+        return nn.functional.pad(vectors[..., -own:], (self.table_width - own, 0))
 
     def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
         """Indices of tokens in the sequence, (1, length)."""

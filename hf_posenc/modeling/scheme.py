@@ -627,7 +627,7 @@ class EmbeddingScheme(PositionScheme):
         """Register the scheme's parameters on the embeddings module."""
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
-        """Position vectors (batch or 1, length, width).
+        """Position vectors (batch or 1, length, width); the width is `embeddings.table_width`.
 
         Args:
             position_ids: int64 (batch or 1, length) as the caller gave them or as the family counts them, or None.
