@@ -2,12 +2,16 @@
 
 import copy
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import FAMILIES as ALL_FAMILIES
 from tiny import SCHEMES, SIZES, build, cross, fill_positions, inputs
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_posenc import position_parameters
 
 
 pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
@@ -283,3 +287,61 @@ def test_an_encoder_that_reads_embeddings_says_who_must_call_it():
     model = build("tupe")
     with pytest.raises(ValueError, match="call the model"):
         model.encoder(torch.randn(1, 4, model.config.hidden_size))
+
+
+SHARED = [
+    ("t5", {}, "bert.encoder.relative_attention_bias.weight"),
+    ("deberta", {}, "bert.encoder.rel_embeddings.weight"),
+    ("tupe", {}, "bert.embeddings.position_embeddings.weight, bert.encoder.pos_ln.weight and 7 more"),
+    ("absolute+tupe", {"num_hidden_layers": 1}, "bert.embeddings.position_embeddings.weight"),
+    ("absolute", {"position_every_layer": True}, "the positions that are added before every layer"),
+]
+NOT_SHARED = [
+    ("absolute", {}),
+    ("relative", {}),
+    ("t5", {"position_per_layer": True}),
+    ("t5", {"num_hidden_layers": 1}),
+    ("tupe", {"num_hidden_layers": 1}),
+    ("sinusoidal", {"position_every_layer": True}),
+]
+
+
+class InDDP:
+    """What DDP's forward says of itself, and whether a model that is checkpointed so would be refused in it."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def train(self, model: nn.Module, reentrant: bool = True, static_graph: bool = False) -> None:
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        replica = SimpleNamespace(module=model, static_graph=static_graph)
+        self.monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", replica)
+        model(**inputs(), labels=torch.tensor([0, 1, 0])).loss.backward()
+
+
+@pytest.fixture
+def in_ddp(monkeypatch) -> InDDP:
+    return InDDP(monkeypatch)
+
+
+@pytest.mark.parametrize("scheme, flags, names", SHARED)
+def test_reentrant_checkpointing_of_what_layers_share_is_refused_in_ddp(scheme, flags, names, in_ddp):
+    def make() -> nn.Module:
+        return build(scheme, head="ForSequenceClassification", **flags).train()
+
+    with pytest.raises(ValueError, match=f"{names}: several layers share this, .* use_reentrant=False"):
+        in_ddp.train(make())
+    in_ddp.train(make(), reentrant=False)
+    in_ddp.train(make(), reentrant=None)
+    in_ddp.train(make(), static_graph=True)
+    in_ddp.train(make().eval())
+    frozen = make()
+    for parameter in [*frozen.bert.embeddings.parameters(), *position_parameters(frozen).values()]:
+        parameter.requires_grad_(False)
+    in_ddp.train(frozen)
+
+
+@pytest.mark.parametrize("scheme, flags", NOT_SHARED)
+def test_reentrant_checkpointing_of_what_layers_have_for_themselves_is_taken_in_ddp(scheme, flags, in_ddp):
+    in_ddp.train(build(scheme, head="ForSequenceClassification", **flags).train())
