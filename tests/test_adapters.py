@@ -737,6 +737,19 @@ def test_lora_on_the_table_of_absolute_positions(scheme, family, tmp_path):
     assert error(again.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
 
 
+@pytest.mark.parametrize(
+    "scheme, flags", [("sinusoidal", {}), ("absolute", {"position_combine": "concat", "position_width": 8})]
+)
+def test_lora_on_the_word_embeddings(scheme, flags):
+    model, batch = build(scheme, **flags), inputs()
+    before = model(**batch)[0]
+    adapted = get_peft_model(model, LoraConfig(target_modules=["word_embeddings"], r=4))
+    fill_lora(adapted)
+    expected = adapted.eval()(**batch)[0]
+    assert error(expected, before) > 1e-2
+    assert error(adapted.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
+
+
 @pytest.mark.parametrize("scheme", ["absolute", "sinusoidal", "sinusoidal+tupe"])
 def test_lora_on_electras_projection_acts_on_repeated_positions_too(scheme):
     model, batch = build(scheme, "electra", position_every_layer=True), inputs(family="electra")

@@ -25,6 +25,8 @@ from .. import inspection
 from ..files import check_file, whole_file
 from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
 from ..modeling.blockwise import Term
+from ..modeling.masks import windowed
+from ..modeling.packing import padding_is_read
 from ..modeling.scheme import RelativeTerm
 from ..registry import CONFIG_CLASSES, saved_class
 from ..weights import load_whole
@@ -43,6 +45,8 @@ IMPLEMENTATION = "hf_posenc_onnx"
 OWN, CONTRIB = "hf_posenc", "com.microsoft"
 # Stock models without a variant whose attention is replaced here; the families with variants are the rest.
 OF_THEIR_OWN = ("deberta", "deberta-v2")
+# The score of what is not attended to.
+LOWEST = torch.finfo(torch.float32).min
 # Parity: batch x length, and how far results may be apart relative to their size.
 SHAPES, TOLERANCE = ((1, 2), (1, 11), (3, 40), (2, 150), (2, 300)), 1e-4
 # A file of ONNX holds so many bytes.
@@ -56,7 +60,7 @@ class Exported(NamedTuple):
         file: where it is.
         inputs, outputs: their names.
         longest: number of tokens at which a table ends, or None.
-        difference: largest difference from PyTorch's results where tokens are attended to.
+        difference: largest difference from PyTorch's results.
         metadata: what the file itself says of its making.
     """
 
@@ -227,8 +231,10 @@ def _longest(config: PreTrainedConfig) -> int | None:
     return config.max_position_embeddings if getattr(config, "position_biased_input", True) else None
 
 
-def _example(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Inputs of a model; every row but the first is padded at its end."""
+def _example(
+    model: PreTrainedModel, batch: int, length: int, seed: int = 0, side: str = "right"
+) -> dict[str, torch.Tensor]:
+    """Inputs of a model; every row but the first is padded, at its end or, with "left", before it."""
     config = model.config
     shape = (batch, 2, length) if type(model).__name__.endswith("ForMultipleChoice") else (batch, length)
     generator = torch.Generator().manual_seed(seed)
@@ -239,8 +245,9 @@ def _example(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> 
     ids[ids == pad] = (pad + 1) % config.vocab_size
     for row in range(1, batch):
         padding = min(3 * row, length - 1)
-        mask[row, ..., length - padding :] = 0
-        ids[row, ..., length - padding :] = pad
+        places = slice(length - padding, length) if side == "right" else slice(0, padding)
+        mask[row, ..., places] = 0
+        ids[row, ..., places] = pad
     inputs = {"input_ids": ids, "attention_mask": mask}
     if getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape, generator=generator)
@@ -311,22 +318,32 @@ def _attend_with_terms(self, content_query, key, value, attention_mask, query, t
     values = tuple(term for term in terms if isinstance(term, RelativeTerm) and term.value_table is not None)
     bias = _score_bias(query, key, terms, attention_mask)
     if window is not None:
-        is_far = ~window.pairs(query.shape[2], key.shape[2], query.device)[None, None]
-        far = torch.zeros_like(is_far, dtype=query.dtype).masked_fill(is_far, torch.finfo(query.dtype).min)
-        bias = far if bias is None else bias + far
+        attention_mask = windowed(attention_mask, window, query.shape[2], key.shape[2], query.device)
     if values:
         settings = {"position_bias": bias, "value_terms": values}
         return eager_position_attention(self, content_query, key, value, attention_mask, self.scaling, **settings)
+    if window is not None:
+        # The operator takes a mask of tokens alone; one of pairs is a bias.
+        unseen = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, LOWEST)
+        bias, attention_mask = unseen if bias is None else bias + unseen, None
     return multi_head_attention(content_query, key, value, attention_mask, bias, self.scaling), None
 
 
 def _self_attend(implementation, module, query, key, value, terms, mask, scaling, dropout):
-    """[`self_attend`] of stock DeBERTa and MPNet. What queries get that are padding is not what they get there."""
+    """[`self_attend`] of stock DeBERTa and MPNet."""
+    words = None
     if isinstance(mask, TokenMask):
-        mask = mask.given[:, None, None, :].bool()
+        words = mask.given.bool()
+        mask = words[:, None, None, :]
     if isinstance(mask, torch.Tensor) and mask.shape[2] != 1:
         mask = mask[:, :, :1]  # of pairs, as transformers makes it of tokens
-    return multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling).flatten(2)
+    output = multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling)
+    return (output if words is None else _with_padding(output, value, words)).flatten(2)
+
+
+def _with_padding(output: torch.Tensor, value: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """DeBERTa's padding attends to nothing: every key has the same weight. Heads read it where it stands on the left."""
+    return torch.where(words[..., None, None], output, value.mean(2)[:, None])
 
 
 def multi_head_attention(
@@ -350,7 +367,7 @@ def multi_head_attention(
     heads, width = query.shape[1], query.shape[3]
     states = [states.transpose(1, 2).flatten(2) for states in (query, key, value)]
     tokens = None if mask is None else mask[:, 0, 0].to(torch.int32)
-    attributes = {"num_heads": heads, "scale": float(scaling), "mask_filter_value": torch.finfo(torch.float32).min}
+    attributes = {"num_heads": heads, "scale": float(scaling), "mask_filter_value": LOWEST}
     output = torch.onnx.ops.symbolic(
         f"{CONTRIB}::MultiHeadAttention",
         [*states, None, tokens, bias],
@@ -662,7 +679,7 @@ def _describe(model: PreTrainedModel, program) -> dict[str, str]:
 
 
 def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
-    """The largest difference between ONNX Runtime and PyTorch at several shapes, where tokens are attended to.
+    """The largest difference between ONNX Runtime and PyTorch at several shapes, with padding on either side, and at it.
 
     Raises:
         ValueError: it is too large, relative to the results.
@@ -679,24 +696,34 @@ def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
     for seed, (batch, length) in enumerate(SHAPES):
         if longest is not None and length > longest:
             continue
-        inputs = _example(module.model, batch, length, seed)
+        for side in ("right", "left") if batch > 1 else ("right",):
+            largest = max(largest, _difference(module, session, _example(module.model, batch, length, seed, side)))
+    return largest
+
+
+def _difference(module: _Outputs, session, inputs: dict[str, torch.Tensor]) -> float:
+    """[`check_parity`] with these inputs."""
+    *batch, length = inputs["input_ids"].shape
+    shape = f"{' x '.join(map(str, batch))} x {length}"
+    token = padding_is_read.set(True)  # computed, as it is in the file
+    try:
         expected = module(*inputs.values())
-        try:
-            found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-        except Exception as error:
-            raise ValueError(f"ONNX Runtime fails at {batch} x {length}: {_first_line(error)}") from error
-        for name, one, other in zip(module.outputs, expected, map(torch.from_numpy, found), strict=True):
-            if one.shape != other.shape:
-                raise ValueError(f"{name} has shape {tuple(other.shape)} in ONNX, {tuple(one.shape)} in PyTorch")
-            attended = inputs["attention_mask"].bool()
-            if one.shape[: attended.dim()] == attended.shape and one.dim() >= attended.dim():
-                one, other = one[attended], other[attended]
-            difference = (one - other).abs().max().item()
-            size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
-            if not difference <= TOLERANCE * size:  # also if it is no number
-                raise ValueError(
-                    f"ONNX Runtime computes another {name} than PyTorch at {batch} x {length}: {difference:.1e} apart, "
-                    f"where values reach {size:.1e}; nothing is written"
-                )
-            largest = max(largest, difference)
+    finally:
+        padding_is_read.reset(token)
+    try:
+        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    except Exception as error:
+        raise ValueError(f"ONNX Runtime fails at {shape}: {_first_line(error)}") from error
+    largest = 0.0
+    for name, one, other in zip(module.outputs, expected, map(torch.from_numpy, found), strict=True):
+        if one.shape != other.shape:
+            raise ValueError(f"{name} has shape {tuple(other.shape)} in ONNX, {tuple(one.shape)} in PyTorch")
+        difference = (one - other).abs().max().item()
+        size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
+        if not difference <= TOLERANCE * size:  # also if it is no number
+            raise ValueError(
+                f"ONNX Runtime computes another {name} than PyTorch at {shape}: {difference:.1e} apart, "
+                f"where values reach {size:.1e}; nothing is written"
+            )
+        largest = max(largest, difference)
     return largest

@@ -82,10 +82,20 @@ class Attention(Add):
         return (scores.softmax(dim=-2) * embeddings.position_value(sources)).sum(dim=-2)
 
 
-def number_of_rows(table: nn.Module) -> int:
-    """Rows of an embedding, or of what stands in its place (LoRA's wrapper), as it is now."""
-    # Only where its weight is spread over processes (ZeRO) has a table no rows of its own.
-    return table.weight.shape[0] or table.num_embeddings
+def number_of_rows(table: nn.Module, width: int) -> int | None:
+    """Rows of an embedding, or of what stands in its place (LoRA's wrapper, a quantised one), as it is now.
+
+    Args:
+        width: of its vectors.
+
+    Returns:
+        None where nothing of the module tells.
+    """
+    # A quantised weight may be packed, or a method; one that is spread over processes (ZeRO) has no rows of its own.
+    shape = getattr(getattr(table, "weight", None), "shape", ())
+    if len(shape) == 2 and shape[1] == width:
+        return shape[0]
+    return next((part.num_embeddings for part in table.modules() if hasattr(part, "num_embeddings")), None)
 
 
 COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
@@ -100,6 +110,8 @@ class PositionEmbeddings:
         first_position: the family's first position id.
         padding_token: the id of padding.
         scheme_modules: names of the modules that the scheme has here.
+        table_width: width of the word embeddings and of the table of absolute positions.
+        built_rows: rows that this table was built with.
     """
 
     family: ClassVar[Family]
@@ -107,6 +119,8 @@ class PositionEmbeddings:
     first_position: int
     padding_token: int | None
     scheme_modules: tuple[str, ...] = ()
+    table_width: int
+    built_rows: int
 
     @property
     def words(self) -> nn.Module:
@@ -133,6 +147,8 @@ class PositionEmbeddings:
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
         self.padding_token = self.family.setting(config, "pad_token_id")
+        # Kept: what is put in a table's place later need not say either.
+        self.table_width, self.built_rows = config.sizes.table_width, config.sizes.max_position_embeddings
         self.position_combine = None
         if scheme is not None:
             before = {*self._modules}
@@ -140,8 +156,7 @@ class PositionEmbeddings:
                 scheme.add_parameters(self, config)
             self.scheme_modules = tuple(name for name in self._modules if name not in before)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
-            width = self.words.embedding_dim
-            self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
+            self.position_combine.add_parameters(self, self.table_width, config.sizes.initializer_range)
         if not keep_table:
             delattr(self, self.family.table)
 
@@ -151,7 +166,7 @@ class PositionEmbeddings:
 
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
-        return number_of_rows(self.table) - self.first_position
+        return (number_of_rows(self.table, self.table_width) or self.built_rows) - self.first_position
 
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
@@ -179,7 +194,7 @@ class PositionEmbeddings:
         own = self.position_scheme.width
         if not own:
             return vectors
-        return nn.functional.pad(vectors[..., -own:], (self.words.embedding_dim - own, 0))
+        return nn.functional.pad(vectors[..., -own:], (self.table_width - own, 0))
 
     def _refuse_measured(self, is_once: bool) -> None:
         """Raise ValueError where gradients of each sample are computed of what is used once for a batch.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
@@ -208,7 +209,37 @@ class PositionEncoder:
                 cache_lengths(cache, length)[0],
                 packing,
             )
+        self._refuse_replicas_that_stop(base_model, own.get("repeated_positions"), hidden_states)
         return hidden_states if packing is None else packing.unpad_input(hidden_states), own
+
+    def _refuse_replicas_that_stop(
+        self, base_model: ModuleReference | None, repeated: "RepeatedPositions | None", hidden_states: torch.Tensor
+    ) -> None:
+        """Raise ValueError where DDP would stop in the backward pass, at a parameter that several layers are checkpointed with.
+
+        In reentrant checkpointing each layer has a backward pass of its own, and DDP counts the gradients of a parameter.
+        """
+        replicas = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        layers = self.family.layers_of(self)
+        if replicas is None or replicas.static_graph or not any(map(_is_checkpointed_reentrantly, layers)):
+            return
+        several = len(layers) > 1
+        shared = [part for part in self.children() if several and part is not layers]
+        if self.reads_table:
+            embeddings = self.family.embeddings_of(base_model.module)
+            joins_words = embeddings.position_scheme is not None and embeddings.position_scheme.uses_table
+            shared += [embeddings.table] if several or joins_words else []
+        trained = {id(p) for part in shared for p in part.parameters() if p.requires_grad}
+        found = [name for name, parameter in replicas.module.named_parameters() if id(parameter) in trained]
+        if repeated is not None and repeated.vectors(hidden_states).requires_grad:
+            found.append("the positions that are added before every layer")
+        if found:
+            more = f" and {len(found) - 2} more" if len(found) > 3 else ""
+            raise ValueError(
+                f"{', '.join(found[: 2 if more else 3])}{more}: several layers share this, and DistributedDataParallel stops where "
+                "they are checkpointed with use_reentrant=True. Give use_reentrant=False (in gradient_checkpointing_kwargs of "
+                "gradient_checkpointing_enable or TrainingArguments), or static_graph=True to DistributedDataParallel"
+            )
 
     def _position_state(
         self, hidden_states, cache, mask, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -262,6 +293,12 @@ class PositionEncoder:
             )
             for kind in range(2)
         )
+
+
+def _is_checkpointed_reentrantly(layer: nn.Module) -> bool:
+    settings = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
+    is_checkpointed = getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled()
+    return is_checkpointed and bool(settings.get("use_reentrant"))
 
 
 def _checked(position_ids: torch.Tensor, batch: int, length: int) -> torch.Tensor:

@@ -261,7 +261,7 @@ class Positions:
         if not self.is_causal:
             return self.key.new_full((1, 1), self.key.shape[1]) if visible is None else visible.sum(-1, keepdim=True)
         slots = torch.arange(self.query.shape[1], device=self.key.device) + self.offset
-        return slots[None] + 1 if visible is None else visible.cumsum(-1).index_select(1, slots)
+        return slots[None] + 1 if visible is None else visible.long().cumsum(-1).index_select(1, slots)
 
     @property
     def are_tokens(self) -> torch.Tensor | None:
@@ -311,7 +311,8 @@ class Positions:
         relative = self.relative
         if self.contiguous:
             return relative, torch.arange(relative.shape[0], device=relative.device)
-        return torch.unique(relative, return_inverse=True)
+        distances, rows = torch.unique(relative, return_inverse=True)
+        return distances, rows.view_as(relative)  # ONNX has them in a line
 
     def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
         """What is known of each of the `relative` distances, (batch or 1, query, key)."""
@@ -668,7 +669,7 @@ class EmbeddingScheme(PositionScheme):
         """Register the scheme's parameters on the embeddings module."""
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
-        """Position vectors (batch or 1, length, width).
+        """Position vectors (batch or 1, length, width); the width is `embeddings.table_width`.
 
         Args:
             position_ids: int64 (batch or 1, length) as the caller gave them or as the family counts them, or None.
