@@ -254,6 +254,6 @@ def describe_score_terms(data: ScoreTerms) -> str:
     count = len(data.position_heads)
     which = f"{count} of {len(first.shares)} heads ({heads})" if count else "no head"
     return (
-        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads); in {which} the terms "
-        "with the key's position have more than half of it."
+        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads; query-key, and constant is "
+        f"what all tokens have in common); in {which} the terms with the key's position have more than half of it."
     )
