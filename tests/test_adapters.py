@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import peft
@@ -523,6 +524,35 @@ def test_two_adapters_of_transformers_have_positions_each(tmp_path):
     assert error(outputs["first"], outputs["second"]) > 1e-3
     model.set_adapter("first")
     assert error(output(model), outputs["first"]) <= TOLERANCE
+
+
+def test_transformers_own_methods_need_the_peft_that_it_names_and_loading_does_not(tmp_path):
+    from transformers.integrations.peft import MIN_PEFT_VERSION as wanted
+
+    if Version(transformers.__version__) < Version(LOADS_MODULES_TO_SAVE):
+        pytest.skip(f"before {LOADS_MODULES_TO_SAVE}, adapters with positions are not loaded")
+    base = saved_base(tmp_path / "base", "absolute+t5")
+    trained = trained_adapter(base)
+    trained.save_pretrained(tmp_path / "adapter")
+    model = AutoModel.from_pretrained(base)
+    before = output(model)
+    model.load_adapter(str(tmp_path / "adapter"))
+    assert error(output(model), output(trained)) <= TOLERANCE < error(output(model), before)
+    methods = {
+        "set_adapter": ("default",),
+        "active_adapters": (),
+        "disable_adapters": (),
+        "enable_adapters": (),
+        "save_pretrained": (tmp_path / "again",),
+        "delete_adapter": ("default",),
+    }
+    calls = [partial(getattr(model, name), *arguments) for name, arguments in methods.items()]
+    for call in (partial(AutoModel.from_pretrained(base).add_adapter, LoraConfig()), *calls):
+        if Version(peft.__version__) < Version(wanted):
+            with pytest.raises(ValueError, match=f"version of PEFT .* >= {wanted}"):
+                call()
+        else:
+            call()
 
 
 class TestAutoClasses:

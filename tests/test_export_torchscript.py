@@ -1,5 +1,6 @@
 """Models that TorchScript records at one length compute what the model computes at others: `torch.jit.trace`, and `torch.onnx.export` with dynamo=False."""
 
+import functools
 import io
 import warnings
 from collections.abc import Callable
@@ -9,7 +10,9 @@ import stock_models
 import tiny
 import torch
 from torch import nn
+from transformers import BertModel
 
+from hf_posenc.modeling.modeling_posenc import PosencPreTrainedModel
 from hf_posenc.modeling.relative_positions import deberta_bucket
 
 
@@ -57,7 +60,20 @@ def exported(module: FirstOutput, example: tuple[torch.Tensor, ...]) -> Run:
     return run
 
 
+@functools.cache
+def masks_are_traced() -> bool:
+    """Whether transformers' own models can be traced with a mask: up to 5.8 they cannot."""
+    module = FirstOutput(BertModel(tiny.stock_config())).eval()
+    try:
+        traced(module, (*tiny.inputs().values(),))
+    except IndexError:
+        return False
+    return True
+
+
 def record(model: nn.Module, example: dict[str, torch.Tensor]) -> dict[str, Run]:
+    if isinstance(model, PosencPreTrainedModel) and not masks_are_traced():
+        pytest.skip("before 5.9, a mask is not traced by transformers' own models either")
     module = FirstOutput(model.eval(), tuple(example)).eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -25,7 +25,7 @@ from .. import inspection
 from ..files import check_file, whole_file
 from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
 from ..modeling.blockwise import Term
-from ..modeling.masks import windowed
+from ..modeling.masks import allowed, windowed
 from ..modeling.packing import padding_is_read
 from ..modeling.scheme import RelativeTerm
 from ..registry import CONFIG_CLASSES, saved_class
@@ -335,8 +335,8 @@ def _self_attend(implementation, module, query, key, value, terms, mask, scaling
     if isinstance(mask, TokenMask):
         words = mask.given.bool()
         mask = words[:, None, None, :]
-    if isinstance(mask, torch.Tensor) and mask.shape[2] != 1:
-        mask = mask[:, :, :1]  # of pairs, as transformers makes it of tokens
+    if isinstance(mask, torch.Tensor):
+        mask = allowed(mask[:, :, :1])  # of pairs, as transformers makes it of tokens; additive in older ones
     output = multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling)
     return (output if words is None else _with_padding(output, value, words)).flatten(2)
 
