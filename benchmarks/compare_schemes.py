@@ -55,7 +55,7 @@ from hf_posenc import convert, position_parameters
 from hf_posenc.files import write_whole
 from hf_posenc.modeling.schemes import SCHEMES, sources_of
 from hf_posenc.tables import as_markdown
-from hf_posenc.training import tables_and_biases
+from hf_posenc.training import check_rate, tables_and_biases
 
 
 # What the example scripts are made of.
@@ -147,6 +147,9 @@ class CompareArguments:
             raise ValueError("the task masked_lm needs --train_file and --eval_file, two UTF-8 text files")
         if self.conversion_steps and self.task == "masked_lm" and not self.model_name_or_path:
             raise ValueError("--conversion_steps needs a checkpoint to convert: --model_name_or_path")
+        for name in ("position_learning_rates", "learning_rates"):
+            for rate in getattr(self, name) or ():
+                check_rate(rate, name)
         if self.conversion_steps < 0 or not all(rate > 0 for rate in self.position_learning_rates):
             raise ValueError("conversion_steps and position_learning_rates must not be negative, nor a rate 0")
         if not all(rate > 0 for rate in self.learning_rates or ()):
@@ -200,6 +203,8 @@ class Candidate:
         """From `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
         flags = flags_of(label)
         rates = {name: flags.pop(name, None) for name in ("position_learning_rate", "learning_rate")}
+        for name, rate in rates.items():
+            check_rate(rate, name)
         return cls(label, flags, **rates)
 
     def has_rates_of(self, run: "Run") -> bool:

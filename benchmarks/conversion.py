@@ -15,6 +15,7 @@ Writes results/conversion.json and .md after each; what is there is left alone u
 
 import argparse
 import csv
+import io
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc.files import write_whole
 from hf_posenc.tables import as_markdown
 
 
@@ -98,12 +100,11 @@ def measure_head(arguments: argparse.Namespace, name: str) -> dict:
     folder = arguments.data / name.lower().replace("-", "")
     tables = {part: read_table(folder / f"{part}.tsv", columns) for part in ("train", "dev")}
     work = arguments.work / name
-    work.mkdir(parents=True, exist_ok=True)
     for part, rows in tables.items():
-        with (work / f"{part}.tsv").open("w", encoding="utf-8", newline="") as opened:
-            writer = csv.writer(opened, delimiter="\t")
-            writer.writerows([("label", "sentence"), *rows])
-    (work / "sentences.txt").write_text("\n".join(sentence for _, sentence in tables["train"]), encoding="utf-8")
+        written = io.StringIO()
+        csv.writer(written, delimiter="\t").writerows([("label", "sentence"), *rows])
+        write_whole({work / f"{part}.tsv": written.getvalue()})
+    write_whole({work / "sentences.txt": "\n".join(sentence for _, sentence in tables["train"])})
     tuned = work / "tuned"
     if not (tuned / "config.json").is_file():
         fine_tune(work, tuned, metric, training)

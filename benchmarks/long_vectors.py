@@ -45,7 +45,7 @@ from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
-from hf_posenc.files import write_whole
+from hf_posenc.files import whole_file, write_whole
 from hf_posenc.tables import as_markdown
 
 
@@ -314,9 +314,8 @@ class Comparison:
         else:
             read = [self.whole_and_late(reader, ids) for ids in found.documents]
             vectors |= {name: torch.stack([own[name] for own in read]) for name in read[0]}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in vectors.items()}, kept.with_suffix(".part"))
-        kept.with_suffix(".part").rename(kept)
+        with whole_file(kept) as written:
+            save_file({name: tensor.contiguous() for name, tensor in vectors.items()}, written)
         print(f"{model}, {file}, {task}: {time.process_time() - began:.0f} s", flush=True)
 
     def whole_and_late(self, reader: PreTrainedModel, ids: list[int]) -> dict[str, torch.Tensor]:

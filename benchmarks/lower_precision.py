@@ -49,6 +49,7 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc.files import write_whole
 from hf_posenc.tables import as_markdown
 
 
@@ -192,7 +193,7 @@ class Field:
         self.tokenizer = AutoTokenizer.from_pretrained(arguments.models / f"{TASKS[task][0]}-absolute")
         texts, _ = sentences(arguments.data, task, "train")
         seen = encoded(self.tokenizer, random.Random(0).sample(texts, CALIBRATION), 1)
-        calibration.write_text(json.dumps([{name: value.tolist() for name, value in one.items()} for one in seen]))
+        write_whole({calibration: json.dumps([{name: value.tolist() for name, value in one.items()} for one in seen])})
         self.peers: dict[tuple[str, str], Peer] = {}
         for kind in KINDS:
             library = kind.removesuffix(f" {INT8}")

@@ -44,6 +44,7 @@ from contestants import (
 from torch import nn
 from transformers.utils import logging
 
+from hf_posenc.files import whole_file, write_whole
 from hf_posenc.modeling import caching
 from hf_posenc.tables import as_markdown
 
@@ -239,7 +240,8 @@ def plot(results: list[dict], file: Path) -> None:
             axis.legend(fontsize=7)
         axis.set_title(mode)
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    with whole_file(file) as written:
+        figure.savefig(written, format="png", dpi=120)
     plt.close(figure)
 
 
@@ -271,8 +273,7 @@ def main() -> None:
                 found = profile(builder, size, batch, arguments.padding, mode, arguments.device, dtype)
                 words = f"{name} {mode} {size.length}.txt".replace(",", "").split()
                 file = report.RESULTS / "profiles" / "_".join(words)
-                file.parent.mkdir(exist_ok=True)
-                file.write_text(f"{found}\n", encoding="utf-8")
+                write_whole({file: f"{found}\n"})
                 print(f"wrote {file}")
         return
     results = []

@@ -54,7 +54,7 @@ def commands(checkpoint: str) -> list[list[str]]:
 
 def make(checkpoint: str, data: Path | None) -> None:
     """Run those commands whose results are not there."""
-    for command, made in zip(commands(checkpoint), (*CONVERSIONS, "report.json")):
+    for command, made in zip(commands(checkpoint), (*CONVERSIONS, "report.html.json")):
         if not (ROOT / OUTPUTS / made).exists():
             print(shlex.join(command), flush=True)
             subprocess.run(
@@ -268,7 +268,7 @@ def first_row(checkpoint: str) -> Numbers:
 
 def measured(checkpoint: str) -> Numbers:
     """All numbers of the page, from the report and the conversions in the folder of outputs."""
-    report = json.loads((ROOT / OUTPUTS / "report.json").read_text(encoding="utf-8"))
+    report = json.loads((ROOT / OUTPUTS / "report.html.json").read_text(encoding="utf-8"))
     conversions = {}
     for scheme in CONVERSIONS:
         conversion = json.loads((ROOT / OUTPUTS / scheme / "conversion.json").read_text(encoding="utf-8"))

@@ -11,7 +11,6 @@ many tokens as the checkpoint's table of positions has. The defaults need nothin
 """
 
 import copy
-import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from arguments import PositionArguments, ScriptParser, fit_tokenizer
 from minilm import packaged_minilm
 from punctuation import LABELS, chapters, f1_scores, hold_out, read_documents, windows
+from records import write_json
 from tqdm.auto import tqdm
 from training import PositionTrainingArguments, ScriptTrainer
 from transformers import (
@@ -37,6 +37,7 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
+from hf_posenc.files import write_whole
 from hf_posenc.inspection import longest_sequence
 
 
@@ -316,8 +317,8 @@ def write_results(
         "long_window": data.long_window,
         "results": [asdict(result) for result in results],
     }
-    (folder / "results.json").write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
-    (folder / "results.md").write_text(table + "\n", encoding="utf-8")
+    write_json(folder / "results.json", entries)
+    write_whole({folder / "results.md": table + "\n"})
 
 
 def main() -> None:

@@ -50,6 +50,8 @@ from transformers import (
     set_seed,
 )
 
+from hf_posenc.files import write_whole
+
 
 @dataclass
 class GlueTask:
@@ -276,7 +278,7 @@ def main() -> None:
 def write_predictions(file: Path, predictions: list[str]) -> None:
     """A line for each example, of its number from 0 and what is predicted."""
     lines = ["index\tprediction", *(f"{index}\t{prediction}" for index, prediction in enumerate(predictions))]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole({file: "\n".join(lines) + "\n"})
 
 
 if __name__ == "__main__":

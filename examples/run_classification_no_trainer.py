@@ -53,7 +53,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from hf_posenc.training import move_to_own_groups, tables_and_biases, warn_of_tables_that_stay
+from hf_posenc.training import check_rate, move_to_own_groups, tables_and_biases, warn_of_tables_that_stay
 
 
 @dataclass
@@ -93,8 +93,7 @@ class LoopArguments:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("learning_rate", "position_learning_rate", "weight_decay", "warmup_share"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            check_rate(getattr(self, name), name)
         if self.warmup_share > 1:
             raise ValueError(f"warmup_share must be at most 1, got {self.warmup_share}")
 

@@ -58,6 +58,8 @@ from transformers import (
     set_seed,
 )
 
+from hf_posenc.files import write_whole
+
 
 COLUMNS = ("id", "question", "context")
 OUTSIDE = -1  # offset of a token that is not of the context
@@ -319,7 +321,7 @@ class Answers:
         """Write what was predicted last, and the best few answers."""
         for name, content in (("predictions", self.predicted), ("nbest_predictions", self.best)):
             text = json.dumps(content, indent=2, ensure_ascii=False)
-            (folder / f"{prefix}_{name}.json").write_text(text + "\n", encoding="utf-8")
+            write_whole({folder / f"{prefix}_{name}.json": text + "\n"})
 
 
 def main() -> None:

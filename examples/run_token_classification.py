@@ -64,6 +64,8 @@ from transformers import (
     set_seed,
 )
 
+from hf_posenc.files import write_whole
+
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +252,7 @@ def write_predictions(file: Path, predictions: np.ndarray, rows: Dataset, names:
         " ".join(names[tokens[start]] if start >= 0 else missing for start in starts)
         for tokens, starts in zip(predictions, rows["starts"])
     ]
-    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_whole({file: "\n".join(lines) + "\n"})
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerStat
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
 from hf_posenc.modeling.schemes import Source, sources_of
-from hf_posenc.training import PositionTrainer
+from hf_posenc.training import PositionTrainer, check_rate
 
 
 METRICS = Path(__file__).with_name("metrics")
@@ -61,8 +61,7 @@ class PositionTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        if self.position_learning_rate is not None and self.position_learning_rate < 0:
-            raise ValueError(f"position_learning_rate must not be negative, got {self.position_learning_rate}")
+        check_rate(self.position_learning_rate)
         if self.save_strategy is None:
             self._save_after_evaluation()
         if self.eval_strategy is None:

@@ -1,34 +1,43 @@
-"""Files and folders that are written whole or not at all."""
+"""Files and folders that are written atomically. Whatever is written for a user goes through here, by one rule:
+
+- Symbolic links are followed, also one to a file that is not there yet.
+- A regular file is replaced as a whole, and keeps its owner and its permissions. One that cannot be replaced (somebody else's, a mount
+  point, in a folder that may not be written to) gets the new content.
+- What is no regular file (a device, a pipe, standard output) is written to and never replaced.
+- Folders, and places that may not be written to, are refused before anything is made.
+"""
 
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A file to write to, which takes the place of `path` at the end, with the rights that this has; after an error nothing of it stays.
+    """A file to write to, whose content is at `path` at the end; after an error nothing of it stays.
 
     Raises:
         OSError: it cannot be written.
     """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path)
+    target = check_file(path)
+    with _in_words(path):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    is_beside = _is_replaceable(target) and os.access(target.parent, os.W_OK)
+    temporary = _beside(target if is_beside else Path(tempfile.gettempdir(), target.name))
     try:
         yield temporary
-        if path.exists():
-            shutil.copymode(path, temporary)
-        os.replace(temporary, path)
+        with _in_words(path):
+            _put(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def write_whole(contents: Mapping[Path, str | bytes]) -> None:
-    """Write files, each whole; none is touched where one of them cannot be written. Text is UTF-8, its ends of lines stay.
+    """Write files, each atomically; none is touched where one of them cannot be written. Text is UTF-8, its ends of lines stay.
 
     Raises:
         OSError: one cannot be written.
@@ -36,7 +45,38 @@ def write_whole(contents: Mapping[Path, str | bytes]) -> None:
     with ExitStack() as files:
         for path, content in contents.items():
             temporary = files.enter_context(whole_file(path))
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            with _in_words(path):
+                temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def check_file(path: Path) -> Path:
+    """Where a file is written, links followed. Called by itself before work that takes long; it makes nothing.
+
+    Raises:
+        OSError: no file can be written here.
+    """
+    with _in_words(path):
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder: name a file")
+        if path.exists():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(f"{path} is there already and read-only: name another file")
+            return Path(os.path.realpath(path)) if path.is_file() else path
+        target = Path(os.path.realpath(path))
+        if target.is_symlink():
+            raise OSError(f"{path} is a link that leads to itself: name a file")
+        folder = target.parent
+        if path.is_symlink() and not folder.is_dir():
+            raise FileNotFoundError(
+                f"{path} is a link to {target}, whose folder is not there: name a file, or make it"
+            )
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise NotADirectoryError(f"{path} cannot be written: {folder} is no folder")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{path} cannot be written: {folder} is read-only: name a file in another folder")
+    return target
 
 
 @contextmanager
@@ -55,10 +95,69 @@ def whole_folder(folder: Path) -> Iterator[Path]:
         raise
     try:
         if folder.is_dir():
+            with suppress(PermissionError):
+                _make_alike(temporary, folder)
             folder.rmdir()  # it is empty
         os.replace(temporary, folder)
     except OSError as error:
         raise OSError(f"{folder} cannot be made: {error}; all that belongs there is in {temporary}") from error
+
+
+def _is_replaceable(target: Path) -> bool:
+    """Whether a new file may take the place of what is there, if anything is."""
+    return not target.exists() or (target.is_file() and _stream(target) is None)
+
+
+def _put(temporary: Path, target: Path) -> None:
+    """The content of a file at its target: as the file itself, or else written into what is there."""
+    if _is_replaceable(target):
+        with suppress(OSError):
+            if target.exists():
+                _make_alike(temporary, target)
+            os.replace(temporary, target)
+            return
+    stream = _stream(target)
+    if stream is not None:
+        for text in filter(None, (sys.stdout, sys.stderr)):
+            text.flush()
+    # A stream is not closed: more is written to it.
+    with (
+        temporary.open("rb") as content,
+        open(target if stream is None else stream, "wb", closefd=stream is None) as to,
+    ):
+        shutil.copyfileobj(content, to)
+
+
+def _stream(path: Path) -> int | None:
+    """Standard output or error, where a path leads to it: opened anew, what is written next would overwrite what is written here."""
+    for stream in (1, 2):
+        with suppress(OSError):  # it is closed
+            if os.path.samestat(os.fstat(stream), path.stat()):
+                return stream
+    return None
+
+
+def _make_alike(new: Path, there: Path) -> None:
+    """Give a file or folder owner and permissions of another.
+
+    Raises:
+        PermissionError: the owner may not be given.
+    """
+    is_own, owned = new.stat(), there.stat()
+    if (is_own.st_uid, is_own.st_gid) != (owned.st_uid, owned.st_gid):
+        os.chown(new, owned.st_uid, owned.st_gid)
+    shutil.copymode(there, new)
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """Errors of the system name the file that was asked for, not one that stands for it for a while."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise type(error)(f"{path} cannot be written: {error.strerror}") from error
 
 
 def _beside(path: Path) -> Path:

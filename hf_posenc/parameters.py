@@ -1,6 +1,10 @@
 """Which parameters of a model belong to its position schemes."""
 
+from typing import Any
+
 from torch import nn
+
+from .inside import module_inside
 
 
 class Parameters(dict[str, nn.Parameter]):
@@ -12,7 +16,7 @@ class Parameters(dict[str, nn.Parameter]):
         return f"{numbers:,} position parameters" + "".join(lines)
 
 
-def position_parameters(model: nn.Module) -> Parameters:
+def position_parameters(model: Any) -> Parameters:
     """The parameters that the position schemes added to a model, by their full name.
 
     The stock table of absolute positions is not among them where it belongs to the checkpoint. Useful for learning-rate
@@ -22,8 +26,9 @@ def position_parameters(model: nn.Module) -> Parameters:
     original beside them.
 
     Args:
-        model: any module that contains variants, a PEFT model too.
+        model: any module that contains variants, a PEFT model too; or a pipeline, whose model is meant.
     """
+    model = module_inside(model)
     wrappers = [
         module for module in model.modules() if {"original_module", "modules_to_save"} <= module._modules.keys()
     ]
@@ -38,14 +43,14 @@ def position_parameters(model: nn.Module) -> Parameters:
     )
 
 
-def freeze_all_but_positions(model: nn.Module) -> int:
+def freeze_all_but_positions(model: Any) -> int:
     """Leave nothing to train but the position parameters.
 
     A new head is frozen too: `model.classifier.requires_grad_(True)` thaws it. Parameters of stock, the table of absolute
     positions among them, are no position parameters here.
 
     Args:
-        model: any module that contains variants.
+        model: any module that contains variants; or a pipeline.
 
     Returns:
         Number of position parameters, which are all that is trained now.
@@ -53,6 +58,7 @@ def freeze_all_but_positions(model: nn.Module) -> int:
     Raises:
         ValueError: there are none.
     """
+    model = module_inside(model)
     parameters = position_parameters(model).values()
     if not parameters:
         raise ValueError(

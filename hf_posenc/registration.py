@@ -8,8 +8,10 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -33,6 +35,8 @@ logger = logging.get_logger(__name__)
 ENTRY_POINTS = "hf_posenc.schemes"
 # Where the names of `hf_posenc.scheme` are beside a checkpoint.
 SIBLINGS = (base, flags, relative_positions)
+# The names of modules that were run beside checkpoints, without their digests.
+FROM_CHECKPOINT = f"{base.__package__}.from_checkpoint_"
 # What every environment has in which a checkpoint with the file can be loaded; transformers requires numpy.
 TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
 # What no flag may be called, and why.
@@ -63,8 +67,8 @@ def register_scheme(scheme: type[PositionScheme]) -> type[PositionScheme]:
 
     Raises:
         TypeError: no such subclass.
-        ValueError: something is missing or wrong (the message names it), the class has no file, its file imports what a
-            checkpoint cannot bring, or another scheme has the name.
+        ValueError: something is missing or wrong (the message names it), the class has no file, the file was changed since it
+            was imported or imports what a checkpoint cannot bring, or another scheme has the name.
     """
     _check(scheme)
     return schemes.register(scheme, _source(scheme))
@@ -85,9 +89,9 @@ def register_files(paths: Iterable[str | Path]) -> list[type[PositionScheme]]:
 
 
 def _register_file(path: Path) -> list[type[PositionScheme]]:
-    text = path.read_text(encoding="utf-8")
+    content = path.read_bytes()
     # Two files of one name are two modules; the text tells a file that was changed.
-    module = _run(path, f"hf_posenc_scheme_{_digest(str(path) + text)}_{path.stem}")
+    module = _run(path, content, f"hf_posenc_scheme_{_digest(str(path).encode() + content)}_{path.stem}")
     found = _schemes_in(module)
     if not found:
         raise ValueError(f"{path} defines no position scheme: no subclass of AttentionScheme or EmbeddingScheme")
@@ -104,17 +108,20 @@ def _schemes_in(module: ModuleType) -> list[type[PositionScheme]]:
     return [cls for cls in classes if cls.__module__ == module.__name__ and "name" in vars(cls)]
 
 
-def _run(path: Path, name: str) -> ModuleType:
-    """A file as a module of a name; what was run under it is not run again."""
+def _run(path: Path, content: bytes, name: str) -> ModuleType:
+    """A file as a module of a name; what was run under it is not run again.
+
+    Its content is compiled as it is: what Python has compiled before (`__pycache__`) may be of another one of the same second.
+    """
     if name in sys.modules:
         return sys.modules[name]
-    specification = importlib.util.spec_from_file_location(name, path)
-    if specification is None:
+    if path.suffix != ".py":
         raise ValueError(f"{path} is no Python file")
+    specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
     try:
-        specification.loader.exec_module(module)
+        exec(specification.loader.source_to_code(content, path), vars(module))
     except Exception as error:
         del sys.modules[name]
         if isinstance(error, (ValueError, TypeError)):
@@ -123,8 +130,23 @@ def _run(path: Path, name: str) -> ModuleType:
     return module
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _text(path: Path, content: bytes) -> str:
+    """The text of a Python file, without a byte order mark and with its lines ended as here.
+
+    Raises:
+        ValueError: it is no text in UTF-8, which it has to be beside a checkpoint.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+    if encoding not in ("utf-8", "utf-8-sig"):
+        raise ValueError(f"{path} says that its encoding is {encoding}: save it as UTF-8, and say nothing")
+    return io.TextIOWrapper(io.BytesIO(content), encoding).read()
 
 
 def register_entry_points() -> None:
@@ -227,7 +249,29 @@ def _source(scheme: type[PositionScheme]) -> Source:
     siblings = {file.stem for file in Path(base.__file__).parent.glob("*.py")}
     if path.stem in siblings:
         raise ValueError(f"{path} has the name of a file of hf_posenc that lies beside every checkpoint; rename it")
-    return Source(path, travelling(path.read_text(encoding="utf-8"), path))
+    content = path.read_bytes()
+    _check_unchanged(scheme, path, content)
+    return Source(path, travelling(_text(path, content), path))
+
+
+def _check_unchanged(scheme: type[PositionScheme], path: Path, content: bytes) -> None:
+    """Raise ValueError unless a scheme's class was defined by what its file holds now: checkpoints would carry what never ran."""
+    code, module = scheme._code_of_file, scheme.__module__
+    if code is None:
+        raise ValueError(f"{scheme.__qualname__} must be defined while {path} is imported, and was defined later")
+    to_code = getattr(getattr(sys.modules.get(module), "__loader__", None), "source_to_code", None)
+    if to_code is None:
+        return  # as pytest's, which rewrites what it imports
+    try:
+        same = to_code(content, path) == code
+    except (SyntaxError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{path} is not what it was when {scheme.__qualname__} was defined, and checkpoints would carry what never ran: import it anew, "
+            f"by importlib.reload({module}) or in another process, and register the new class (where Python does not see the change, delete "
+            "__pycache__ beside the file)"
+        )
 
 
 def travelling(text: str, path: Path) -> str:
@@ -314,7 +358,8 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
         keywords: of `from_pretrained`.
 
     Raises:
-        ValueError: they are not, and its code is not trusted; or another scheme has the name of one.
+        ValueError: they are not, and its code is not trusted; or another scheme has the name of one, of the package or of another
+            checkpoint.
     """
     files = entries.get(SCHEME_FILES)
     for name, reference in files.items() if isinstance(files, dict) else ():
@@ -343,19 +388,26 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
         )
         if name not in SCHEMES:
             _register_beside(Path(file), name, cls)
-        elif file is not None and Path(file).read_text(encoding="utf-8") != SOURCES[name].text:
-            logger.warning_once(
-                f"{place} brings another text of the position_scheme {name!r} in {module}.py than {SOURCES[name].path}, which is "
-                "registered and used: where they compute something else, its outputs are others."
+            continue
+        if file is None or _text(Path(file), Path(file).read_bytes()) == SOURCES[name].text:
+            continue
+        if SCHEMES[name].__module__.startswith(FROM_CHECKPOINT):
+            raise ValueError(
+                f"{place} brings a position_scheme {name!r} in {module}.py with another text than {SOURCES[name].path}, which was loaded "
+                "before: a process can have one of them; load the other in a process of its own"
             )
+        logger.warning_once(
+            f"{place} brings another text of the position_scheme {name!r} in {module}.py than {SOURCES[name].path}, which is "
+            "registered and used: where they compute something else, its outputs are others."
+        )
 
 
 def _register_beside(file: Path, name: str, cls: str) -> None:
     """Register a scheme from the file that lies beside a checkpoint, which imports its siblings: here, those of this package."""
-    text = file.read_text(encoding="utf-8")
-    module = _run(file, f"{base.__package__}.from_checkpoint_{_digest(text)}")
+    content = file.read_bytes()
+    module = _run(file, content, f"{FROM_CHECKPOINT}{_digest(content)}")
     scheme = getattr(module, cls, None)
     _check(scheme)
     if scheme.name != name:
         raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
-    schemes.register(scheme)
+    schemes.register(scheme, Source(file.absolute(), _text(file, content)))

@@ -31,6 +31,10 @@ VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
     for module in (_modeling(family),)
     for name in (f"{family.prefix}{head}" for head in dict.fromkeys(family.heads.values()))
 }
+# The base models among these.
+BASE_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
+    stock: variant for stock, variant in VARIANT_MODELS.items() if variant.position_classes.model is variant
+}
 # The other way round.
 STOCK_CONFIGS: dict[type[PositionConfigMixin], type[PreTrainedConfig]] = {v: s for s, v in VARIANT_CONFIGS.items()}
 STOCK_MODELS: dict[type[PosencPreTrainedModel], type[PreTrainedModel]] = {v: s for s, v in VARIANT_MODELS.items()}
@@ -84,8 +88,10 @@ def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     named = {cls.__name__: cls for cls in classes if cls.config_class is type(config)}
     names = config.architectures or ()
     for name in names:
-        if name in named:
-            return named[name]
+        # A stock head with a variant in it is loaded as the variant of the head.
+        for own in (name, f"Posenc{name}"):
+            if own in named:
+                return named[own]
     if names and classes is VARIANT_MODELS:
         raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(named)}")
     return next(cls for name, cls in named.items() if name.endswith(f"{family.prefix}Model"))

@@ -3,10 +3,12 @@
 trainer = PositionTrainer(model=model, args=TrainingArguments("out"), train_dataset=data, position_learning_rate=0.05)
 """
 
+import math
+from numbers import Real
 from typing import Any
 
 import torch
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
 from .modeling.scheme import SmallPositionLinear
@@ -20,6 +22,21 @@ logger = logging.get_logger(__name__)
 VISIBLE = 0.05
 
 
+def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
+    """Raise TypeError or ValueError for what is no learning rate; None is none and may be.
+
+    NaN would train without an error, and make every parameter that it applies to NaN in the first step.
+    """
+    if rate is None:
+        return
+    if isinstance(rate, bool) or not isinstance(rate, Real):
+        raise TypeError(f"{name} must be a number, got {rate!r} of type {type(rate).__name__}")
+    if not math.isfinite(rate):
+        raise ValueError(f"{name} must be a finite number, got {rate}")
+    if rate < 0:
+        raise ValueError(f"{name} must not be negative, got {rate}")
+
+
 class PositionTrainer(Trainer):
     """The standard `Trainer`; tables and biases of position schemes have a learning rate of their own.
 
@@ -30,14 +47,18 @@ class PositionTrainer(Trainer):
         position_learning_rate: their rate; by default `args.position_learning_rate` where there is one, and otherwise that of
             all others, with a warning where it would leave tables that start at zero near zero.
         args, kwargs: as `Trainer` takes them.
+
+    Raises:
+        TypeError: the rate is no number.
+        ValueError: it is negative, infinite or NaN.
     """
 
     def __init__(self, *args: Any, position_learning_rate: float | None = None, **kwargs: Any):
+        check_rate(position_learning_rate)
         super().__init__(*args, **kwargs)
         if position_learning_rate is None:
             position_learning_rate = getattr(self.args, "position_learning_rate", None)
-        if position_learning_rate is not None and position_learning_rate < 0:
-            raise ValueError(f"position_learning_rate must not be negative, got {position_learning_rate}")
+            check_rate(position_learning_rate)
         self.position_learning_rate = position_learning_rate
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
@@ -90,8 +111,10 @@ def move_to_own_groups(
     Each group that holds some of them is split in two, so that whatever else Trainer grouped by stays apart.
 
     Raises:
-        ValueError: the optimizer lacks one that is to be trained.
+        TypeError: the rate is no number.
+        ValueError: the rate is negative, infinite or NaN; or the optimizer lacks a parameter that is to be trained.
     """
+    check_rate(learning_rate)
     wanted = {id(parameter) for parameter in parameters.values() if parameter.requires_grad}
     for group in list(optimizer.param_groups):
         own = [parameter for parameter in group["params"] if id(parameter) in wanted]
@@ -115,7 +138,10 @@ def warn_of_tables_that_stay(model: torch.nn.Module, learning_rate: float, steps
     started = [name for name, parameter in tables_and_biases(model).items() if not parameter.detach().any()]
     farthest = learning_rate * steps / 2
     if started and farthest < VISIBLE:
-        is_added = any(scheme.uses_table for scheme in model.config.schemes.values())
+        # The model may hold variants: a module of the user's own, an encoder-decoder.
+        models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
+        variants = [part for part in models if hasattr(part, "position_classes")]
+        is_added = any(scheme.uses_table for part in variants for scheme in part.config.schemes.values())
         suited = (
             "beside absolute, from 0.001 (deberta) to 0.01 (t5)" if is_added else "from 0.01 (deberta) to 0.1 (t5)"
         )

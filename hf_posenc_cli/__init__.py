@@ -106,7 +106,7 @@ def inspect(
     """Say what a model's positions are.
 
     Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
-    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
+    hf_posenc. Reads the configs and, where weights are here, the names in them: no numbers, and no code that lies beside them.
     """
     from hf_posenc.inspection import descriptions
 
@@ -318,11 +318,10 @@ def compare(
     """Measure how far a conversion agrees with its original."""
     out = _instead_of("--report", report, out)
     from hf_posenc.conversion import compare
-    from hf_posenc.conversion.writing import check_report
-    from hf_posenc.files import write_whole
+    from hf_posenc.files import check_file, write_whole
 
     if out is not None:
-        check_report(out)
+        check_file(out)
     found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
     if out is not None:
         write_whole({out: found.to_json()})
@@ -382,14 +381,16 @@ def report(
         list[str],
         typer.Argument(help="Folders or names on the Hub, side by side; NAME=MODEL gives one a name of your own."),
     ],
-    out: Annotated[Path, typer.Option(help="The page to write; the numbers go beside it as .json.")],
+    out: Annotated[
+        Path, typer.Option(help="The page to write; the numbers go to PAGE.json, such as report.html.json.")
+    ],
     figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
     text: Text = None,
 ) -> None:
     """Write a page about what positions do in models.
 
     Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
-    as JSON beside it. Needs the extra `analysis`.
+    as JSON beside it, which replace nothing but the numbers of another report. Needs the extra `analysis`.
     """
     from hf_posenc import analysis
 
@@ -414,6 +415,16 @@ def split_scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
     return kept, files
 
 
+def check_not_empty(arguments: list[str]) -> None:
+    """Raise what typer raises for wrong usage where an argument is empty: as a path, it would be the folder that one is in."""
+    for before, argument in zip(["", *arguments], arguments):
+        option, has_value, value = argument.partition("=")
+        if not argument.strip() or (option.startswith("--") and has_value and not value.strip()):
+            option = option.strip() or before
+            what = f"Option '{option}'" if option.startswith("--") else "An argument"
+            raise typer.BadParameter(f"{what} is empty: name what belongs there, or leave it out.")
+
+
 def _register_schemes(files: list[str]) -> None:
     """Register the schemes of files, and give `convert` the flags of all schemes that are not in flags.json."""
     if not files and not entry_points(group="hf_posenc.schemes"):
@@ -435,6 +446,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Options with underscores, as configs and scripts have them, are the same options.
     arguments = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments]
     try:
+        check_not_empty(arguments)
         arguments, files = split_scheme_files(arguments)
         _register_schemes(files)
         code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)

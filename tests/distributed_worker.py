@@ -57,6 +57,18 @@ EVERY_SCHEME = {name: Case(name) for name in SCHEMES}
 EVERY_COMBINE = {f"absolute+t5, {combine}": again("absolute+t5", combine) for combine in COMBINE}
 DDP = EVERY_SCHEME | EVERY_COMBINE
 DDP_CHECKPOINTED = {name: DDP[name] for name in ("tupe", "transformer_xl", "absolute+t5, gate")}
+# What several layers share stops DDP there; what a layer has for itself, and constants, do not.
+DDP_STOPPED = {
+    **{name: EVERY_SCHEME[name] for name in ("t5", "deberta", "tupe")},
+    "fire for all layers": Case("fire", {"position_per_layer": False}),
+    "absolute, again": again("absolute", "add"),
+    "learned sinusoids, again": Case("sinusoidal", {"position_every_layer": True, "position_learn_amplitude": True}),
+}
+DDP_NOT_STOPPED = {
+    **{name: EVERY_SCHEME[name] for name in ("relative", "cable")},
+    "t5 by layer": Case("t5", {"position_per_layer": True}),
+    "sinusoidal, again": again("sinusoidal", "add"),
+}
 # Parameters of the encoder, of a layer, and of both; what is computed from the word embeddings' width.
 SHARDED = {name: EVERY_SCHEME[name] for name in ("absolute", "t5", "relative", "kerple", "tupe", "deberta")}
 FSDP = (
@@ -154,6 +166,11 @@ def replicate_packed(model: nn.Module) -> nn.Module:
 def replicate_checkpointed(model: nn.Module) -> nn.Module:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return replicate(model)
+
+
+def replicate_checkpointed_reentrantly(model: nn.Module, static_graph: bool = False) -> nn.Module:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    return DistributedDataParallel(model, static_graph=static_graph)
 
 
 def shard(model: nn.Module, mixed_precision: str = "no", **settings) -> nn.Module:
@@ -299,6 +316,8 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
     return {
         **steps("ddp", DDP, replicate),
         **steps("ddp, checkpointed", DDP_CHECKPOINTED, replicate_checkpointed),
+        **steps("ddp, reentrant", DDP_STOPPED | DDP_NOT_STOPPED, replicate_checkpointed_reentrantly),
+        **steps("ddp, reentrant, static", DDP_STOPPED, partial(replicate_checkpointed_reentrantly, static_graph=True)),
         **other("ddp, unused parameter", {"t5": EVERY_SCHEME["t5"]}, unused_parameter),
         **steps("fsdp", FSDP, shard),
         **steps("fsdp, checkpointed", FSDP_CHECKPOINTED, shard_checkpointed),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import peft
@@ -525,6 +526,35 @@ def test_two_adapters_of_transformers_have_positions_each(tmp_path):
     assert error(output(model), outputs["first"]) <= TOLERANCE
 
 
+def test_transformers_own_methods_need_the_peft_that_it_names_and_loading_does_not(tmp_path):
+    from transformers.integrations.peft import MIN_PEFT_VERSION as wanted
+
+    if Version(transformers.__version__) < Version(LOADS_MODULES_TO_SAVE):
+        pytest.skip(f"before {LOADS_MODULES_TO_SAVE}, adapters with positions are not loaded")
+    base = saved_base(tmp_path / "base", "absolute+t5")
+    trained = trained_adapter(base)
+    trained.save_pretrained(tmp_path / "adapter")
+    model = AutoModel.from_pretrained(base)
+    before = output(model)
+    model.load_adapter(str(tmp_path / "adapter"))
+    assert error(output(model), output(trained)) <= TOLERANCE < error(output(model), before)
+    methods = {
+        "set_adapter": ("default",),
+        "active_adapters": (),
+        "disable_adapters": (),
+        "enable_adapters": (),
+        "save_pretrained": (tmp_path / "again",),
+        "delete_adapter": ("default",),
+    }
+    calls = [partial(getattr(model, name), *arguments) for name, arguments in methods.items()]
+    for call in (partial(AutoModel.from_pretrained(base).add_adapter, LoraConfig()), *calls):
+        if Version(peft.__version__) < Version(wanted):
+            with pytest.raises(ValueError, match=f"version of PEFT .* >= {wanted}"):
+                call()
+        else:
+            call()
+
+
 class TestAutoClasses:
     """Of PEFT: an adapter leads to the variant that it was trained on."""
 
@@ -735,6 +765,19 @@ def test_lora_on_the_table_of_absolute_positions(scheme, family, tmp_path):
     again = PeftModel.from_pretrained(build(scheme, family), tmp_path).eval()
     assert error(again(**batch)[0], expected) < 10 * TOLERANCE
     assert error(again.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "scheme, flags", [("sinusoidal", {}), ("absolute", {"position_combine": "concat", "position_width": 8})]
+)
+def test_lora_on_the_word_embeddings(scheme, flags):
+    model, batch = build(scheme, **flags), inputs()
+    before = model(**batch)[0]
+    adapted = get_peft_model(model, LoraConfig(target_modules=["word_embeddings"], r=4))
+    fill_lora(adapted)
+    expected = adapted.eval()(**batch)[0]
+    assert error(expected, before) > 1e-2
+    assert error(adapted.merge_and_unload()(**batch)[0], expected) < 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("scheme", ["absolute", "sinusoidal", "sinusoidal+tupe"])

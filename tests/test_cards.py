@@ -1,5 +1,6 @@
 """A card says what a variant is and what was measured; every figure in it equals the results it came from."""
 
+import ast
 import copy
 import json
 import math
@@ -261,6 +262,45 @@ class TestText:
             with torch.no_grad():
                 got = aligned(names["model"]).eval()(**inputs()).logits
                 assert (got - model(**inputs()).logits).abs().max() < 1e-6
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "echo `date`",
+            "a\n```\n## Injected\n```bash",
+            "a\r```\r## Injected",
+            "````\n## Injected\n```",
+            "~~~\n`````` x",
+            "a\n\n</pre>\n# b",
+        ],
+    )
+    @pytest.mark.parametrize("which", ["command", "regenerate"])
+    def test_no_command_leaves_its_block(self, which, command):
+        results = Results.from_json({"command": command if which == "command" else "python train.py"})
+        card = make_card(variant(), results, "me/x", command if which == "regenerate" else "hf-posenc card .")
+        blocks = re.findall(r"^(`{3,})bash\n(.*?)\n\1$", card.text, re.MULTILINE | re.DOTALL)
+        [fence] = [fence for fence, text in blocks if text == command]
+        assert fence not in command
+        before, after = card.text.split(f"{fence}bash\n{command}\n{fence}\n")
+        assert [line for line in (before + after).splitlines() if line.startswith("## ")] == [
+            f"## {s}" for s in SECTIONS
+        ]
+
+    @pytest.mark.parametrize("name", ['a"b', "a\\", "a\n```\n# b", "it's <b>"])
+    def test_no_name_leaves_its_string(self, name):
+        """That of a folder, where no other is given."""
+        card = make_card(variant(), repo_id=name)
+        blocks = re.findall(r"^```python\n(.*?)^```$", card.text, re.MULTILINE | re.DOTALL)
+        assert len(blocks) == 2
+        for block in blocks:
+            calls = [node for node in ast.walk(ast.parse(block)) if isinstance(node, ast.Call) and node.args]
+            assert [ast.literal_eval(call.args[0]) for call in calls] == [name, name]
+
+    @pytest.mark.parametrize("entry", ["command", "data", "machine"])
+    def test_a_mark_of_ours_in_the_results_is_refused(self, entry):
+        """The card could not be read again."""
+        with pytest.raises(ValueError, match="the results hold a comment by which cards are marked"):
+            make_card(variant(), Results.from_json({entry: "x <!-- hf_posenc: end --> y"}))
 
     def test_tells_no_paths_of_this_machine(self, card):
         assert str(Path.home()) not in card.content and str(Path(hf_posenc.__file__).parent) not in card.content

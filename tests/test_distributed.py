@@ -88,6 +88,18 @@ def test_replicas_train_with_gradient_checkpointing(name, measured):
     assert_trained_as_one(measured[f"ddp, checkpointed: {name}"])
 
 
+@pytest.mark.parametrize("name", worker.DDP_NOT_STOPPED)
+def test_replicas_train_with_reentrant_checkpointing(name, measured):
+    assert_trained_as_one(measured[f"ddp, reentrant: {name}"])
+
+
+@pytest.mark.parametrize("name", worker.DDP_STOPPED)
+def test_replicas_that_reentrant_checkpointing_would_stop_say_so_and_train_with_a_static_graph(name, measured):
+    for result in measured[f"ddp, reentrant: {name}"]:
+        assert "ValueError" in result["error"] and "use_reentrant=False" in result["error"]
+    assert_trained_as_one(measured[f"ddp, reentrant, static: {name}"])
+
+
 def test_an_unused_parameter_would_have_been_noticed(measured):
     for result in measured["ddp, unused parameter: t5"]:
         assert "parameters that were not used" in result["error"]

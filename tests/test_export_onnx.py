@@ -47,23 +47,22 @@ def stock(family: str) -> torch.nn.Module:
 
 
 def check(model: torch.nn.Module, folder: Path, longest: int = 85) -> "onnx.ModelProto":
-    """Export, and compare at other shapes than the exporter does."""
+    """Export, and compare at other shapes than the exporter does, with padding on either side, and at it: heads may read it."""
     file = folder / "model.onnx"
     made = exporting.export_model(model, file)
+    if hasattr(model.config, "unpad"):
+        model.config.unpad = False
     session = onnxruntime.InferenceSession(file)
     for batch, length in ((1, 1), (1, 3), (2, 8), (4, 9), (5, 33), (2, longest)):
         length = min(length, made.longest or length)
-        inputs = exporting._example(model, batch, length, seed=7)
-        with torch.no_grad():
-            expected = model(**inputs)
-        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-        attended = inputs["attention_mask"].bool()
-        for name, output in zip(made.outputs, map(torch.from_numpy, found), strict=True):
-            one = expected[name]
-            assert one.shape == output.shape
-            if one.shape[: attended.dim()] == attended.shape:
-                one, output = one[attended], output[attended]
-            assert (one - output).abs().max() < TOLERANCE, (name, batch, length)
+        for side in ("right", "left"):
+            inputs = exporting._example(model, batch, length, seed=7, side=side)
+            with torch.no_grad():
+                expected = model(**inputs)
+            found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+            for name, output in zip(made.outputs, map(torch.from_numpy, found), strict=True):
+                assert expected[name].shape == output.shape
+                assert (expected[name] - output).abs().max() < TOLERANCE, (name, batch, length, side)
     return onnx.load(file)
 
 
@@ -79,9 +78,34 @@ def test_variants(family, scheme, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["absolute", "t5", "relative", "deberta", "rope"])
-def test_windows(scheme, tmp_path):
-    check(tiny.build(scheme, position_window=5, position_global_every=2), tmp_path)
+@pytest.mark.parametrize("buckets, max_distance", [(8, 16), (7, 21), (16, 28)])
+def test_rows_of_deberta_from_the_largest_distance_on(buckets, max_distance, tmp_path):
+    types = ["c2p", "p2c", "p2p"]
+    flags = {"position_buckets": buckets, "position_max_distance": max_distance, "position_attention_types": types}
+    check(tiny.build("deberta", **flags), tmp_path, longest=3 * max_distance)
+
+
+@pytest.mark.slow
+@tiny.cross(
+    scheme=["absolute", "t5", "relative", "deberta", "rope", "tupe", "fire", "cable"],
+    head=["Model", "ForSequenceClassification", "ForTokenClassification"],
+    family=tiny.FAMILIES,
+    window=[5, 30],
+    strength=1,
+)
+def test_windows(scheme, head, family, window, tmp_path):
+    check(tiny.build(scheme, family, head=head, position_window=window, position_global_every=2), tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["t5", pytest.param("relative", marks=pytest.mark.slow)])
+def test_a_head_reads_padding_that_a_window_keeps_from_all_tokens(scheme, tmp_path):
+    flags = {
+        "head": "ForSequenceClassification",
+        "position_window": 4,
+        "position_global_every": 0,
+        "num_hidden_layers": 1,
+    }
+    check(tiny.build(scheme, **flags), tmp_path)
 
 
 @pytest.mark.slow
@@ -171,11 +195,16 @@ def test_what_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
     assert "exporting needs no_such_library: pip install 'hf_posenc[export]'" in error
 
 
-def test_nothing_is_written_where_results_differ(tmp_path, monkeypatch):
-    def without_bias(query, key, terms, mask):
-        return None
-
-    monkeypatch.setattr(exporting, "_score_bias", without_bias)
+@pytest.mark.parametrize(
+    "name, other",
+    [
+        ("_score_bias", lambda query, key, terms, mask: None),
+        # Padding then attends to words: it is read from the left alone, by the head.
+        ("_with_padding", lambda output, value, words: output),
+    ],
+)
+def test_nothing_is_written_where_results_differ(name, other, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, name, other)
     with pytest.raises(ValueError, match="computes another logits than PyTorch"):
         exporting.export_model(deberta_v2(), tmp_path / "model.onnx")
     assert not [*tmp_path.iterdir()]
@@ -192,3 +221,16 @@ def test_an_export_that_fails_is_one_line_and_leaves_the_model_as_it_was(tmp_pat
         exporting.export_model(model, tmp_path / "model.onnx")
     assert model.config._attn_implementation == "eager"
     assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_there_is_not_replaced(tmp_path, device):
+    """A file, and a device, which gets the model and stays what it is."""
+    stock("bert").save_pretrained(tmp_path / "model")
+    (tmp_path / "null").symlink_to(device(3))
+    exporting.export(tmp_path / "model", tmp_path / "null")
+    assert (tmp_path / "null").is_symlink() and not (tmp_path / "null").is_file()
+    (tmp_path / "a").write_text("mine")
+    for path, said in ((tmp_path / "a", "exists"), (tmp_path / "a" / "b", "is no folder"), (tmp_path, "is a folder")):
+        with pytest.raises(OSError, match=said):
+            exporting.export("no/model", path)
+    assert (tmp_path / "a").read_text() == "mine"

@@ -49,7 +49,8 @@ from transformers import (
 import hf_posenc
 from hf_posenc import registry, train_positions
 from hf_posenc.hub.pushing import HubError, push
-from hf_posenc.inspection import auto_class
+from hf_posenc.inspection import auto_class, load_config
+from hf_posenc.integrations import onnx
 from hf_posenc.modeling.schemes import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 from hf_posenc.registration import register_files
@@ -402,6 +403,37 @@ class TestPush:
                 AutoModel.from_pretrained(repo)
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
             assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
+
+    def test_the_file_of_a_scheme_is_the_folder_s(self, hub, tmp_path, schemes_of_the_package):
+        """... whatever is registered since: the weights belong to it."""
+        file = tmp_path / "key_decay.py"
+        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        register_files([file])
+        model = build("absolute+key_decay")
+        model.save_pretrained(tmp_path / "saved")
+        file.write_text(file.read_text().replace("log1p", "sqrt"), encoding="utf-8")
+        register_files([file])
+        push(tmp_path / "saved", "me/scheme-of-the-folder")
+        files = hub.repositories["me/scheme-of-the-folder"].files()
+        for path in tmp_path.glob("saved/*.py"):
+            assert files[path.name] == path.read_bytes(), path.name
+        assert json.loads(files["config.json"]) == json.loads((tmp_path / "saved" / "config.json").read_text())
+        test_registration.forget()
+        loaded = AutoModel.from_pretrained("me/scheme-of-the-folder", trust_remote_code=True)
+        assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
+
+    def test_a_scheme_that_is_registered_from_another_file_is_said(self, hub, tmp_path, schemes_of_the_package):
+        file = tmp_path / "key_decay.py"
+        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        register_files([file])
+        build("absolute+key_decay").save_pretrained(tmp_path / "saved")
+        test_registration.forget()
+        register_files([file.rename(tmp_path / "renamed.py")])
+        with pytest.raises(
+            ValueError, match="'key_decay' as key_decay.KeyDecay, and it is registered as renamed.KeyDecay"
+        ):
+            push(tmp_path / "saved", "me/renamed")
+        assert "me/renamed" not in hub.repositories
 
     def test_keeps_the_card_that_is_there(self, hub, folder):
         (folder / "README.md").write_text("---\nlicense: mit\n---\nmine\n")
@@ -809,6 +841,24 @@ class TestFoldersOfSentenceTransformers:
         with pytest.raises((ValueError, OSError), match=said) as raised:
             push(folder, repo)
         assert "\n" not in str(raised.value) and repo not in hub.repositories
+
+
+def test_a_head_that_the_weights_on_the_hub_lack(hub, tmp_path, monkeypatch):
+    """Configs of base models name one: the weights decide, once they are here."""
+    for kind, model, head in (
+        ("stock", BertModel(stock_config()), "BertForMaskedLM"),
+        ("variant", build("absolute+t5"), "PosencBertForMaskedLM"),
+    ):
+        repo = f"me/headless-{kind}"
+        model.push_to_hub(repo)
+        entries = json.loads(hub.repositories[repo].files()["config.json"]) | {"architectures": [head]}
+        HfApi(endpoint=hub.url).upload_file(
+            path_or_fileobj=json.dumps(entries).encode(), path_in_repo="config.json", repo_id=repo
+        )
+        assert load_config(repo).architectures == [head], "nothing is fetched to look at it"
+        monkeypatch.setattr(onnx, "export_model", lambda model, out: model)
+        assert type(onnx.export(repo, tmp_path / "model.onnx")).__name__ == type(model).__name__
+        assert load_config(repo).architectures == [type(model).__name__]
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ What rounding the weights does is not looked at here: they are rounded in the mo
 
 import contextlib
 import copy
+import warnings
 
 import pytest
 import stock_models
@@ -31,6 +32,8 @@ KINDS = ("weights", "dynamic")
 # largest states of tokens up or down by chance (127.5 steps), which two ways to compute the same do not share.
 BFLOAT16, INT8 = 0.01, {"weights": 1e-4, "dynamic": 0.01}
 POSITIONS = 0.02
+# What rounding weights and states does, with one scale for the states of a batch.
+BY_TORCH = 0.06
 
 
 def build(scheme: str) -> nn.Module:
@@ -184,6 +187,44 @@ def test_int8_layers_of_deberta_get_no_rows_of_the_table_beside_the_states(monke
     with hf_posenc.cache_projections(False):
         states(model, inputs)
     assert {*seen} == {(4, SHORT), (1, 2 * SHORT - 1)}
+
+
+def quantize_by_torch(model: nn.Module, *kinds: type[nn.Module]) -> nn.Module:
+    """By PyTorch's own quantization, which puts other layers and tables in the place of these; their `weight` is a method."""
+    from torch.ao import quantization
+
+    configs = {
+        nn.Linear: quantization.default_dynamic_qconfig,
+        nn.Embedding: quantization.float_qparams_weight_only_qconfig,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        return quantization.quantize_dynamic(model, {kind: configs[kind] for kind in kinds})
+
+
+@tiny.cross(scheme=["bert", *ALL, "tupe+t5"], length=LENGTHS, unpad=[True, False], strength=1)
+def test_pytorchs_own_int8_layers_and_tables_are_called(scheme, length, unpad, packed):
+    inputs = batch(LENGTHS[length])
+    # Stock BERT wants token types: by default it looks them up with a view, which these tables refuse.
+    inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+    model = build_stock("bert") if scheme == "bert" else build(scheme)
+    model.config.unpad = unpad
+    before = states(model, inputs)
+    assert difference(states(quantize_by_torch(model, nn.Linear, nn.Embedding), inputs), before, inputs) < BY_TORCH
+
+    with_tables = quantize_by_torch(model, nn.Embedding)
+    exact, quantized = written_out(model), 0
+    for name, table in exact.named_modules():
+        if type(table) is nn.Embedding:
+            table.weight = nn.Parameter(with_tables.get_submodule(name).weight().dequantize())
+            quantized += 1
+    reads_table = scheme == "bert" or {"absolute", "tupe"} & {*scheme.split("+")}
+    assert quantized == (3 if reads_table else 2)
+    expected = states(exact, inputs)
+    for _ in range(2):
+        assert difference(states(with_tables, inputs), expected, inputs) < 1e-4
+    assert difference(before, expected, inputs) > 1e-3
+    assert bool(packed) == (unpad and scheme != "bert")
 
 
 @pytest.mark.slow

@@ -1,12 +1,15 @@
 """Training with a learning rate of its own for position parameters, as an importer of the package does it."""
 
+import numpy as np
 import pytest
-from tiny import build, variant_class, variant_config
-from transformers import TrainingArguments
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny import Sentences, build, stock_config, variant_class, variant_config
+from transformers import EncoderDecoderConfig, EncoderDecoderModel, TrainingArguments
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
-from hf_posenc.training import PositionTrainer
+from hf_posenc.training import PositionTrainer, move_to_own_groups
 
 
 @pytest.fixture
@@ -63,6 +66,71 @@ def test_the_rate_that_is_named_suits_the_scheme(scheme, rates, said, tmp_path):
     assert len(said) == 1 and f"from {rates} (t5)" in said[0]
 
 
-def test_a_negative_rate_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="position_learning_rate must not be negative, got -1"):
-        trainer(fresh("t5"), tmp_path, position_learning_rate=-1)
+class Holder(torch.nn.Module):
+    """A model of one's own, which has no config."""
+
+    def __init__(self, scheme: str):
+        super().__init__()
+        self.encoder, self.head = fresh(scheme), torch.nn.Linear(32, 2)
+
+    def forward(self, input_ids, attention_mask, labels):
+        logits = self.head(self.encoder(input_ids, attention_mask).pooler_output)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def encoder_decoder(scheme: str) -> EncoderDecoderModel:
+    decoder = stock_config(is_decoder=True, add_cross_attention=True, position_scheme="rope")
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(stock_config(position_scheme=scheme), decoder)
+    return EncoderDecoderModel(config)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rates"), [("t5", "0.01 (deberta) to 0.1"), ("absolute+t5", "0.001 (deberta) to 0.01")]
+)
+@pytest.mark.parametrize(
+    "make",
+    [Holder, encoder_decoder, lambda scheme: get_peft_model(fresh(scheme), LoraConfig(target_modules=["query"]))],
+)
+def test_models_that_hold_a_variant_are_told_too(make, scheme, rates, said, tmp_path):
+    trainer(make(scheme), tmp_path).create_optimizer_and_scheduler(100)
+    assert len(said) == 1 and f"from {rates} (t5)" in said[0]
+
+
+def test_a_model_that_holds_a_variant_is_trained_without_a_rate(said, tmp_path):
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=1, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True
+    )
+    model = Holder("absolute+t5")
+    PositionTrainer(model, arguments, train_dataset=Sentences()).train()
+    assert len(said) == 1 and model.encoder.encoder.relative_attention_bias.weight.any()
+
+
+NO_RATES = [
+    (float("nan"), ValueError, "must be a finite number, got nan"),
+    (float("inf"), ValueError, "must be a finite number, got inf"),
+    (-0.1, ValueError, "must not be negative, got -0.1"),
+    (True, TypeError, "must be a number, got True of type bool"),
+    ("0.1", TypeError, "must be a number, got '0.1' of type str"),
+    ([0.1], TypeError, r"must be a number, got \[0.1\] of type list"),
+]
+
+
+@pytest.mark.parametrize(("rate", "error", "message"), NO_RATES, ids=[str(rate) for rate, _, _ in NO_RATES])
+def test_what_is_no_rate_is_refused(rate, error, message, tmp_path):
+    model = fresh("t5")
+    with pytest.raises(error, match=f"position_learning_rate {message}"):
+        trainer(model, tmp_path, position_learning_rate=rate)
+    arguments = TrainingArguments(output_dir=str(tmp_path), report_to="none", use_cpu=True)
+    arguments.position_learning_rate = rate
+    with pytest.raises(error, match=f"position_learning_rate {message}"):
+        PositionTrainer(model=model, args=arguments)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(error, match=f"position_learning_rate {message}"):
+        move_to_own_groups(optimizer, position_parameters(model), rate)
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("rate", [None, 0, 0.0, 1, np.float32(0.1), np.float64(0.1)])
+def test_what_is_a_rate_is_taken(rate, tmp_path):
+    own = trainer(fresh("t5"), tmp_path, position_learning_rate=rate)
+    assert own.create_optimizer() is own.optimizer and own.position_learning_rate == rate

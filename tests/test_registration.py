@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import json
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -156,8 +158,17 @@ class TestRegistering:
 
     def test_two_files_of_one_name_cannot_lie_beside_one_checkpoint(self, key_decay, files):
         (files / "more").mkdir()
-        with pytest.raises(ValueError, match="rename it"):
-            register_files([define(files / "more", LEAST, "key_decay.py")])
+        register_files([define(files / "more", LEAST, "key_decay.py")])
+        build("mine"), build("key_decay")
+        with pytest.raises(
+            ValueError, match="cannot have both key_decay and mine: .*which have one name .*rename one"
+        ):
+            build("absolute+key_decay+mine")
+
+    def test_one_file_of_two_schemes_can(self, files, tmp_path):
+        register_files([define(files, LEAST + LEAST.replace("Mine", "Other").replace('"mine"', '"other"'))])
+        build("mine+other").save_pretrained(tmp_path / "saved")
+        assert (tmp_path / "saved" / "mine.py").is_file()
 
     def test_a_package_registers_by_its_entry_point(self, files, monkeypatch, said):
         class Entry(importlib.metadata.EntryPoint):
@@ -332,6 +343,138 @@ class TestRefused:
             register_files([files / "nowhere.py"])
 
 
+# Of a scheme: a function, a constant, a default, an attribute and a second class that it computes with.
+EDITED = """
+import torch
+from hf_posenc.scheme import AttentionScheme, PositionParameter, ones
+FACTOR = 1.0
+def shape(x, power=0.5):
+    return x**power
+class Base(AttentionScheme):
+    sign = -1  # a penalty
+    def add_layer_parameters(self, attention, config):
+        attention.recency = PositionParameter((attention.num_heads,), ones)
+class Recency(Base):
+    name, formula, paper, extrapolates = "recency", "f", "p", "yes"
+    def terms(self, context):
+        s = context.attention.recency()[:, None]
+        return [context.positions.bias(lambda r: self.sign * FACTOR * s * shape(r[..., None, :].abs().to(s.dtype)))]
+"""
+EDITS = {
+    "a method": ("FACTOR * s", "FACTOR * s * s"),
+    "a function": ("x**power", "x * power"),
+    "a constant": ("FACTOR = 1.0", "FACTOR = 2.0"),
+    "a default": ("power=0.5", "power=0.7"),
+    "a base class": ("sign = -1", "sign = +1"),
+    "an import": ("import torch", "import torch, math"),
+    "broken": ("class Recency", "class Recency ("),
+    "no encoding": ("\nimport torch", "# coding: klingon\nimport torch"),
+    "emptied": (EDITED, ""),
+}
+
+
+class TestFilesThatChange:
+    """A checkpoint carries what ran, or nothing is registered."""
+
+    @pytest.fixture
+    def imported(self, files, monkeypatch):
+        """The module of `EDITED`, imported as a user does."""
+        monkeypatch.setattr(sys, "dont_write_bytecode", False)
+        define(files, EDITED, "edited.py")
+        monkeypatch.delitem(sys.modules, "edited", raising=False)
+        yield importlib.import_module("edited")
+        sys.modules.pop("edited", None)
+
+    @staticmethod
+    def computes_as_saved(folder: Path) -> bool:
+        """Whether the file beside a checkpoint, run by itself, gives the outputs of the model that was saved."""
+        model = fill_positions(build("recency"))
+        model.save_pretrained(folder)
+        expected = output(model)
+        forget()
+        return torch.equal(output(AutoModel.from_pretrained(folder, trust_remote_code=True)), expected)
+
+    def test_a_file_as_it_was_imported_is_registered(self, imported, tmp_path):
+        register_scheme(imported.Recency)
+        assert self.computes_as_saved(tmp_path / "saved")
+
+    @pytest.mark.parametrize("edit", EDITS)
+    def test_one_that_was_edited_is_refused(self, edit, imported, files):
+        old, new = EDITS[edit]
+        define(files, EDITED.replace(old, new), "edited.py")
+        with pytest.raises(ValueError, match=r"edited.py is not what it was .*importlib.reload\(edited\)"):
+            register_scheme(imported.Recency)
+        assert "recency" not in SCHEMES
+
+    @pytest.mark.parametrize("edit", ["a constant", "a base class"])
+    def test_one_that_was_edited_after_it_was_registered_is_refused_too(self, edit, imported, files, tmp_path):
+        register_scheme(imported.Recency)
+        define(files, EDITED.replace(*EDITS[edit]), "edited.py")
+        with pytest.raises(ValueError, match="is not what it was"):
+            register_scheme(imported.Recency)
+        assert "FACTOR = 1.0" in SOURCES["recency"].text and "sign = -1" in SOURCES["recency"].text
+        assert self.computes_as_saved(tmp_path / "saved")
+
+    def test_imported_anew_it_is_registered_and_the_class_before_is_not(self, imported, files, tmp_path):
+        before = imported.Recency
+        define(files, EDITED.replace("FACTOR = 1.0", "FACTOR = 2.25"), "edited.py")
+        importlib.reload(imported)
+        with pytest.raises(ValueError, match="is not what it was"):
+            register_scheme(before)
+        register_scheme(imported.Recency)
+        assert "2.25" in SOURCES["recency"].text and self.computes_as_saved(tmp_path / "saved")
+
+    def test_what_python_takes_for_the_old_file_is_not_taken_for_the_new_one(self, imported, files, tmp_path):
+        """An edit of the same size in the same second: Python runs what it compiled before."""
+        file = files / "edited.py"
+        stamp = file.stat().st_mtime_ns
+        define(files, EDITED.replace("FACTOR = 1.0", "FACTOR = 2.0"), "edited.py")
+        os.utime(file, ns=(stamp, stamp))
+        importlib.reload(imported)
+        assert imported.FACTOR == 1.0
+        with pytest.raises(ValueError, match="delete __pycache__"):
+            register_scheme(imported.Recency)
+        [scheme] = register_files([file])
+        assert sys.modules[scheme.__module__].FACTOR == 2.0 and self.computes_as_saved(tmp_path / "saved")
+
+    def test_what_does_not_run_may_change(self, imported, files):
+        define(files, EDITED.replace("# a penalty", "# so much"), "edited.py")
+        register_scheme(imported.Recency)
+        assert "# so much" in SOURCES["recency"].text
+
+    def test_a_class_that_no_import_made_is_refused(self, imported):
+        late = type("Late", (imported.Recency,), {"name": "late", "__module__": "edited"})
+        with pytest.raises(ValueError, match="Late must be defined while .*edited.py is imported"):
+            register_scheme(late)
+
+    def test_a_module_that_is_rewritten_as_it_is_imported_is_registered(self, files, monkeypatch):
+        """As pytest rewrites its own: what ran is not what a plain import compiles."""
+        text = EDITED.replace("        s = context", "        assert self.name == 'recency'\n        s = context")
+        define(files, text, "test_edited.py")
+        monkeypatch.delitem(sys.modules, "test_edited", raising=False)
+        module = importlib.import_module("test_edited")
+        assert type(module.__loader__).__name__ == "AssertionRewritingHook"
+        register_scheme(module.Recency)
+        sys.modules.pop("test_edited")
+
+    @pytest.mark.parametrize("begin", [b"\xef\xbb\xbf", b"\xef\xbb\xbf# -*- coding: utf-8 -*-", b"# coding: utf-8"])
+    def test_a_byte_order_mark_stays_behind(self, begin, files, tmp_path):
+        (files / "marked.py").write_bytes(
+            begin + EDITED.replace("# a penalty", "# Größe").encode().replace(b"\n", b"\r\n")
+        )
+        register_files([files / "marked.py"])
+        assert self.computes_as_saved(tmp_path / "saved")
+        content = (tmp_path / "saved" / "marked.py").read_bytes()
+        assert content.startswith(begin.removeprefix(b"\xef\xbb\xbf")) and "Größe".encode() in content
+
+    def test_another_encoding_is_refused(self, files):
+        (files / "latin.py").write_bytes(
+            b"# coding: latin-1\n" + EDITED.replace("# a penalty", "# Größe").encode("latin-1")
+        )
+        with pytest.raises(ValueError, match="latin.py says that its encoding is iso-8859-1: save it as UTF-8"):
+            register_files([files / "latin.py"])
+
+
 def test_imports_become_those_of_siblings(tmp_path):
     text = """# Größe
 import math
@@ -436,6 +579,54 @@ class TestTravelling:
         file.write_text(file.read_text().replace("log1p", "sqrt"))
         AutoModel.from_pretrained(saved)
         assert any("another text of the position_scheme 'key_decay'" in line for line in said)
+
+    @pytest.fixture
+    def two(self, files, tmp_path) -> dict[Path, torch.Tensor]:
+        """Two checkpoints in folders of one name, each with a scheme of its own in a `mine.py`, and their outputs."""
+        made = {}
+        for name, power in (("first", 0.5), ("second", 1.5)):
+            (files / name).mkdir()
+            text = EDITED.replace('"recency"', f'"{name}"').replace("power=0.5", f"power={power}")
+            register_files([define(files / name, text, "mine.py")])
+            model = build(name)
+            model.save_pretrained(tmp_path / name / "checkpoint")
+            made[tmp_path / name / "checkpoint"] = output(model)
+            forget()
+        return made
+
+    def test_two_files_of_one_name_load_in_one_process(self, two, tmp_path):
+        models = {folder: AutoModel.from_pretrained(folder, trust_remote_code=True) for folder in two}
+        for folder, model in models.items():
+            assert torch.equal(output(model), two[folder])
+            again = tmp_path / "again" / folder.parent.name
+            model.save_pretrained(again)
+            for file in folder.iterdir():
+                assert (again / file.name).read_bytes() == file.read_bytes(), file.name
+
+    @pytest.mark.slow
+    def test_and_without_hf_posenc(self, two, tmp_path):
+        torch.save((inputs(), [*two.values()]), tmp_path / "outputs.pt")
+        code = f"""
+import torch
+from transformers import AutoModel
+tokens, expected = torch.load({str(tmp_path / "outputs.pt")!r})
+models = [AutoModel.from_pretrained(folder, trust_remote_code=True) for folder in {[*map(str, two)]!r}]
+print("differ by", max(float((model(**tokens)[0] - wanted).abs().max()) for model, wanted in zip(models, expected)))
+"""
+        said = run_fresh(code, tmp_path / "modules", plugin=False)
+        assert float(re.search(r"differ by (\S+)", said)[1]) < 1e-5
+
+    @pytest.mark.parametrize("trust", [True, False])
+    def test_two_schemes_of_one_name_do_not_stand_for_each_other(self, saved, tmp_path, trust):
+        other = shutil.copytree(saved, tmp_path / "other")
+        (other / "key_decay.py").write_text((saved / "key_decay.py").read_text().replace("log1p", "sqrt"))
+        forget()
+        expected = output(AutoModel.from_pretrained(saved, trust_remote_code=True))
+        with pytest.raises(
+            ValueError, match=rf"{other} brings .*another text than {saved}/key_decay.py.*process of its own"
+        ):
+            AutoModel.from_pretrained(other, trust_remote_code=trust)
+        assert torch.equal(output(AutoModel.from_pretrained(saved)), expected)
 
     def test_the_name_of_one_of_the_package_is_refused(self, saved):
         entries = json.loads((saved / "config.json").read_text())

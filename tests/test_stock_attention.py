@@ -130,6 +130,17 @@ def test_any_config_computes_as_eager(seed):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * max(float(g.norm()) for g in expected.values()))
 
 
+@pytest.mark.parametrize("sizes", [{"position_buckets": 8}, {"position_buckets": 7}, {"position_buckets": 0}], ids=str)
+def test_rows_beyond_the_largest_distance_are_those_of_transformers(sizes, blocks):
+    """Outputs and gradients of texts three times as long, in which every row of the table is read."""
+    model, inputs = build("v3", **sizes, max_relative_positions=16).double(), batch(48, "right")
+    (expected, wanted), (own, found) = (outputs_and_gradients(model, name, inputs) for name in ("eager", "sdpa"))
+    # Stock takes the root that it scales by in float32.
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * max(float(g.norm()) for g in wanted.values()))
+    assert blocks and found["encoder.rel_embeddings.weight"].any(-1).all()
+
+
 @pytest.mark.parametrize("case", ["v3", "v1", "own projections, few buckets"])
 def test_every_term_counts(case):
     inputs = batch(40)

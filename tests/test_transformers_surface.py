@@ -4,6 +4,7 @@ A new release that changes one of these breaks the test that names it.
 """
 
 import inspect
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from tiny import FAMILIES, STOCK_CONFIGS, heads, inputs, stock_config
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers.utils.hub import PushToHubMixin
 
 from hf_posenc import registry
 from hf_posenc.integrations import hooks as plugin
@@ -74,6 +76,40 @@ def configs_are_read_by_from_dict_and_get_config_dict(tmp_path, monkeypatch):
         and unused == {"foo": 1}
         and type(config) is transformers.BertConfig
     )
+
+
+@item("PreTrainedModel.save_pretrained")
+def models_are_saved_by_a_method_that_writes_their_own_config(tmp_path, monkeypatch):
+    seen = []
+    find = PreTrainedModel.save_pretrained
+    monkeypatch.setattr(
+        PreTrainedModel, "save_pretrained", lambda self, *a, **k: seen.append(self) or find(self, *a, **k)
+    )
+    model = transformers.BertForMaskedLM(stock_config("bert"))
+    model.config.mine = 3
+    model.save_pretrained(tmp_path)
+    assert seen == [model] and json.loads((tmp_path / "config.json").read_text())["mine"] == 3
+    assert takes(PreTrainedModel.push_to_hub) and "self.save_pretrained(" in inspect.getsource(
+        PushToHubMixin.push_to_hub
+    )
+    # A model is built of its config alone, on the meta device, as it is read.
+    with torch.device("meta"):
+        assert type(model)(type(model).config_class.from_dict(model.config.to_dict())).base_model.device.type == "meta"
+
+
+@item("_hf_peft_config_loaded")
+def a_model_with_an_adapter_of_transformers_own_says_so():
+    assert transformers.BertModel(stock_config("bert"))._hf_peft_config_loaded is False
+
+
+@item("Trainer._load_from_checkpoint")
+def a_trainer_loads_weights_from_the_folder_of_a_checkpoint():
+    assert [*inspect.signature(transformers.Trainer._load_from_checkpoint).parameters][1:3] == [
+        "resume_from_checkpoint",
+        "model",
+    ]
+    source = inspect.getsource(transformers.Trainer)
+    assert "self._load_from_checkpoint(resume_from_checkpoint" in source
 
 
 @item("_extra_content")

@@ -138,7 +138,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "table-properties",
-            "Are its vectors monotone, translation-invariant, symmetric?",
+            "Are its vectors monotone and translation-invariant?",
             SCHEME,
             table_properties,
             plot_table_properties,

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..in_memory import change_scheme
+from ..inspection import check_exists, checked_config
 from ..language_reference import language_reference
 from ..modeling.attention import PositionSelfAttention, score_bias
 from ..modeling.blockwise import Term
@@ -26,6 +27,7 @@ from ..modeling.schemes import scheme_names
 from ..modeling.window import WINDOW, window_settings
 from ..parameters import position_parameters
 from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
+from ..weights import weights_of
 
 
 # The config class of a family's variant -> its base model.
@@ -421,7 +423,10 @@ def study(
         if not Path(model).exists() and _is_scheme(str(model)):
             return study(of_scheme(str(model)), tokenizer, name)
         place = str(model)
-        model = AutoModel.from_pretrained(place)
+        check_exists(place)
+        checked_config(place)  # what it does not bear is said in a line
+        with weights_of(place):
+            model = AutoModel.from_pretrained(place)
     else:
         place = getattr(getattr(model, "config", None), "name_or_path", "")
     if not isinstance(model, PreTrainedModel):

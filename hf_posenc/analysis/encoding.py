@@ -13,6 +13,7 @@ from ..modeling.scheme import RelativeTerm
 from ..modeling.sinusoidal import inverse_frequencies, sinusoids
 from . import style
 from .access import LayerScores, Subject, check_varied, study
+from .edges import Edge, find_edge
 from .records import Record
 
 
@@ -25,6 +26,7 @@ class Map(Record):
         values: (rows, columns).
         rows, columns: what they stand for.
         first_row, first_column: the number of the first, such as -127 for distances.
+        is_about_mean: it is drawn without its mean row, which all rows have in common and which says nothing of a position.
     """
 
     what: str
@@ -33,6 +35,12 @@ class Map(Record):
     columns: str
     first_row: int = 0
     first_column: int = 0
+    is_about_mean: bool = False
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """(rows, columns), what is to see."""
+        return self.values - self.values.mean(0) if self.is_about_mean else self.values
 
 
 @dataclass(frozen=True)
@@ -56,26 +64,30 @@ def sinusoid_map(positions: int = 128, width: int = 512, layout: str = "interlea
     return Map(f"sinusoids, {layout}", values.numpy(), "position", "dimension")
 
 
-def encoding_maps(model: "Subject | str", length: int = 128) -> EncodingMaps:
+def encoding_maps(model: "Subject | str", length: int | None = None) -> EncodingMaps:
     """What the positions of a model look like.
 
     Args:
         model: what [`study`] takes. The scheme `sinusoidal` by its name alone gives both layouts.
-        length: number of positions, fewer where the model's table has fewer; biases reach to this distance on both sides.
+        length: number of positions, fewer where the model's table has fewer; biases reach to this distance on both sides. By default
+            128, and of a table 512 rows.
 
     Raises:
         ValueError: a model without positions.
     """
     subject = study(model)
-    length = min(length, subject.longest or length)
+    ends = subject.longest is not None
+    rows, length = length or (512 if ends else 128), length or 128
+    rows, length = (min(number, subject.longest or number) for number in (rows, length))
     maps = []
     if subject.scheme == "sinusoidal" and not subject.trained:
         return EncodingMaps(
             subject.name, subject.scheme, [sinusoid_map(length, layout=x) for x in ("interleaved", "halves")]
         )
     if subject.has_vectors:
-        vectors = subject.position_vectors(length).numpy()
-        maps.append(Map("position vectors", vectors, "position", "dimension"))
+        vectors = subject.position_vectors(rows).numpy()
+        learned = subject.embeddings.has_table
+        maps.append(Map("position vectors", vectors, "position", "dimension", is_about_mean=learned))
     scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
     maps += [_map_of_part(name, scores, length) for name in scores.terms]
     if "rotation" in scores.parts:
@@ -126,8 +138,14 @@ def plot_encoding_maps(data: EncodingMaps) -> style.Figure:
             drawn.first_row + rows - 0.5,
             drawn.first_row - 0.5,
         )
-        style.heatmap(axis, drawn.values, extent=extent)
-        axis.set(xlabel=drawn.columns, ylabel=drawn.rows, title=f"{data.model}: {drawn.what}")
+        what = f"{drawn.what}, without their mean" if drawn.is_about_mean else drawn.what
+        options = {}
+        if drawn.is_about_mean:
+            # A typical row sets the colours: the first of a learned table and its last are like no other.
+            limit = float(np.median(np.quantile(np.abs(drawn.drawn), 0.99, axis=1))) or 1.0
+            options = {"vmin": -limit, "vmax": limit, "extend": "both", "interpolation": "antialiased"}
+        style.heatmap(axis, drawn.drawn, extent=extent, **options)
+        axis.set(xlabel=drawn.columns, ylabel=drawn.rows, title=f"{data.model}: {what}")
     return figure
 
 
@@ -137,6 +155,9 @@ def describe_encoding_maps(data: EncodingMaps) -> str:
     for drawn in data.maps:
         rows, columns = drawn.values.shape
         size = f"{rows} × {columns}, root mean square {np.sqrt(np.mean(drawn.values**2)):.3g}"
+        if drawn.is_about_mean:
+            without = np.sqrt(np.mean(drawn.drawn**2))
+            size += f", and {without:.3g} without the mean row, which is the same at all positions and not drawn"
         said.append(f"{drawn.what} ({size})")
     return f"The positions of {data.model} ({data.scheme}) are {' and '.join(said)}."
 
@@ -241,6 +262,7 @@ class PositionSimilarity(Record):
         cosines: (positions, positions), of the vectors with their mean taken off.
         distances: (distances,), from 0.
         median, lower, upper: (distances,), of the cosines at each distance: median and quartiles.
+        edge: where rows begin to look different; None where none stands out.
     """
 
     model: str
@@ -249,6 +271,7 @@ class PositionSimilarity(Record):
     median: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    edge: Edge | None = None
 
 
 def position_similarity(model: "Subject | str", length: int | None = None) -> PositionSimilarity:
@@ -266,11 +289,14 @@ def position_similarity(model: "Subject | str", length: int | None = None) -> Po
     subject = study(model)
     vectors = subject.position_vectors(length).double()
     check_varied(subject.name, vectors)
+    edge = find_edge(vectors)
     vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=-1)
     cosines = (vectors @ vectors.T).numpy()
     distances = np.arange(len(cosines))
     quartiles = np.array([np.quantile(np.diagonal(cosines, distance), (0.25, 0.5, 0.75)) for distance in distances])
-    return PositionSimilarity(subject.name, cosines, distances, quartiles[:, 1], quartiles[:, 0], quartiles[:, 2])
+    return PositionSimilarity(
+        subject.name, cosines, distances, quartiles[:, 1], quartiles[:, 0], quartiles[:, 2], edge
+    )
 
 
 @style.styled
@@ -279,6 +305,10 @@ def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
     figure, [[left, right]] = style.panels(1, 2, height=3.6, gridspec_kw={"width_ratios": [1, 1.15]})
     style.heatmap(left, data.cosines, aspect="equal", vmin=-1, vmax=1)
     left.set(xlabel="position", ylabel="position", title=data.model)
+    if data.edge is not None:
+        left.set_title(f"{data.model}, an edge at {data.edge.row}")
+        for line in (left.axvline, left.axhline):
+            line(data.edge.row - 0.5, color="black", linewidth=0.7, linestyle=":")
     right.fill_between(data.distances, data.lower, data.upper, color=style.BLUE, alpha=0.25, linewidth=0)
     right.plot(data.distances, data.median, color=style.BLUE, linewidth=1)
     right.axhline(0, color="0.6", linewidth=0.8)
@@ -287,12 +317,12 @@ def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
 
 
 def describe_position_similarity(data: PositionSimilarity) -> str:
-    """How near neighbours are, and where likeness ends."""
+    """How near neighbours are, where likeness ends, and whether there is an edge."""
     near = float(data.median[1])
     below = np.flatnonzero(data.median < 0.5)
     reach = f"it falls below one half at distance {below[0]}" if below.size else "it never falls below one half"
     low = int(data.median.argmin())
     return (
         f"Neighbouring positions of {data.model} have a cosine similarity of {near:.2f}, {reach}, and is lowest "
-        f"({data.median[low]:.2f}) at distance {low}."
+        f"({data.median[low]:.2f}) at distance {low}." + ("" if data.edge is None else f" {data.edge}.")
     )

@@ -3,7 +3,7 @@
 import io
 from pathlib import Path
 
-from ..files import write_whole
+from ..files import check_file, write_whole
 from . import style
 from .access import study
 from .records import Figure, Record
@@ -52,6 +52,7 @@ def plot_to_file(what: str, model: str, path: str | Path) -> str:
     from . import figure_named
 
     figure, format = figure_named(what), format_of(path)
+    check_file(Path(path))
     record = figure.measure(study(model))
     write_whole({Path(path): drawn(figure, record, format)})
     return figure.describe(record)

@@ -8,6 +8,7 @@ Source: phase shift after Sinha, Kazemnejad, Reddy, Pineau, Hupkes and Williams 
 Embeddings".
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from . import style
 from .access import Subject, study
 from .bootstrap import interval
+from .progress import steps
 from .records import Record
 from .sentences import MUTUAL, ROLES, SENTENCES, Reordering
 from .windows import CutTexts, cut
@@ -101,9 +103,10 @@ class PhaseShift(Record):
     Attributes:
         model: its name.
         shifts: by how many positions.
-        all: by shift, every token moved, [CLS] too: what depends on distances alone does not change.
-        but_first: by shift, all but the first token ([CLS], <s>), which stays at the first position.
+        all: by shift, every token moved, the first too: what depends on distances alone does not change.
+        but_first: by shift, all but the first token, which stays at the first position.
         unrelated_tokens, unrelated_texts, texts, length: as in [`OrderSensitivity`].
+        first: what the tokenizer calls the first token, such as "[CLS]" or "<s>"; "the first token" where it is a word.
     """
 
     model: str
@@ -114,6 +117,7 @@ class PhaseShift(Record):
     unrelated_texts: float
     texts: int
     length: int
+    first: str
 
 
 def reorder(words: Sequence[int | None], order: Sequence[int]) -> torch.Tensor:
@@ -237,9 +241,10 @@ def _sentence(read: _Texts, sentence: Reordering) -> tuple[torch.Tensor, torch.T
     return read.last(ids), read.reordered(ids, origin), places
 
 
-def _sentences(read: _Texts, sentences: Sequence[Reordering]) -> SentenceChange:
-    tokens, texts, vectors, largest = [], [], [], 0.0
+def _sentences(read: _Texts, sentences: Iterable[Reordering]) -> SentenceChange:
+    tokens, texts, vectors, examples, largest = [], [], [], [], 0.0
     for sentence in sentences:
+        examples.append((sentence.text, sentence.reordered))
         before, after, places = _sentence(read, sentence)
         tokens.append(_distance(before, after)[0, places].mean().item() / read.unrelated_tokens)
         texts.append(_distance(before.mean(1), after.mean(1)).item() / read.unrelated_texts)
@@ -248,9 +253,7 @@ def _sentences(read: _Texts, sentences: Sequence[Reordering]) -> SentenceChange:
     change = Change(float(np.mean(tokens)), float(np.mean(texts)), largest, interval(tokens), interval(texts))
     means = torch.cat(vectors)
     unrelated = _distance(means, means.roll(1, dims=0)).mean().item() / read.unrelated_texts
-    return SentenceChange(
-        (sentences[0].text, sentences[0].reordered), len(sentences), change, np.array(texts), unrelated
-    )
+    return SentenceChange(examples[0], len(examples), change, np.array(texts), unrelated)
 
 
 def order_sensitivity(
@@ -275,12 +278,13 @@ def order_sensitivity(
         REVERSED: [[*reversed(range(number))] for number in counts],
         SHUFFLED: [torch.randperm(number, generator=generator).tolist() for number in counts],
     }
-    reordered = {}
-    for name, rows in orders.items():
+    reordered, parts = {}, 2 + len(SENTENCES)
+    for name, rows in steps(orders.items(), "order", 0, parts):
         origin = torch.stack([reorder(row, order) for row, order in zip(words, rows)])
         reordered[name] = read.change(read.states, read.reordered(ids, origin), places)
     distances = [2**power for power in range(10) if 2**power < min(counts)]
-    swapped, others, text, intervals = zip(*(_swaps(read, distance, generator) for distance in distances))
+    swaps = [_swaps(read, distance, generator) for distance in steps(distances, "distance", 1, parts)]
+    swapped, others, text, intervals = zip(*swaps)
     return OrderSensitivity(
         model=read.subject.name,
         reordered=reordered,
@@ -289,7 +293,10 @@ def order_sensitivity(
         others=np.array(others),
         text=np.array(text),
         swapped_interval=np.array(intervals),
-        sentences={kind: _sentences(read, sentences) for kind, sentences in SENTENCES.items()},
+        sentences={
+            kind: _sentences(read, steps(sentences, "sentence", part, parts))
+            for part, (kind, sentences) in enumerate(SENTENCES.items(), start=2)
+        },
         unrelated_tokens=read.unrelated_tokens,
         unrelated_texts=read.unrelated_texts,
         texts=len(ids),
@@ -329,10 +336,9 @@ def phase_shift(
         )
     start = torch.arange(ids.shape[1])[None] + subject.sizes.first_position
     changes: dict[int, list[Change]] = {0: [], 1: []}
-    for shift in shifts:
-        for stay, row in changes.items():
-            position_ids = torch.cat([start[:, :stay], start[:, stay:] + shift], dim=1)
-            row.append(read.change(read.states, read.last(ids, position_ids=position_ids), places))
+    for shift, stay in steps([(shift, stay) for shift in shifts for stay in changes], "shift"):
+        position_ids = torch.cat([start[:, :stay], start[:, stay:] + shift], dim=1)
+        changes[stay].append(read.change(read.states, read.last(ids, position_ids=position_ids), places))
     return PhaseShift(
         model=subject.name,
         shifts=[*shifts],
@@ -342,13 +348,21 @@ def phase_shift(
         unrelated_texts=read.unrelated_texts,
         texts=len(ids),
         length=ids.shape[1],
+        first=_first_token(read),
     )
+
+
+def _first_token(read: _Texts) -> str:
+    """What the tokenizer calls the token that all texts begin with."""
+    if read.windows.words[0][0] is not None:
+        return "the first token"
+    return read.subject.tokenizer.convert_ids_to_tokens(int(read.windows.input_ids[0, 0]))
 
 
 @style.styled
 def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     """Change by distance of a swap, and of whole texts turned round and shuffled."""
-    figure, [[left, right]] = style.panels(1, 2, gridspec_kw={"width_ratios": [3, 2]})
+    figure, [[left], [right]] = style.panels(2, 1, height=2.9)
     lines = {"the two words": data.swapped, "the other words": data.others, "the text": data.text}
     # The last two may lie on each other.
     for (label, values), colour, dashes in zip(lines.items(), style.CATEGORIES, ("-", "-", "--")):
@@ -359,30 +373,32 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     left.set_ylim(bottom=0)
     left.legend()
     bars = {kind: found.change for kind, found in data.sentences.items()} | data.reordered
-    names = [name.removeprefix("words ") for name in bars]
+    names = [textwrap.fill(name.removeprefix("words "), 11) for name in bars]
     for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
         heights = np.array([getattr(change, part) for change in bars.values()])
         ends = np.array([getattr(change, f"{part}_interval") for change in bars.values()]).T
         whiskers = np.stack([heights - ends[0], ends[1] - heights]).clip(min=0)
         places = np.arange(len(bars)) + 0.4 * shift - 0.2
         right.bar(places, heights, 0.38, color=colour, label=part, yerr=whiskers, error_kw={"linewidth": 0.8})
-    right.set_xticks(range(len(bars)), names, rotation=30, ha="right")
-    right.set_title("sentences and whole texts")
+    right.set_xticks(range(len(bars)), names)
+    right.set(title="sentences and whole texts", ylabel="change (1: unrelated)")
     right.legend()
     return figure
 
 
 @style.styled
 def plot_phase_shift(data: PhaseShift) -> Figure:
-    """Change of tokens and of the text by shift, with [CLS] moved and not."""
+    """Change of tokens and of the text by shift, with the first token moved and not; whiskers are intervals of 95 %."""
     figure, axes = style.panels(1, 2, sharey=True)
     for axis, part in zip(axes[0], ("tokens", "text")):
         for changes, label, colour in (
-            (data.all, "[CLS] moves too", style.BLUE),
-            (data.but_first, "[CLS] stays", style.VERMILION),
+            (data.all, f"{data.first} moves too", style.BLUE),
+            (data.but_first, f"{data.first} stays", style.VERMILION),
         ):
-            values = [getattr(change, part) for change in changes]
-            axis.plot(data.shifts, values, marker="o", markersize=4, color=colour, label=label)
+            values = np.array([getattr(change, part) for change in changes])
+            ends = np.array([getattr(change, f"{part}_interval") for change in changes]).T
+            whiskers = np.stack([values - ends[0], ends[1] - values]).clip(min=0)
+            axis.errorbar(data.shifts, values, whiskers, marker="o", markersize=4, color=colour, label=label)
         axis.set_xscale("log", base=2)
         axis.set_xticks(data.shifts, [str(shift) for shift in data.shifts])
         axis.minorticks_off()
@@ -401,16 +417,17 @@ def describe_order_sensitivity(data: OrderSensitivity) -> str:
     if shuffled.largest < 1e-4:
         return f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
     return (
-        f"Shuffling its words moves a text's vector in {data.model} by {shuffled.text:.0%} of the way to an unrelated text, and its "
-        f"words' by {shuffled.tokens:.0%}; from “{roles.example[0]}” to “{roles.example[1]}” and the like it is {_said(roles.change)}, from "
+        f"Shuffling its words moves a text's vector in {data.model} by {_said(shuffled)} of the way to an unrelated text, and its "
+        f"words' by {_said(shuffled, 'tokens')}; from “{roles.example[0]}” to “{roles.example[1]}” and the like it is {_said(roles.change)}, from "
         f"“{mutual.example[0]}” to “{mutual.example[1]}”, which says the same, {_said(mutual.change)}; two neighbours that swap places "
-        f"change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%}."
+        f"change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%} ({data.texts} texts of {data.length} "
+        f"tokens, {roles.count} sentences of a kind; intervals of 95 %)."
     )
 
 
-def _said(change: Change) -> str:
-    low, high = change.text_interval
-    return f"{change.text:.1%} ({low:.1%} to {high:.1%})"
+def _said(change: Change, part: str = "text") -> str:
+    low, high = getattr(change, f"{part}_interval")
+    return f"{getattr(change, part):.1%} ({low:.1%} to {high:.1%})"
 
 
 def describe_phase_shift(data: PhaseShift) -> str:
@@ -423,7 +440,10 @@ def describe_phase_shift(data: PhaseShift) -> str:
         start = f"{data.model} reads a text alike wherever it begins: no number in any vector moves by more than {largest:.0e}"
     else:
         start = (
-            f"Where a text begins matters to {data.model}: moved by {where} positions, its tokens change by {worst.tokens:.1%} and the "
-            f"text by {worst.text:.1%} of what unrelated ones differ by"
+            f"Where a text begins matters to {data.model}: moved by {where} positions, its tokens change by {_said(worst, 'tokens')} and "
+            f"the text by {_said(worst)} of what unrelated ones differ by"
         )
-    return f"{start}; where [CLS] stays and the rest moves by {far}, tokens change by {stays.tokens:.1%}."
+    return (
+        f"{start}; where {data.first} stays and the rest moves by {far}, tokens change by {_said(stays, 'tokens')} ({data.texts} texts of "
+        f"{data.length} tokens; intervals of 95 % over their documents)."
+    )

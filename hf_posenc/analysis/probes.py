@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from . import style
 from .access import Subject, study
 from .bootstrap import interval
+from .progress import steps
 from .records import Record
 from .ridge import RidgeFit, Split, fit_ridge
 from .windows import CutTexts, cut
@@ -128,10 +129,12 @@ def without_positions(subject: Subject) -> Subject:
     return replace(subject, name=f"{subject.name} {WITHOUT}", model=bare.eval())
 
 
-def sampled_states(subject: Subject, windows: CutTexts, sample: Sample) -> list[torch.Tensor]:
-    """Vectors of the sampled tokens, (windows, tokens, width), by layer."""
-    batches = []
-    for rows, tokens in zip(windows.input_ids.split(BATCH), sample.tokens.split(BATCH)):
+def sampled_states(
+    subject: Subject, windows: CutTexts, sample: Sample, part: int = 0, parts: int = 1
+) -> list[torch.Tensor]:
+    """Vectors of the sampled tokens, (windows, tokens, width), by layer; `part` and `parts` are those of [`steps`]."""
+    batches, pairs = [], zip(windows.input_ids.split(BATCH), sample.tokens.split(BATCH))
+    for rows, tokens in steps(pairs, "batch", part, parts):
         states = subject.observe(rows).hidden_states
         batches.append([state.take_along_dim(tokens[..., None], dim=1) for state in states])
     return [torch.cat(parts) for parts in zip(*batches)]
@@ -176,8 +179,8 @@ def probes(
     split = split_by_document(document, generator)
     shuffled = targets[torch.randperm(len(targets), generator=generator)]
     fits = {}
-    for series, seen in {MODEL: subject, WITHOUT: without_positions(subject)}.items():
-        states = sampled_states(seen, pieces, sample)
+    for part, (series, seen) in enumerate({MODEL: subject, WITHOUT: without_positions(subject)}.items()):
+        states = steps(sampled_states(seen, pieces, sample, 2 * part, 4), "layer", 2 * part + 1, 4)
         fits[series] = [_fit_layer(sample.features(state), targets, shuffled, split) for state in states]
 
     def by_target(value: Callable[[RidgeFit, int], Any]) -> dict[str, dict[str, np.ndarray]]:

@@ -7,12 +7,12 @@ The definitions are those of Wang et al. (ICLR 2021, "On Position Embeddings in 
 - symmetry: φ(x, y) = φ(y, x).
 
 Each depends on the φ that it is said of. Sinusoids are translation-invariant in the inner product, where any other φ may
-break it: as W_q and W_k see them they are not. Of tables, φ here is the inner product and the cosine, both symmetric whatever
-the table is. Of attention as it acts, φ is the weight that the first layer gives on a sequence of one word repeated (identical-word
+break it: as W_q and W_k see them they are not. Of tables, φ here is the inner product and the cosine. Both are symmetric whatever
+the table is, so that symmetry is asked of attention alone. Of attention as it acts, φ is the weight that the first layer gives on a sequence of one word repeated (identical-word
 probing), mean over words. The paper's properties hold or do not; the shares here, from 0 to 1, say how nearly.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ import torch
 from ..modeling.sinusoidal import sinusoids
 from . import style
 from .access import Subject, heads_of, study
+from .progress import steps
 from .records import Record
 
 
@@ -34,7 +35,7 @@ class Properties(Record):
         translation_invariance: the Toeplitz share: of the variance of all entries, what the distance alone explains.
         largest_deviation: the largest difference between two entries of one distance, over the standard deviation of all.
         symmetry: of the variance of all entries, the share of the symmetric part (φ(x, y) + φ(y, x))/2; 1 for a symmetric
-            matrix, 0 for an antisymmetric one, about 1/2 by chance.
+            matrix, 0 for an antisymmetric one, about 1/2 by chance. None where φ is symmetric by definition.
         later: of the entries off the diagonal, what the keys after the query have of the sum; None where entries may be negative.
     """
 
@@ -43,7 +44,7 @@ class Properties(Record):
     reach: int
     translation_invariance: float
     largest_deviation: float
-    symmetry: float
+    symmetry: float | None
     later: float | None
 
 
@@ -120,7 +121,7 @@ class TableProperties(Record):
 
     Attributes:
         positions: how many were looked at.
-        by_proximity: "inner product" and "cosine".
+        by_proximity: "inner product", "cosine" and "centred cosine", that of the vectors without their mean.
         sinusoids: the properties of as many sinusoids in the inner product.
     """
 
@@ -132,7 +133,9 @@ class TableProperties(Record):
 
 
 def table_properties(model: "Subject | str", length: int = 128, reach: int = 10) -> TableProperties:
-    """The properties of a model's position vectors, as they are, in two proximities.
+    """The properties of a model's position vectors, in three proximities.
+
+    Where all vectors have a large part in common, as those of a learned table, the inner product and the cosine are about that part.
 
     Args:
         model: what [`study`] takes.
@@ -144,12 +147,16 @@ def table_properties(model: "Subject | str", length: int = 128, reach: int = 10)
     """
     subject = study(model)
     vectors = subject.position_vectors(min(length, subject.longest or length)).double()
-    unit = torch.nn.functional.normalize(vectors, dim=-1)
-    matrices = {"inner product": vectors @ vectors.T, "cosine": unit @ unit.T}
-    found = {name: properties_of(matrix.numpy(), reach) for name, matrix in matrices.items()}
+    unit, centred = (torch.nn.functional.normalize(own, dim=-1) for own in (vectors, vectors - vectors.mean(0)))
+    sides = {"inner product": vectors, "cosine": unit, "centred cosine": centred}
     classic = sinusoids(torch.arange(len(vectors)), vectors.shape[1], 10000.0, "interleaved", torch.float64)
-    reference = properties_of((classic @ classic.T).numpy(), reach)
-    return TableProperties(subject.name, subject.scheme, len(vectors), found, reference)
+    found = {name: _of_products(own, reach) for name, own in sides.items()}
+    return TableProperties(subject.name, subject.scheme, len(vectors), found, _of_products(classic, reach))
+
+
+def _of_products(vectors: torch.Tensor, reach: int) -> Properties:
+    """The properties of the inner products of vectors."""
+    return replace(properties_of((vectors @ vectors.T).numpy(), reach), symmetry=None)
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ def attention_properties(
     length = min(length, subject.longest or length)
     chosen = _random_words(subject, words, seed)
     total = torch.zeros((), dtype=torch.float64)
-    for some in chosen.split(8):
+    for some in steps(chosen.split(8), "batch"):
         scores = subject.observe(some[:, None].expand(-1, length).contiguous(), [0], until=1).layers[0]
         total = total + scores.weights.double().sum(0)
     weights = (total / len(chosen)).numpy()
@@ -288,16 +295,17 @@ SHOWN = {
 
 
 def _plot_properties(axis, series: dict[str, Properties], markers: str = "osD^v") -> None:
-    """A row for each property, a marker for each of the series."""
-    rows = np.arange(len(SHOWN))[::-1]
+    """A row for each property that all of the series have, a marker for each of the series."""
+    shown = [name for name in SHOWN if all(getattr(found, name) is not None for found in series.values())]
+    rows = np.arange(len(shown))[::-1]
     for index, (name, found) in enumerate(series.items()):
-        values = [getattr(found, attribute) for attribute in SHOWN]
+        values = [getattr(found, attribute) for attribute in shown]
         offset = 0.14 * ((len(series) - 1) / 2 - index)
         colour = style.CATEGORIES[index]
         axis.plot(values, rows + offset, linestyle="", marker=markers[index], markersize=7, color=colour, label=name)
     axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
-    axis.set(xlim=(-0.03, 1.03), ylim=(-0.6, len(SHOWN) - 0.4), xlabel="share (1: the property holds)")
-    axis.set_yticks(rows, SHOWN.values())
+    axis.set(xlim=(-0.03, 1.03), ylim=(-0.6, len(shown) - 0.4), xlabel="share (1: the property holds)")
+    axis.set_yticks(rows, [SHOWN[name] for name in shown])
     axis.grid(axis="y", color="0.92")
     axis.set_axisbelow(True)
 
@@ -309,19 +317,25 @@ def plot_table_properties(data: TableProperties) -> style.Figure:
     series = {f"{data.model}, {name}": found for name, found in data.by_proximity.items()}
     _plot_properties(axis, series | {"sinusoids, inner product": data.sinusoids})
     axis.set_title(f"{data.model}: first {data.positions} position vectors")
-    figure.legend(loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
 def describe_table_properties(data: TableProperties) -> str:
-    """In both proximities, beside sinusoids."""
-    product, cosine, sinusoids = data.by_proximity["inner product"], data.by_proximity["cosine"], data.sinusoids
+    """In all proximities, beside sinusoids and chance."""
+
+    def said(attribute: str) -> list[str]:
+        return [f"{getattr(found, attribute):.0%}" for found in (*data.by_proximity.values(), data.sinusoids)]
+
+    product, cosine, centred, sinusoids = said("translation_invariance")
+    *local, local_sinusoids = said("local_monotonicity")
+    *over_all, all_sinusoids = said("monotonicity")
     return (
-        f"In the inner product of the first {data.positions} vectors of {data.model}, distance alone explains "
-        f"{product.translation_invariance:.0%} of the variance (cosine {cosine.translation_invariance:.0%}, sinusoids "
-        f"{sinusoids.translation_invariance:.0%}), and of two positions the farther is the less near in "
-        f"{product.local_monotonicity:.0%} of the cases within {product.reach} positions and {product.monotonicity:.0%} of all (sinusoids "
-        f"{sinusoids.local_monotonicity:.0%} and {sinusoids.monotonicity:.0%})."
+        f"Between the first {data.positions} vectors of {data.model}, distance alone explains {product} of the variance of the inner products, "
+        f"{cosine} of the cosines and {centred} of the cosines without the mean vector (sinusoids {sinusoids}, by chance "
+        f"{2 / (data.positions + 1):.1%}); of two positions on one side of a third, the farther is the less near in {', '.join(local)} of the "
+        f"cases within {data.sinusoids.reach} positions (sinusoids {local_sinusoids}) and in {', '.join(over_all)} of all (sinusoids {all_sinusoids}; "
+        "by chance 50%)."
     )
 
 

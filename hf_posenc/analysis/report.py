@@ -8,7 +8,7 @@ import html
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
@@ -18,29 +18,38 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from ..files import check_file, write_whole
 from .access import Subject, study
-from .files import drawn, write_whole
+from .files import drawn
 from .order import SHUFFLED
 from .probes import MODEL, Probes
+from .progress import told
 from .records import SCHEME, Figure, Record
 from .spaces import SharedSpace
 
 
 # One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
 GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("similarity", "Rows of the table look different from", lambda data: f"row {data.edge.row}" if data.edge else "–"),
     (
         "spaces",
-        "Positions' variance in the subspace of half the words' (rotated at random)",
+        "Variance of positions within the main half of the words' (by chance)",
         lambda data: _in_words(data),
     ),
-    ("terms", "Heads of layer 1 that positions lead", lambda data: f"{len(data.position_heads)}"),
+    (
+        "terms",
+        "Heads of layer 1 with most of their variance from positions",
+        lambda data: f"{len(data.position_heads)} of {len(data.layers[0].shares)}",
+    ),
     ("probes", "Position, told by a linear probe before layer 1 (R²)", lambda data: _told(data, 0)),
     ("probes", "… and after the last layer", lambda data: _told(data, -1)),
     ("order", "Text vector changes, its words shuffled, by", lambda data: f"{data.reordered[SHUFFLED].text:.0%}"),
     ("phase-shift", "… all its positions moved by 1", lambda data: f"{data.all[0].text:.1%}"),
-    ("phase-shift", "… all but [CLS] moved by 1", lambda data: f"{data.but_first[0].text:.1%}"),
+    ("phase-shift", "… all but the first token moved by 1", lambda data: f"{data.but_first[0].text:.1%}"),
 )
-# Digits that matter of a number in the JSON file.
+# What the JSON file of a report has.
+KEYS = ("models", "figures", "text", "versions")
+# Digits that matter of a number in it.
 DIGITS = 5
 
 
@@ -111,7 +120,7 @@ class Report:
             for name, row in self.findings.items()
         }
         models = [_facts(subject) for subject in self.subjects]
-        return {"models": models, "figures": figures, "text": self.text, "versions": _versions()}
+        return dict(zip(KEYS, (models, figures, self.text, _versions())))
 
     def glance(self) -> list[tuple[str, list[str]]]:
         """What the models are and one number of some figures, as rows: what, and a cell for each model."""
@@ -154,9 +163,10 @@ class Report:
         )
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
-        """Write the page, and beside it the numbers: report.html and report.json. Both are written whole, or neither.
+        """Write the page, and beside it the numbers: report.html and report.html.json. Both are written atomically, or neither.
 
         Raises:
+            FileExistsError: where the numbers go is a file that no report has written.
             OSError: they cannot be written.
             ValueError: the name does not end in .html.
         """
@@ -170,12 +180,30 @@ def check_page(path: str | Path) -> tuple[Path, Path]:
     """Where a page and its numbers go.
 
     Raises:
+        FileExistsError: where the numbers go is a file that no report has written.
+        OSError: they cannot be written.
         ValueError: the name does not end in .html.
     """
-    path = Path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{path}: the report is a page, give it a name that ends in .html")
-    return path, path.with_suffix(".json")
+    page = Path(path)
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{page}: the report is a page, give it a name that ends in .html")
+    # The whole name and not only its stem: config.json beside config.html is somebody else's.
+    numbers = page.with_name(f"{page.name}.json")
+    check_file(page)
+    check_file(numbers)
+    if numbers.exists() and not _has_numbers_of_a_report(numbers):
+        raise FileExistsError(
+            f"{numbers}, where the numbers of {page} go, is there already and not from a report: name another page, or move it"
+        )
+    return page, numbers
+
+
+def _has_numbers_of_a_report(file: Path) -> bool:
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError:
+        return False
+    return isinstance(content, dict) and {*KEYS} <= {*content} and "hf_posenc" in content["versions"]
 
 
 def _rounded(value: Any) -> Any:
@@ -264,14 +292,24 @@ def report(
     options = {} if texts is None else {"texts": check_texts(texts)}
     subjects = _named_apart([_study_named(model) for model in models])
     rows: dict[str, list[Finding]] = {figure.name: [] for figure in chosen}
-    steps = [(subject, figure) for figure in chosen for subject in subjects]
-    with tqdm(steps, disable=not progress, unit="figure") as bar:
-        for subject, figure in bar:
+    pairs = [(subject, figure) for figure in chosen for subject in subjects]
+    with tqdm(total=len(pairs), disable=not progress, unit="figure", miniters=0) as bar:
+        for number, (subject, figure) in enumerate(pairs):
             bar.set_description(f"{subject.name}: {figure.name}")
             reads = "texts" in signature(figure.measure).parameters
-            rows[figure.name].append(finding(figure, subject, **(options if reads else {})))
+            with told(partial(_show, bar, number)):
+                rows[figure.name].append(finding(figure, subject, **(options if reads else {})))
+            _show(bar, number + 1, "", 0.0)
     text = f"{len(options['texts'])} given texts" if options else "Python's own language reference"
     return Report(subjects, {name: tuple(row) for name, row in rows.items()}, text)
+
+
+def _show(bar: tqdm, figures: int, step: str, share: float) -> None:
+    """Move the bar on: figures that are done, and the share of the next one."""
+    bar.set_postfix_str(step, refresh=False)
+    done = round(figures + share, 2)
+    bar.n = int(done) if done == int(done) else done
+    bar.update(0)
 
 
 def _study_named(model: str | Path | PreTrainedModel | Subject) -> Subject:

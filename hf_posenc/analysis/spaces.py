@@ -21,10 +21,13 @@ from ..modeling.scheme import without_bias
 from . import style
 from .access import Subject, check_varied, study
 from .averages import averages, covariance
+from .progress import steps
 from .records import Record
 
 
 SHARES = (0.5, 0.8, 0.9, 0.95)
+# Enough for an interval of 95 %: five of them are beyond either end. Each takes a QR decomposition of full width, seconds in a base model.
+ROTATIONS = 200
 EMBEDDINGS, STATES, QUERIES, KEYS = "embeddings", "states", "queries", "keys"
 
 
@@ -107,7 +110,7 @@ class SharedSpace(Record):
 
 
 def shared_space(
-    model: "Subject | str", shares: tuple[float, ...] = SHARES, rotations: int = 1000, seed: int = 0
+    model: "Subject | str", shares: tuple[float, ...] = SHARES, rotations: int = ROTATIONS, seed: int = 0
 ) -> SharedSpace:
     """Overlap of words and positions where they are added, and in each head of the first layer.
 
@@ -143,7 +146,7 @@ def shared_space_by_layer(
     length: int = 128,
     windows: int = 1024,
     shares: tuple[float, ...] = SHARES,
-    rotations: int = 1000,
+    rotations: int = ROTATIONS,
     seed: int = 0,
 ) -> SharedSpace:
     """The same in every layer, from what is common to the states at a position, and to those of a word.
@@ -276,7 +279,7 @@ def overlaps(
     words = {name: words.seen(own) for name, own in maps.items()}
     found = {name: positions.seen(own) for name, own in maps.items()}
     chance: dict[str, list[torch.Tensor]] = {name: [] for name in maps}
-    for _ in range(rotations):
+    for _ in steps(range(rotations), "rotation"):
         turned = positions.rotated(random_rotation(positions.axes.shape[-1], generator))
         for name, own in maps.items():
             chance[name].append(_compared(words[name], turned.seen(own), of))

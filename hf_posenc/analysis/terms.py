@@ -15,6 +15,7 @@ import torch
 from ..modeling.scheme import without_bias
 from . import style
 from .access import Subject, heads_of, study
+from .progress import steps
 from .records import Record
 
 
@@ -163,20 +164,20 @@ def score_terms(
     subject.check_trained("the split of scores")
     sums: dict[int, tuple[list[str], torch.Tensor]] = {}
     largest_error = 0.0
-    for batch in subject.batches(texts, length, count):
-        for input_ids in batch.split(4):
-            observed = subject.observe(input_ids, range(len(subject.layers))).layers
-            for number, scores in observed.items():
-                parts = dict(scores.parts)
-                if number == 0:
-                    nine = nine_terms(subject, input_ids)
-                    error = (sum(nine.values()) - parts.pop("content")).abs().max()
-                    largest_error = max(largest_error, float(error))
-                    parts = {name: part for name, part in nine.items() if not name.endswith(CONSTANT)} | parts
-                if len(parts) > 1:
-                    names, covariances = _covariances(parts)
-                    previous = sums[number][1] if number in sums else 0.0
-                    sums[number] = names, previous + covariances
+    batches = [some for batch in subject.batches(texts, length, count) for some in batch.split(4)]
+    for input_ids in steps(batches, "batch"):
+        observed = subject.observe(input_ids, range(len(subject.layers))).layers
+        for number, scores in observed.items():
+            parts = dict(scores.parts)
+            if number == 0:
+                nine = nine_terms(subject, input_ids)
+                error = (sum(nine.values()) - parts.pop("content")).abs().max()
+                largest_error = max(largest_error, float(error))
+                parts = {name: part for name, part in nine.items() if not name.endswith(CONSTANT)} | parts
+            if len(parts) > 1:
+                names, covariances = _covariances(parts)
+                previous = sums[number][1] if number in sums else 0.0
+                sums[number] = names, previous + covariances
     layers = [_layer_terms(number, names, covariances) for number, (names, covariances) in sums.items()]
     return ScoreTerms(subject.name, subject.scheme, layers, largest_error)
 
@@ -253,6 +254,6 @@ def describe_score_terms(data: ScoreTerms) -> str:
     count = len(data.position_heads)
     which = f"{count} of {len(first.shares)} heads ({heads})" if count else "no head"
     return (
-        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads); in {which} the terms "
-        "with the key's position have more than half of it."
+        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads; query-key, and constant is "
+        f"what all tokens have in common); in {which} the terms with the key's position have more than half of it."
     )

@@ -1,17 +1,16 @@
 """What is converted: a checkpoint with its head and tokenizer, and the model of another scheme that is made of it."""
 
 import copy
+import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
@@ -22,6 +21,8 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
+from ..weights import load_whole
+from .texts import SHORTEST
 
 
 # Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
@@ -31,9 +32,7 @@ MAX_SEQ_LENGTH = "max_seq_length"
 LEAST_KNOWN = 0.5
 # What begins a text, ends it and fills a batch up.
 FRAME = ("cls_token", "sep_token", "pad_token")
-# The shortest and the longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill
-# the memory.
-SHORTEST = 16
+# The longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill the memory.
 LONGEST = 2**17
 # Families whose own scheme is their knowledge.
 OF_THEIR_OWN = {"deberta", "deberta-v2"}
@@ -63,17 +62,14 @@ class Checkpoint:
 
         Raises:
             OSError: the weights cannot be read.
-            ValueError: some are no finite numbers.
+            ValueError: some are missing, or no finite numbers.
         """
-        model = copy.deepcopy(self.given).float().cpu() if self.given is not None else self._read()
+        if self.given is not None:
+            model = copy.deepcopy(self.given).float().cpu()
+        else:
+            model = load_whole(saved_class(self.config), self.folder, dtype=torch.float32)
         check_finite(model, "the checkpoint")
         return model.eval()
-
-    def _read(self) -> PreTrainedModel:
-        try:
-            return saved_class(self.config).from_pretrained(self.folder, dtype=torch.float32)
-        except (SafetensorError, RuntimeError, EOFError, UnpicklingError) as error:
-            raise OSError(f"the weights in {self.folder} cannot be read, copy them anew: {error}") from error
 
     @property
     def dtype(self) -> torch.dtype:
@@ -127,12 +123,12 @@ def load_checkpoint(
 
 def _folder_of(name: str) -> Path:
     """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
+    inspection.check_exists(name)
     path = Path(name)
     if path.is_dir():
         return path
     if path.exists():
         raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
-    inspection.check_exists(name)
     kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
     return Path(snapshot_download(name, allow_patterns=kinds))
 
@@ -143,7 +139,12 @@ def _tokenizer_of(folder: Path | None, config: PreTrainedConfig) -> Any:
     if not place:
         raise ValueError("the model does not say where its tokenizer is: give tokenizer=...")
     inspection.check_exists(str(place))
-    return AutoTokenizer.from_pretrained(place)
+    try:
+        return AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError, ImportError):
+        raise
+    except Exception as error:  # what tokenizers raises has no class of its own
+        raise ValueError(f"the tokenizer in {place} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def check_tokenizer(tokenizer: Any, config: PreTrainedConfig) -> None:
@@ -185,6 +186,12 @@ def check_max_length(max_length: int, trained_length: int) -> None:
         )
 
 
+def check_installed(library: str, extra: str) -> None:
+    """Raise ImportError where a library that only some conversions need is not installed."""
+    if importlib.util.find_spec(library) is None:
+        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")
+
+
 def check_finite(model: torch.nn.Module, what: str) -> None:
     """Raise ValueError, naming the first, where parameters of a model have numbers that are not finite."""
     for name, parameter in model.named_parameters():
@@ -208,16 +215,16 @@ def source_config(folder: Path) -> PreTrainedConfig:
         OSError: there is none.
         ValueError: the model is of a family without variants.
     """
-    entries, _ = PreTrainedConfig.get_config_dict(folder)
-    if entries.get("model_type") in OF_THEIR_OWN:
-        raise ValueError(
-            f"{folder} is a {entries['model_type']} model: the positions that it was trained with are inside its attention, and "
-            "are what it knows of order; fine-tune it as it is"
-        )
-    if not entries and (folder / MODULES).is_file():
+    if not (folder / CONFIG_NAME).is_file() and (folder / MODULES).is_file():
         raise ValueError(
             f"{folder} has its transformer in a sub-folder: load it with sentence-transformers and save it again, which puts it "
             "into the folder itself"
+        )
+    model_type = inspection.read_entries(str(folder)).get("model_type")
+    if isinstance(model_type, str) and model_type in OF_THEIR_OWN:
+        raise ValueError(
+            f"{folder} is a {model_type} model: the positions that it was trained with are inside its attention, and are what it knows of "
+            "order; fine-tune it as it is"
         )
     return inspection.load_config(str(folder))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -24,6 +25,7 @@ from .calibration import calibrate
 from .checkpoints import (
     Checkpoint,
     check_finite,
+    check_installed,
     check_max_length,
     default_flags,
     is_native,
@@ -36,14 +38,16 @@ from .distillation import Distillation, Diverged, distill, is_first_process, set
 from .extension import METHODS, extend, stride_of
 from .measuring import Yardstick
 from .report import REPORT, ConversionReport
-from .start import best_sinusoids, joined_positions, number_of_positions, start
+from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
 from .targets import Batch
 from .texts import Windows, held_out_apart, read_documents
-from .writing import check_installed, check_space, checked_output, kept_files, write_converted
+from .writing import check_space, checked_output, kept_files, write_converted
 
 
 logger = logging.get_logger(__name__)
 
+# In the working folder, the file that is locked while a process has it.
+LOCK = "lock"
 # Of the text that scores are calibrated on.
 CALIBRATION_ROWS = 8
 CALIBRATION_BATCHES = 2
@@ -72,6 +76,7 @@ class ConversionArguments:
 
     def __post_init__(self) -> None:
         if self.output is not None:
+            inspection.check_named(self.output, "the output")
             self.output = checked_output(Path(self.output))
         elif self.resume or self.onnx:
             raise ValueError("resume and onnx need an output folder")
@@ -130,6 +135,8 @@ class Conversion:
             kept_files(checkpoint.folder)
         distillation = arguments.distillation(checkpoint.trained_length)
         flags = chosen_flags(checkpoint, position_scheme, flags, distillation.max_length, arguments.extend)
+        if any(is_new(name, position_scheme, checkpoint.config) for name in ORDERED_BY):
+            check_installed("scipy", "train")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
         return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out)
@@ -215,6 +222,10 @@ class Conversion:
 
     def run(self) -> tuple[PreTrainedModel, ConversionReport]:
         """All stages, each measured, and what comes of them written."""
+        with self._alone():
+            return self._run()
+
+    def _run(self) -> tuple[PreTrainedModel, ConversionReport]:
         windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.distillation.train != "none")
@@ -227,30 +238,54 @@ class Conversion:
             report = replace(interrupted, settings=report.settings)
             self.seconds = report.seconds
             stages = [self._distill]
-        elif self.work and is_first_process():
-            shutil.rmtree(self.work, ignore_errors=True)
+        else:
+            self._forget()
         lengths = self.distillation.trained_length, self.distillation.max_length
-        with self._tidied():
-            yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
-            progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
-            for stage in stages:
-                stage(progress)
-            report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
-            report.conclude(yardstick.left_out)
-            check_finite(student, "the converted model")
-            if self.output is not None and is_first_process():
-                self._write(student, report)
+        yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
+        progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
+        for stage in stages:
+            stage(progress)
+        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+        report.conclude(yardstick.left_out)
+        check_finite(student, "the converted model")
+        if self.output is not None and is_first_process():
+            self._write(student, report)
         return student, report
 
     @contextmanager
-    def _tidied(self) -> Iterator[None]:
-        """After an error, the working folder stays only where there is a state in it to go on with."""
+    def _alone(self) -> Iterator[None]:
+        """Within, no other process converts to the same output; it would take away what is kept of this one.
+
+        The lock is the system's, which lets go of it however a process ends. Afterwards the working folder stays only where there is
+        a state in it to go on with.
+
+        Raises:
+            FileExistsError: another process does.
+        """
+        if self.work is None or not is_first_process():
+            yield
+            return
+        self.work.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.work / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise FileExistsError(
+                f"another process is converting to {self.output}: wait for it, or name another folder"
+            ) from None
         try:
             yield
-        except BaseException:
-            if self.work and not self.state.is_file() and is_first_process():
+        finally:
+            if not self.state.is_file():
                 shutil.rmtree(self.work, ignore_errors=True)
-            raise
+            lock.release()
+
+    def _forget(self) -> None:
+        """Remove what is kept of a conversion before this one."""
+        if self.work is not None and is_first_process():
+            for file in self.work.iterdir():
+                if file.name != LOCK:
+                    file.unlink()
 
     def _calibration_batches(self, windows: Windows) -> list[Batch]:
         generator = torch.Generator().manual_seed(self.distillation.seed)
@@ -276,7 +311,6 @@ class Conversion:
     def _keep_state(self, at: "_Progress") -> None:
         """The folder that distillation keeps its state in, and the report so far."""
         if self.work and self.distillation.train != "none" and is_first_process():
-            self.work.mkdir(parents=True)
             (self.work / "report.json").write_text(at.report.to_json(), encoding="utf-8")
 
     def _distill(self, at: "_Progress") -> None:

@@ -32,4 +32,4 @@ def of_config(config: PreTrainedConfig) -> str:
 def of_text(windows: Windows) -> str:
     """SHA-256 of a text as the tokenizer reads it, where its lines begin and what frames it."""
     frame = torch.tensor([windows.first, windows.last, windows.padding])
-    return of_tensors({"tokens": windows.tokens, "starts": windows.starts, "frame": frame}.items())
+    return of_tensors({"tokens": windows.tokens, "starts": windows.line_starts, "frame": frame}.items())

@@ -19,14 +19,13 @@ from ..modeling.scheme import PositionTable
 from ..parameters import position_parameters
 from ..registry import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
-from .texts import Windows
+from .texts import SHORTEST, Windows
 
 
 TRAIN = ("all", "positions", "beyond", "none")
 DEFAULT_STEPS = 800
-# Tokens of a step, and the shortest windows.
+# Tokens of a step.
 STEP_TOKENS = 512
-SHORTEST = 16
 WARM_UP = 20
 # In hundreds of steps, squared gradients have to be forgotten sooner than by 0.999.
 BETAS = (0.9, 0.98)

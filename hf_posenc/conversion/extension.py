@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..modeling.embeddings import number_of_rows
 from ..registry import family_of, scheme_of
 from .checkpoints import make_student
 
@@ -72,7 +71,7 @@ def extend(model: PreTrainedModel, length: int, trained_length: int, method: str
     table = getattr(embeddings, family.table, None)
     stride = 1
     if table is not None:
-        available = number_of_rows(table) - first
+        available = len(table.weight) - first
         if not 2 <= trained_length <= available:
             raise ValueError(f"trained_length must be between 2 and {available}, got {trained_length}")
         rows = table.weight.detach()[first : first + trained_length]

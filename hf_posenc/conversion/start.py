@@ -1,7 +1,5 @@
 """Start: what algebra alone keeps of the positions that a checkpoint was trained with."""
 
-from itertools import combinations
-
 import torch
 from torch import nn
 
@@ -12,7 +10,7 @@ from ..modeling.scheme import AttentionScheme
 from ..modeling.schemes import SCHEMES, scheme_names
 from ..modeling.sinusoidal import precise_dtype, sinusoids
 from ..registry import scheme_of
-from .checkpoints import keeps_scheme
+from .checkpoints import check_installed, keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
 
@@ -26,6 +24,8 @@ BEYOND = 1e-2
 NOISE = torch.finfo(torch.bfloat16).eps
 # Relative size of what keeps other problems solvable.
 RIDGE = 1e-6
+# Schemes that heads are put in another order for, by the assignment of SciPy.
+ORDERED_BY = ("alibi", "tupe")
 # Random words that stand for a text where none is given: sequences and their length.
 RANDOM_TEXT = (16, 64)
 
@@ -484,19 +484,16 @@ def order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches:
 
 
 def best_assignment(cost: torch.Tensor) -> list[int]:
-    """Which row goes to each column of a square matrix of costs: none of two could change places for a smaller sum.
+    """Which row goes to each column of a square matrix of costs, such that their sum is the smallest (Crouse 2016, as in SciPy).
 
-    It begins with rows in the order of their cheapest columns.
+    Raises:
+        ImportError: SciPy is not installed.
     """
-    rows = cost.argmin(1).argsort(stable=True).tolist()
-    changed = True
-    while changed:
-        changed = False
-        for first, second in combinations(range(len(rows)), 2):
-            a, b = rows[first], rows[second]
-            if cost[b, first] + cost[a, second] < cost[a, first] + cost[b, second] - 1e-12:
-                rows[first], rows[second], changed = b, a, True
-    return rows
+    check_installed("scipy", "train")
+    from scipy.optimize import linear_sum_assignment  # only here: the rest of the package does without
+
+    _, rows = linear_sum_assignment(cost.T.numpy())
+    return rows.tolist()
 
 
 def permute_heads(layer: nn.Module, family: Family, order: list[int]) -> None:

@@ -1,6 +1,8 @@
 """Text to convert with: documents, and the windows of tokens that are cut from them."""
 
 import itertools
+import math
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +20,11 @@ MAX_CHARACTERS = 20_000_000
 MOST_UNKNOWN = 0.1
 # Of documents, one in so many is held out. Fewer documents than this are cut into as many pieces.
 HELD_OUT_EVERY = 10
+# Where a line is cut: behind a space. What is longer than any word, without one, is text of a language that has none.
+SPACE = re.compile(r"\s")
+LONGEST_WORD = 100
+# The shortest windows, special tokens among them.
+SHORTEST = 16
 
 
 def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
@@ -71,7 +78,7 @@ def _documents_of(source: str) -> Iterator[str]:
 
 def _read_file(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8: {error}") from error
 
@@ -99,7 +106,8 @@ def _rows_of(source: str) -> Iterator[str]:
 def held_out_apart(documents: list[str]) -> tuple[list[str], list[str]]:
     """Documents to train on, and every tenth to measure on.
 
-    Fewer than ten documents are cut into pieces at ends of lines first: then two pieces of one document may be on both sides.
+    Fewer than ten documents are cut into pieces first, between lines or, where a line is long, between words: then two pieces of one
+    document may be on both sides.
     """
     if len(documents) < HELD_OUT_EVERY:
         documents = [piece for document in documents for piece in _pieces(document, 2 * HELD_OUT_EVERY)]
@@ -109,13 +117,28 @@ def held_out_apart(documents: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _pieces(document: str, number: int) -> list[str]:
-    """A document in pieces of about the same length that begin where a line begins."""
-    lines, size, pieces = document.splitlines(keepends=True), len(document) / number, [""]
-    for line in lines:
-        if len(pieces[-1]) >= size:
-            pieces.append("")
-        pieces[-1] += line
+    """A document in pieces of about the same length that begin where a line begins or, in a line that is longer than that, a word."""
+    size, pieces = len(document) / number, [""]
+    for line in document.splitlines(keepends=True):
+        for part in _parts(line, math.ceil(size)):
+            if len(pieces[-1]) >= size:
+                pieces.append("")
+            pieces[-1] += part
     return pieces
+
+
+def _parts(line: str, size: int) -> Iterator[str]:
+    """A line in parts of `size` characters and the rest of a word; where nothing separates words, of `size` characters."""
+    begin = 0
+    while len(line) - begin > size:
+        space = SPACE.search(line, begin + size, begin + size + LONGEST_WORD)
+        end = begin + size if space is None else space.end()
+        if space is None and len(line) <= end + LONGEST_WORD:
+            break
+        yield line[begin:end]
+        begin = end
+    if begin < len(line):
+        yield line[begin:]
 
 
 class Windows:
@@ -127,7 +150,8 @@ class Windows:
 
     Attributes:
         tokens: (number,) ids of all documents, one after the other, without special tokens.
-        starts: (lines,) where a line that has tokens begins.
+        line_starts: (lines,) where a line that has tokens begins.
+        lengths: (lines,) how many tokens it has.
     """
 
     def __init__(self, documents: Sequence[str], tokenizer):
@@ -136,10 +160,23 @@ class Windows:
         ids = [line for line in ids if line]
         self.tokens = torch.tensor([*itertools.chain.from_iterable(ids)], dtype=torch.long)
         lengths = torch.tensor([0, *map(len, ids)])
-        self.starts = lengths.cumsum(0)[:-1]
+        self.line_starts = lengths.cumsum(0)[:-1]
         self.lengths = lengths[1:]
         self.unknown = tokenizer.unk_token_id
         self.first, self.last, self.padding = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
+
+    @property
+    def starts(self) -> torch.Tensor:
+        """(number,) where the shortest windows begin."""
+        return self.pieces(SHORTEST - 2)[0]
+
+    def pieces(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Lines cut into pieces of at most `size` tokens: where each begins, and how many tokens it has."""
+        numbers = -(-self.lengths // size)  # of pieces, by line
+        before = (numbers.cumsum(0) - numbers).repeat_interleave(numbers)
+        within = (torch.arange(int(numbers.sum())) - before) * size
+        rest = self.lengths.repeat_interleave(numbers) - within
+        return self.line_starts.repeat_interleave(numbers) + within, rest.clamp(max=size)
 
     def check_enough(self, tokens: int, what: str) -> None:
         """Raise ValueError for fewer tokens than are needed."""
@@ -163,11 +200,15 @@ class Windows:
             )
 
     def draw(self, length: int, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-        """Windows of `length` tokens, special tokens among them, that begin where lines do, at random."""
-        last = len(self.tokens) - (length - 2)
-        starts = self.starts[self.starts <= last]
+        """Windows of `length` tokens, special tokens among them, at random: every token is in one of those that may be drawn.
+
+        They begin where lines do and, in a line that is longer than a window, where one before it ends; the last ends with the text.
+        """
+        inner = length - 2
+        starts, last = self.pieces(inner)[0], len(self.tokens) - inner
+        starts = torch.cat([starts[starts < last], torch.tensor([last])])
         chosen = starts[torch.randint(len(starts), (rows,), generator=generator)]
-        return self._batch([self.tokens[start : start + length - 2] for start in chosen.tolist()])
+        return self._batch([self.tokens[start : start + inner] for start in chosen.tolist()])
 
     def evenly_spaced(self, length: int, rows: int) -> dict[str, torch.Tensor]:
         """At most `rows` windows of `length` tokens that do not overlap, evenly spread."""
@@ -177,12 +218,17 @@ class Windows:
         return self._batch([self.tokens[start : start + inner] for start in starts])
 
     def lines(self, length: int, rows: int, least: int = 8) -> dict[str, torch.Tensor]:
-        """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right."""
-        long_enough = (self.lengths >= least).nonzero().flatten()
-        rows = min(rows, len(long_enough))
-        chosen = long_enough[torch.linspace(0, len(long_enough) - 1, rows).long()] if rows else []
-        pairs = [(self.starts[line], min(self.lengths[line], length - 2)) for line in chosen]
-        return self._batch([self.tokens[start : start + number] for start, number in pairs])
+        """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right.
+
+        Where there are fewer, what is cut off is lines of its own.
+        """
+        starts, lengths = self.pieces(length - 2)
+        long_enough = lengths >= least
+        whole = long_enough & torch.isin(starts, self.line_starts)
+        found = (whole if whole.sum() >= rows else long_enough).nonzero().flatten()
+        rows = min(rows, len(found))
+        chosen = found[torch.linspace(0, len(found) - 1, rows).long()] if rows else found
+        return self._batch([self.tokens[start : start + n] for start, n in zip(starts[chosen], lengths[chosen])])
 
     def _batch(self, windows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         longest = max(map(len, windows), default=0) + 2

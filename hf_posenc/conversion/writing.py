@@ -1,7 +1,6 @@
 """Writing a converted model: a folder that is whole, or none."""
 
 import copy
-import importlib.util
 import json
 import os
 import shutil
@@ -51,16 +50,6 @@ def checked_output(folder: Path) -> Path:
     if not writable:
         raise PermissionError(f"{place} cannot be written to: name another folder")
     return folder
-
-
-def check_report(file: Path) -> None:
-    """Raise OSError unless a file can be written here."""
-    if file.is_dir():
-        raise IsADirectoryError(f"{file} is a folder: name a file")
-    if not file.absolute().parent.is_dir() or not os.access(
-        file if file.exists() else file.absolute().parent, os.W_OK
-    ):
-        raise OSError(f"{file} cannot be written: its folder is missing, or you may not write there")
 
 
 def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
@@ -168,9 +157,3 @@ def export_onnx(model: PreTrainedModel, file: Path) -> None:
         base = copy.deepcopy(base).float()
     file.parent.mkdir(parents=True, exist_ok=True)
     export_model(base, file)
-
-
-def check_installed(library: str, extra: str) -> None:
-    """Raise ImportError where a library that only some conversions need is not installed."""
-    if importlib.util.find_spec(library) is None:
-        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")

@@ -49,16 +49,13 @@ def save_card(card: ModelCard, path: str | os.PathLike, given: Collection[str] =
         ValueError: what is there cannot be read as a card; it is left as it is.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():  # /dev/stdout
-        path.write_text(card.content, encoding="utf-8")
-        return path
-    content, target = card.content, path.resolve()
-    if target.is_file() and not force:
-        there = read_card(target)
-        content = _explained(target, merged_card, there.replace("\r\n", "\n"), content, given)
+    content = card.content
+    if path.is_file() and not force:
+        there = read_card(path)
+        content = _explained(path, merged_card, there.replace("\r\n", "\n"), content, given)
         if "\r\n" in there:
             content = content.replace("\n", "\r\n")
-    write_whole({target: content})
+    write_whole({path: content})
     return path
 
 

@@ -53,7 +53,7 @@ from .. import inspection
 from ..integrations import sentence_transformers as sentence_folders
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import SCHEMES, sources_of
-from .card_files import END, begin_mark, check_card, save_card
+from .card_files import BEGIN, END, begin_mark, check_card, save_card
 
 
 if TYPE_CHECKING:
@@ -320,12 +320,13 @@ def make_card(
     own_schemes: dict[str, list[str]] = {}
     for scheme, source in sources_of(config.position_scheme).items():
         own_schemes.setdefault(source.module, []).append(SCHEMES[scheme].__qualname__)
-    return ModelCard.from_template(
+    card = ModelCard.from_template(
         data,
         template_path=str(TEMPLATE),
         begin=begin_mark(data.to_dict()),
         end=END,
-        title=name,
+        title=" ".join(name.split()),
+        fenced=fenced,
         repo_id=repo_id,
         known=results,
         config=config,
@@ -344,6 +345,15 @@ def make_card(
         own_schemes=own_schemes,
         regenerate=command,
     )
+    if card.content.count(BEGIN) != 1 or card.content.count(END) != 1:
+        raise ValueError(f"the results hold a comment by which cards are marked, {END}: leave it out")
+    return card
+
+
+def fenced(command: str) -> str:
+    """A command as a block of code that nothing in it ends: its fence is longer than any backticks there."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}bash\n{command}\n{fence}"
 
 
 def write_card(
@@ -374,6 +384,9 @@ def write_card(
         OSError: a file is missing or cannot be written.
         ValueError: the folder holds no variant, the results are wrong, or the card that is there cannot be read.
     """
+    for place, what in ((folder, "the folder"), (results, "the file of results"), (output, "the file to write")):
+        if place is not None:
+            inspection.check_named(place, what)
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
     config = inspection.load_config(str(folder))

@@ -19,7 +19,7 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from ..inspection import load_config
+from ..inspection import check_named, load_config, read_config
 from ..integrations.sentence_transformers import (
     MODULES,
     SETTINGS,
@@ -28,7 +28,7 @@ from ..integrations.sentence_transformers import (
     module_files,
     module_paths,
 )
-from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 
 
 CARD = "README.md"
@@ -157,7 +157,7 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     """What is pushed of a folder, by path in the repository.
 
     A variant's config and code are written anew to `written`, so that they fit each other and this version; so is a card
-    if the folder has none. A folder of sentence-transformers also has the sub-folders of its modules.
+    if the folder has none. The files of schemes from outside the package are those of the folder. A folder of sentence-transformers also has the sub-folders of its modules.
 
     Raises:
         OSError, ValueError: the folder holds no variant and no adapter, or not all of it, or links that lead out of it.
@@ -185,7 +185,29 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
         from .cards import make_card  # only here: it brings the template engine along
 
         make_card(config, repo_id=repo_id, sentence_class=model_class(folder)).save(written / CARD)
-    return {**files, **{path.name: path for path in written.iterdir()}}
+    return {**files, **{path.name: path for path in written.iterdir()}, **scheme_files(folder, config)}
+
+
+def scheme_files(folder: Path, config: PositionConfigMixin) -> dict[str, Path]:
+    """The files of schemes beside a saved variant's weights, by name: those that are registered may have another text since.
+
+    Raises:
+        ValueError: a scheme is registered from a file of another name, or one is a link out of the folder.
+    """
+    there = read_config(str(folder)).get(SCHEME_FILES)
+    there = there if isinstance(there, dict) else {}
+    files = {}
+    for name, reference in config.to_dict().get(SCHEME_FILES, {}).items():
+        if there.get(name, reference) != reference:
+            raise ValueError(
+                f"{folder} has position_scheme {name!r} as {there[name]}, and it is registered as {reference}: register the file that the "
+                "model was saved with"
+            )
+        file = folder / f"{reference.rpartition('.')[0]}.py"
+        if file.is_file():
+            files[file.name] = file
+    check_inside(folder, files.values())
+    return files
 
 
 def outdated_files(present: list[str], files: Iterable[str], module_folders: Iterable[str]) -> list[str]:
@@ -266,6 +288,7 @@ def push(
             public or that of the adapter's own base; nothing was sent.
         HubError: the Hub refused or was not reached, or somebody else pushed meanwhile.
     """
+    check_named(folder, "the folder to push")
     api = api or HfApi(library_name="hf_posenc")
     with tempfile.TemporaryDirectory() as temporary:
         files = shared_files(Path(folder), Path(temporary), repo_id)

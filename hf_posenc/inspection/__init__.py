@@ -1,8 +1,9 @@
 """What a model is, as far as its config tells: schemes, flags, parameters, limits.
 
-No weight is read, and no code that lies beside a checkpoint is run.
+Of weights, names are read and no numbers; no code that lies beside a checkpoint is run.
 """
 
+import copy
 import json
 import math
 import re
@@ -17,11 +18,10 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
-    StrictDataclassError,
 )
 from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedConfig
-from transformers.utils import CONFIG_NAME, cached_file, has_file
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import CONFIG_NAME, cached_file, has_file, logging
 
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
@@ -29,7 +29,11 @@ from ..modeling.scheme import PositionScheme
 from ..modeling.schemes import ALL, FLAGS, SCHEMES, kind_of, scheme_names
 from ..parameters import position_parameters
 from ..registry import CONFIG_CLASSES, families, family_of, saved_class, variant_config
+from ..weights import class_of_weights, tensor_names
+from .sizes import check_sizes, config_of
 
+
+logger = logging.get_logger(__name__)
 
 # Kind of a flag -> the type of its values in JSON.
 JSON_TYPES = {Boolean: "boolean", Integer: "integer", Number: "number", Subset: "list", Dictionary: "object"}
@@ -50,11 +54,21 @@ PIPELINE_TAGS = {
 }
 
 
+def check_named(place: str | Path, what: str) -> None:
+    """Raise ValueError for an empty name: as a path it would be the folder that one is in."""
+    if not str(place).strip():
+        raise ValueError(f"the name of {what} is empty")
+
+
 def check_exists(model: str, revision: str | None = None) -> None:
     """Raise OSError at once for what is neither a folder nor a model on the Hub.
 
     transformers would ask the Hub for every file that it may need, and each time again and again where nobody answers.
+
+    Raises:
+        ValueError: the name is empty, which as a folder is the one that you are in.
     """
+    check_named(model, "the model")
     if Path(model).exists():
         return
     try:
@@ -82,12 +96,12 @@ def check_exists(model: str, revision: str | None = None) -> None:
         ) from error
 
 
-def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """The entries of config.json of a folder or of a repository on the Hub, if the model is of a family with variants.
+def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
+    """The entries of config.json of a folder or of a repository on the Hub, of whatever family.
 
     Raises:
         OSError: there is no config, or it cannot be had.
-        ValueError: the model is of another family.
+        ValueError: it is no JSON object.
     """
     try:
         entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
@@ -98,26 +112,81 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
         raise ValueError(f"{model}: {CONFIG_NAME} must hold a JSON object")
     if not entries:
         raise OSError(f"{model} has no config.json")
+    return entries
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """[`read_entries`] of a model of a family with variants.
+
+    Raises:
+        OSError: as there.
+        ValueError: as there, or the model is of another family.
+    """
+    entries = read_entries(model, revision)
     model_type = entries.get("model_type")
-    if model_type not in CONFIG_CLASSES:
+    if not isinstance(model_type, str) or model_type not in CONFIG_CLASSES:
         raise ValueError(
             f"{model} is of model type {model_type!r}; the families that have position schemes are {families()}"
         )
     return entries
 
 
-def load_config(model: str, revision: str | None = None) -> PreTrainedConfig:
+def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
     """The config of a folder or of a repository on the Hub: a variant's, or a stock one of a family that has variants.
 
     Raises:
         OSError: there is no config, or it cannot be had.
-        ValueError: the model is of another family, or its flags are wrong.
+        ValueError: the model is of another family, its flags are wrong, or it holds what no model can have.
     """
     entries = read_config(model, revision)
-    try:
-        return CONFIG_CLASSES[entries["model_type"]].from_dict(entries)
-    except (StrictDataclassError, TypeError, AttributeError, LookupError) as error:
-        raise ValueError(f"{model}: {CONFIG_NAME} holds what no model has ({' '.join(str(error).split())})") from error
+    cls = CONFIG_CLASSES[entries["model_type"]]
+    with config_of(model):
+        usual = cls()
+        check_sizes(model, entries, usual, family_of(usual))
+        config = cls.from_dict(entries)
+        made_of(config, saved_class(config), layers=1)
+    return config
+
+
+def load_config(model: str, revision: str | None = None, download: bool = False) -> PreTrainedConfig:
+    """[`checked_config`], whose `architectures` name what the weights are: see [`name_as_weights`]."""
+    config = checked_config(model, revision)
+    name_as_weights(config, saved_class(config), model, revision, download)
+    return config
+
+
+def name_as_weights(
+    config: PreTrainedConfig,
+    cls: type[PreTrainedModel],
+    place: str,
+    revision: str | None = None,
+    download: bool = False,
+) -> None:
+    """Have a config name the base model where the weights beside it have nothing of the head that it names, and log a warning.
+
+    The configs of many base models do, among them those of sentence-transformers. The head would be random numbers.
+
+    Args:
+        cls: the class that the config names.
+        download: fetch weights from the Hub to look at their names; otherwise those that are not here are not looked at.
+    """
+    model = made_of(config, cls, layers=1)
+    names = None if model.base_model is model else tensor_names(place, revision, download)
+    found = cls if names is None else class_of_weights(model, names)
+    if found is not cls:
+        logger.warning_once(
+            f"{place}: its config names {cls.__name__}, and its weights have nothing of that head: it counts as {found.__name__}."
+        )
+        config.architectures = [found.__name__]
+
+
+def made_of(config: PreTrainedConfig, cls: type[PreTrainedModel], layers: int | None = None) -> PreTrainedModel:
+    """A model of a class, without memory for its parameters, and with fewer layers if so many are given."""
+    if layers is not None:
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = layers
+    with torch.device("meta"):
+        return cls(config)
 
 
 def native_positions(config: PreTrainedConfig) -> str:
@@ -180,8 +249,7 @@ def pipeline_tag(config: PositionConfigMixin) -> str | None:
 
 def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, ...]], int]:
     """Name and shape of each parameter that the schemes add, and the number of all parameters of the model."""
-    with torch.device("meta"):
-        model = saved_class(config)(config)
+    model = made_of(config, saved_class(config))
     shapes = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
     return shapes, model.num_parameters()
 
@@ -219,8 +287,12 @@ def tokenizer_length(model: str, revision: str | None = None) -> float | None:
     try:
         entries = json.loads(text)
         # The second is its name in the oldest checkpoints.
-        length = entries.get("model_max_length", entries.get("max_len"))
-        # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
-        return math.inf if length is None or length > NO_LENGTH else int(length)
+        return length_of(entries.get("model_max_length", entries.get("max_len")))
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
+
+
+def length_of(model_max_length: float | None) -> float:
+    """Number of tokens at which a tokenizer cuts, by its `model_max_length`; infinite where it has no limit."""
+    # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
+    return math.inf if model_max_length is None or model_max_length > NO_LENGTH else int(model_max_length)

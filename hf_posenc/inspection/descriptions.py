@@ -2,20 +2,26 @@
 
 import html
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 from transformers.utils import find_adapter_config_file, has_file
 
 from ..hub import pushing as hub
+from ..inside import module_inside, outermost
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes import ALIASES, SCHEMES
-from ..registry import CONFIG_CLASSES, saved_class
+from ..parameters import position_parameters
+from ..registry import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
 from . import (
     check_exists,
     flag_rows,
     flags_of,
+    length_of,
     load_config,
     longest_sequence,
     native_positions,
@@ -79,20 +85,28 @@ def schemes() -> Description:
     return Description([rows, names, [("flag", "values", "for"), *flag_rows(), unpad_row()]])
 
 
-def inspect(model: str, revision: str | None = None) -> Description:
-    """What the positions of a saved model are.
+def inspect(model: Any, revision: str | None = None) -> Description:
+    """What the positions of a model are.
 
-    Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
-    hf_posenc. Reads the configs alone: no weights, and no code that lies beside them.
+    Scheme, flags and parameters; of a saved model also where the tokenizer beside it cuts, and what transformers makes of it without
+    hf_posenc. Of what is saved it reads the configs and, where weights are here, the names in them: no numbers, and no code.
 
     Args:
-        model: a folder, or a name on the Hub: a model or an adapter.
+        model: a folder, or a name on the Hub: a model or an adapter. Or a config, a model in memory, or what holds some: a pipeline,
+            a SentenceTransformer, a module of your own.
         revision: branch, tag or commit on the Hub.
 
     Raises:
         OSError: there is no such model, or it cannot be had.
+        TypeError: it is none of these.
         ValueError: the model is of a family without position schemes, or its flags are wrong.
     """
+    if isinstance(model, PreTrainedConfig):
+        family_of(model)
+        name = f"{type(model).__name__} ({model.model_type})"
+        return Description([_rows(name, model, _tokens(longest_sequence(model), {}))])
+    if not isinstance(model, (str, os.PathLike)):
+        return _inspect_in_memory(model)
     model = str(model)
     check_exists(model, revision)
     adapter = find_adapter_config_file(model, revision=revision)
@@ -107,33 +121,47 @@ def inspect(model: str, revision: str | None = None) -> Description:
     if of_adapter is not None:
         tokenizers["adapter's tokenizer"] = of_adapter
     tokens = _tokens(longest_sequence(config), tokenizers)
-    rows = _rows_of_variant if isinstance(config, PositionConfigMixin) else _rows_of_stock
-    return Description([*parts, rows(model, revision, config, tokens)])
+    name, without = f"{model} ({config.model_type})", ["the same: hf_posenc leaves such a model as it is"]
+    if isinstance(config, PositionConfigMixin):
+        entries = read_config(model, revision)
+        name = f"{model} ({entries['model_type']}, {saved_class(config).__name__})"
+        without = _without(model, revision, entries, config)
+    rows = [("" if index else "without hf_posenc", line) for index, line in enumerate(without)]
+    return Description([*parts, [*_rows(name, config, tokens), *rows]])
 
 
-def _rows_of_stock(model: str, revision: str | None, config, tokens: Rows) -> Rows:
-    return [
-        ("model", f"{model} ({config.model_type})"),
-        ("position_scheme", f"not given: a stock model, with learned {native_positions(config)}"),
-        *tokens,
-        ("without hf_posenc", "the same: hf_posenc leaves such a model as it is"),
-    ]
+def _inspect_in_memory(given: Any) -> Description:
+    """What the positions of each model are that is given or in what is given."""
+    models = outermost(module_inside(given), lambda part: isinstance(part, tuple(BASE_MODELS)))
+    if not models:
+        raise ValueError(
+            f"this {type(given).__name__} holds no model of the families that have position schemes: {families()}"
+        )
+    tokenizer, tables = getattr(given, "tokenizer", None), []
+    for path, model in models.items():
+        name = f"{type(model).__name__}, {path} of this {type(given).__name__}" if path else type(model).__name__
+        tokenizers = {"tokenizer": length_of(tokenizer.model_max_length)} if tokenizer is not None else {}
+        tokens = _tokens(longest_sequence(model.config), tokenizers)
+        shapes = {parameter: tuple(value.shape) for parameter, value in position_parameters(model).items()}
+        tables.append(_rows(name, model.config, tokens, (shapes, model.num_parameters())))
+    return Description(tables)
 
 
-def _rows_of_variant(model: str, revision: str | None, config: PositionConfigMixin, tokens: Rows) -> Rows:
-    entries = read_config(model, revision)
-    shapes, total = parameter_shapes(config)
+def _rows(name: str, config: PreTrainedConfig, tokens: Rows, parameters: tuple[dict, int] | None = None) -> Rows:
+    """What a model of a config is; its parameters are those that the config tells of, if they are not given."""
+    if not isinstance(config, PositionConfigMixin):
+        stock = f"not given: a stock model, with learned {native_positions(config)}"
+        return [("model", name), ("position_scheme", stock), *tokens]
+    shapes, total = parameters or parameter_shapes(config)
     added = sum(torch.Size(shape).numel() for shape in shapes.values())
-    without = _without(model, revision, entries, config)
     return [
-        ("model", f"{model} ({entries['model_type']}, {saved_class(config).__name__})"),
+        ("model", name),
         ("position_scheme", config.position_scheme),
         *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in schemes_of(config)),
         ("flags", ", ".join(f"{flag}={value!r}" for flag, value in flags_of(config).items()) or "defaults"),
         *tokens,
         ("parameters", f"{added:,} of {total:,} belong to the scheme"),
         *(("", f"{name} {shape}" + f" × {count}" * (count > 1)) for name, shape, count in per_layer(shapes)),
-        *(("" if index else "without hf_posenc", line) for index, line in enumerate(without)),
     ]
 
 

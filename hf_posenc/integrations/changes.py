@@ -1,7 +1,12 @@
 """What this package changes in other packages, written down so that it can be put back."""
 
 import functools
+import sys
+import threading
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from ..modeling.stock_interface import tells_versions
@@ -108,3 +113,40 @@ def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> N
         return method(original, self, *args, **kwargs) if changes.active else original(*args, **kwargs)
 
     changes.set_attribute(owner, name, tells_versions(hook))
+
+
+class AtImport(MetaPathFinder):
+    """Waits for the import of a module, leaves it to the other finders, and does something when it has run."""
+
+    def __init__(self, name: str, then: Callable[[], None]):
+        self.name, self.then = name, then
+        self.searching = threading.local()
+
+    def wait(self, changes: Changes) -> None:
+        """From now on, until the module is imported or the changes are undone."""
+        sys.meta_path.insert(0, self)
+        changes.to_undo(lambda: self in sys.meta_path and sys.meta_path.remove(self))
+
+    def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
+        # Another package may wait in the same way: its finder asks this one, which it has been asked by.
+        if fullname != self.name or getattr(self.searching, "now", False):
+            return None
+        self.searching.now = True
+        try:
+            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next((spec for spec in found if spec is not None), None)
+        finally:
+            self.searching.now = False
+        # Looking whether it is installed leads here too: only when its code runs is the waiting over.
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            waiting = Changes()
+            execute = functools.partial(self._execute, spec.loader.exec_module, waiting)
+            waiting.set_attribute(spec.loader, "exec_module", execute)
+        return spec
+
+    def _execute(self, exec_module: Callable, waiting: Changes, module: ModuleType) -> None:
+        waiting.undo()
+        exec_module(module)
+        if module.__name__ == self.name and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.then()

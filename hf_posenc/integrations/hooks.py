@@ -8,6 +8,7 @@ on its base classes, each of which does nothing unless a flag is given:
 - `BertConfig.get_config_dict` reads a saved variant without complaint, and sees to the schemes that it brings; `AutoConfig` tells it
   whether their code is trusted.
 - A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
+- `save_pretrained` of a model that holds variants has its config tell of them, or refuses: see [`saving`].
 
 Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
 """
@@ -37,8 +38,8 @@ from ..modeling.stock_interface import tells_versions
 from ..registration import provide_schemes, trusting_code
 from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
-from . import stock_attention
-from .changes import INSTALLED, Changes, finder, hook_class_method
+from . import saving, stock_attention, trainer
+from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method
 
 
 logger = logging.get_logger(__name__)
@@ -243,9 +244,11 @@ def install() -> None:
         hook_class_method(changes, PreTrainedConfig, "from_dict", _from_dict)
         hook_class_method(changes, PreTrainedConfig, "get_config_dict", _get_config_dict)
         hook_class_method(changes, AutoConfig, "from_pretrained", _auto_config)
+        hook_method(changes, PreTrainedModel, "save_pretrained", saving.save_pretrained)
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
+        trainer.install(changes)
         stock_attention.install(changes)
     except BaseException:
         changes.undo()

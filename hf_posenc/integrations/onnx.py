@@ -22,11 +22,14 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .. import inspection
-from ..files import whole_file
+from ..files import check_file, whole_file
 from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
 from ..modeling.blockwise import Term
+from ..modeling.masks import allowed, windowed
+from ..modeling.packing import padding_is_read
 from ..modeling.scheme import RelativeTerm
 from ..registry import CONFIG_CLASSES, saved_class
+from ..weights import load_whole
 from .stock_attention import deberta, mpnet
 from .stock_attention.attention import TokenMask
 
@@ -42,6 +45,8 @@ IMPLEMENTATION = "hf_posenc_onnx"
 OWN, CONTRIB = "hf_posenc", "com.microsoft"
 # Stock models without a variant whose attention is replaced here; the families with variants are the rest.
 OF_THEIR_OWN = ("deberta", "deberta-v2")
+# The score of what is not attended to.
+LOWEST = torch.finfo(torch.float32).min
 # Parity: batch x length, and how far results may be apart relative to their size.
 SHAPES, TOLERANCE = ((1, 2), (1, 11), (3, 40), (2, 150), (2, 300)), 1e-4
 # A file of ONNX holds so many bytes.
@@ -55,7 +60,7 @@ class Exported(NamedTuple):
         file: where it is.
         inputs, outputs: their names.
         longest: number of tokens at which a table ends, or None.
-        difference: largest difference from PyTorch's results where tokens are attended to.
+        difference: largest difference from PyTorch's results.
         metadata: what the file itself says of its making.
     """
 
@@ -88,15 +93,30 @@ def export(checkpoint: str | Path, out: str | Path, revision: str | None = None)
         OSError: there is no such checkpoint, or the file cannot be written.
         ValueError: the checkpoint is of another kind, or ONNX Runtime computes something else than PyTorch does.
     """
+    inspection.check_named(out, "the file to write")
     out = Path(out)
-    if out.exists():
+    if out.is_file():
         raise FileExistsError(f"{out} exists: name another file, or remove it")
+    check_file(out)
     check_installed()
     inspection.check_exists(str(checkpoint), revision)
-    config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
+    config = _config_of(str(checkpoint), revision)
     check_config(config)
-    model = _class_of(config).from_pretrained(checkpoint, revision=revision, dtype=torch.float32)
+    model = load_whole(_class_of(config), checkpoint, revision=revision, dtype=torch.float32)
     return export_model(model, out)
+
+
+def _config_of(checkpoint: str, revision: str | None) -> PreTrainedConfig:
+    """The config of what is exported; it names the class that the weights are of."""
+    entries = inspection.read_entries(checkpoint, revision)
+    _check_type(entries.get("model_type"))
+    if entries["model_type"] not in OF_THEIR_OWN:
+        return inspection.load_config(checkpoint, revision, download=True)
+    with inspection.config_of(checkpoint):
+        inspection.check_sizes(checkpoint, entries, transformers.CONFIG_MAPPING[entries["model_type"]](), None)
+        config = transformers.AutoConfig.from_pretrained(checkpoint, revision=revision)
+        inspection.name_as_weights(config, _class_of(config), checkpoint, revision, download=True)
+        return config
 
 
 def check_installed() -> None:
@@ -110,13 +130,17 @@ def check_installed() -> None:
 
 def check_config(config: PreTrainedConfig) -> None:
     """Raise ValueError for a model that is not exported."""
-    if config.model_type not in (*CONFIG_CLASSES, *OF_THEIR_OWN):
-        known = ", ".join(dict.fromkeys((*CONFIG_CLASSES, *OF_THEIR_OWN)))
-        raise ValueError(f"model type {config.model_type!r} is not exported; these are: {known}")
+    _check_type(config.model_type)
     if getattr(config, "is_decoder", False):
         raise ValueError("the model is a decoder (is_decoder); only encoders are exported")
     if config.model_type == "deberta":
         deberta.refuse_options(config)
+
+
+def _check_type(model_type: Any) -> None:
+    known = (*CONFIG_CLASSES, *OF_THEIR_OWN)
+    if model_type not in known:
+        raise ValueError(f"model type {model_type!r} is not exported; these are: {', '.join(known)}")
 
 
 def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -207,8 +231,10 @@ def _longest(config: PreTrainedConfig) -> int | None:
     return config.max_position_embeddings if getattr(config, "position_biased_input", True) else None
 
 
-def _example(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Inputs of a model; every row but the first is padded at its end."""
+def _example(
+    model: PreTrainedModel, batch: int, length: int, seed: int = 0, side: str = "right"
+) -> dict[str, torch.Tensor]:
+    """Inputs of a model; every row but the first is padded, at its end or, with "left", before it."""
     config = model.config
     shape = (batch, 2, length) if type(model).__name__.endswith("ForMultipleChoice") else (batch, length)
     generator = torch.Generator().manual_seed(seed)
@@ -219,8 +245,9 @@ def _example(model: PreTrainedModel, batch: int, length: int, seed: int = 0) -> 
     ids[ids == pad] = (pad + 1) % config.vocab_size
     for row in range(1, batch):
         padding = min(3 * row, length - 1)
-        mask[row, ..., length - padding :] = 0
-        ids[row, ..., length - padding :] = pad
+        places = slice(length - padding, length) if side == "right" else slice(0, padding)
+        mask[row, ..., places] = 0
+        ids[row, ..., places] = pad
     inputs = {"input_ids": ids, "attention_mask": mask}
     if getattr(config, "type_vocab_size", 0) > 1:
         inputs["token_type_ids"] = torch.randint(0, config.type_vocab_size, shape, generator=generator)
@@ -291,22 +318,32 @@ def _attend_with_terms(self, content_query, key, value, attention_mask, query, t
     values = tuple(term for term in terms if isinstance(term, RelativeTerm) and term.value_table is not None)
     bias = _score_bias(query, key, terms, attention_mask)
     if window is not None:
-        is_far = ~window.pairs(query.shape[2], key.shape[2], query.device)[None, None]
-        far = torch.zeros_like(is_far, dtype=query.dtype).masked_fill(is_far, torch.finfo(query.dtype).min)
-        bias = far if bias is None else bias + far
+        attention_mask = windowed(attention_mask, window, query.shape[2], key.shape[2], query.device)
     if values:
         settings = {"position_bias": bias, "value_terms": values}
         return eager_position_attention(self, content_query, key, value, attention_mask, self.scaling, **settings)
+    if window is not None:
+        # The operator takes a mask of tokens alone; one of pairs is a bias.
+        unseen = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, LOWEST)
+        bias, attention_mask = unseen if bias is None else bias + unseen, None
     return multi_head_attention(content_query, key, value, attention_mask, bias, self.scaling), None
 
 
 def _self_attend(implementation, module, query, key, value, terms, mask, scaling, dropout):
-    """[`self_attend`] of stock DeBERTa and MPNet. What queries get that are padding is not what they get there."""
+    """[`self_attend`] of stock DeBERTa and MPNet."""
+    words = None
     if isinstance(mask, TokenMask):
-        mask = mask.given[:, None, None, :].bool()
-    if isinstance(mask, torch.Tensor) and mask.shape[2] != 1:
-        mask = mask[:, :, :1]  # of pairs, as transformers makes it of tokens
-    return multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling).flatten(2)
+        words = mask.given.bool()
+        mask = words[:, None, None, :]
+    if isinstance(mask, torch.Tensor):
+        mask = allowed(mask[:, :, :1])  # of pairs, as transformers makes it of tokens; additive in older ones
+    output = multi_head_attention(query, key, value, mask, _score_bias(query, key, terms, mask), scaling)
+    return (output if words is None else _with_padding(output, value, words)).flatten(2)
+
+
+def _with_padding(output: torch.Tensor, value: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    """DeBERTa's padding attends to nothing: every key has the same weight. Heads read it where it stands on the left."""
+    return torch.where(words[..., None, None], output, value.mean(2)[:, None])
 
 
 def multi_head_attention(
@@ -330,7 +367,7 @@ def multi_head_attention(
     heads, width = query.shape[1], query.shape[3]
     states = [states.transpose(1, 2).flatten(2) for states in (query, key, value)]
     tokens = None if mask is None else mask[:, 0, 0].to(torch.int32)
-    attributes = {"num_heads": heads, "scale": float(scaling), "mask_filter_value": torch.finfo(torch.float32).min}
+    attributes = {"num_heads": heads, "scale": float(scaling), "mask_filter_value": LOWEST}
     output = torch.onnx.ops.symbolic(
         f"{CONTRIB}::MultiHeadAttention",
         [*states, None, tokens, bias],
@@ -642,7 +679,7 @@ def _describe(model: PreTrainedModel, program) -> dict[str, str]:
 
 
 def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
-    """The largest difference between ONNX Runtime and PyTorch at several shapes, where tokens are attended to.
+    """The largest difference between ONNX Runtime and PyTorch at several shapes, with padding on either side, and at it.
 
     Raises:
         ValueError: it is too large, relative to the results.
@@ -659,24 +696,34 @@ def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
     for seed, (batch, length) in enumerate(SHAPES):
         if longest is not None and length > longest:
             continue
-        inputs = _example(module.model, batch, length, seed)
+        for side in ("right", "left") if batch > 1 else ("right",):
+            largest = max(largest, _difference(module, session, _example(module.model, batch, length, seed, side)))
+    return largest
+
+
+def _difference(module: _Outputs, session, inputs: dict[str, torch.Tensor]) -> float:
+    """[`check_parity`] with these inputs."""
+    *batch, length = inputs["input_ids"].shape
+    shape = f"{' x '.join(map(str, batch))} x {length}"
+    token = padding_is_read.set(True)  # computed, as it is in the file
+    try:
         expected = module(*inputs.values())
-        try:
-            found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
-        except Exception as error:
-            raise ValueError(f"ONNX Runtime fails at {batch} x {length}: {_first_line(error)}") from error
-        for name, one, other in zip(module.outputs, expected, map(torch.from_numpy, found), strict=True):
-            if one.shape != other.shape:
-                raise ValueError(f"{name} has shape {tuple(other.shape)} in ONNX, {tuple(one.shape)} in PyTorch")
-            attended = inputs["attention_mask"].bool()
-            if one.shape[: attended.dim()] == attended.shape and one.dim() >= attended.dim():
-                one, other = one[attended], other[attended]
-            difference = (one - other).abs().max().item()
-            size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
-            if not difference <= TOLERANCE * size:  # also if it is no number
-                raise ValueError(
-                    f"ONNX Runtime computes another {name} than PyTorch at {batch} x {length}: {difference:.1e} apart, "
-                    f"where values reach {size:.1e}; nothing is written"
-                )
-            largest = max(largest, difference)
+    finally:
+        padding_is_read.reset(token)
+    try:
+        found = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    except Exception as error:
+        raise ValueError(f"ONNX Runtime fails at {shape}: {_first_line(error)}") from error
+    largest = 0.0
+    for name, one, other in zip(module.outputs, expected, map(torch.from_numpy, found), strict=True):
+        if one.shape != other.shape:
+            raise ValueError(f"{name} has shape {tuple(other.shape)} in ONNX, {tuple(one.shape)} in PyTorch")
+        difference = (one - other).abs().max().item()
+        size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
+        if not difference <= TOLERANCE * size:  # also if it is no number
+            raise ValueError(
+                f"ONNX Runtime computes another {name} than PyTorch at {shape}: {difference:.1e} apart, "
+                f"where values reach {size:.1e}; nothing is written"
+            )
+        largest = max(largest, difference)
     return largest

@@ -12,23 +12,21 @@ that before or after this package; what a version of PEFT does not have is passe
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Mapping
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from ..inside import module_inside, outermost
 from ..modeling.attention import PositionSelfAttention
 from ..modeling.configuration_posenc import PositionConfigMixin
 from ..modeling.modeling_posenc import PositionEncoder
 from ..modeling.scheme import PositionConstant, PositionParameter
-from .changes import Changes, hook_method
+from .changes import AtImport, Changes, hook_method
 
 
-def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
+def train_positions(model: Any, adapter_name: str | None = None) -> int:
     """Train the position parameters together with an adapter, and save them in its file.
 
         model = AutoModel.from_pretrained(..., position_scheme="absolute+t5")
@@ -44,7 +42,8 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     A module that an adapter changes in its own way (LoRA on `linear_pos`, by `target_modules="all-linear"`) is left to it.
 
     Args:
-        model: what `get_peft_model` returned, or a model after `add_adapter`.
+        model: what `get_peft_model` returned, or a model after `add_adapter`; or what holds one such model, such as a
+            SentenceTransformer.
         adapter_name: the active adapter if not given.
 
     Returns:
@@ -52,14 +51,19 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
 
     Raises:
         TypeError: `model` has no adapter.
-        ValueError: `model` is no variant, has no adapter of that name, or several are active and none is named.
+        ValueError: `model` is no variant, has no adapter of that name, several are active and none is named, or it holds several
+            models with adapters.
     """
-    configs = getattr(model, "peft_config", None)
-    if not isinstance(configs, dict) or not configs:
+    adapted = outermost(module_inside(model), _has_adapters)
+    if not adapted:
         raise TypeError(
-            f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model first, or use "
-            "freeze_all_but_positions to train nothing but positions"
+            f"train_positions needs a model with an adapter, got {type(model).__name__}: call get_peft_model, or the model's add_adapter, "
+            "first, or use freeze_all_but_positions to train nothing but positions"
         )
+    if len(adapted) > 1:
+        raise ValueError(f"train_positions: {', '.join(adapted)} have adapters: give one of them")
+    [model] = adapted.values()
+    configs = model.peft_config
     if not any(hasattr(module, "position_classes") for module in model.modules()):
         raise ValueError("train_positions: the model has no position_scheme; load it with one before get_peft_model")
     active = model.active_adapters() if callable(model.active_adapters) else model.active_adapters
@@ -80,6 +84,11 @@ def train_positions(model: nn.Module, adapter_name: str | None = None) -> int:
     _wrap(base, configs[adapter_name], adapter_name, names, activate=adapter_name in active)
     copies = [base.get_submodule(f"{name}.modules_to_save.{adapter_name}") for name in names]
     return sum(parameter.numel() for module in copies for parameter in module.parameters())
+
+
+def _has_adapters(module: nn.Module) -> bool:
+    configs = getattr(module, "peft_config", None)
+    return isinstance(configs, dict) and bool(configs)
 
 
 def _own_modules(base: nn.Module) -> list[str]:
@@ -233,37 +242,11 @@ def _names_in_peft() -> list[tuple[ModuleType, str, Any]]:
     return [(module, name, value) for module in modules for name, value in vars(module).items()]
 
 
-class _PeftImport(MetaPathFinder):
-    """Waits for the import of PEFT, leaves it to the other finders, and hooks PEFT when it has run."""
+class _PeftImport(AtImport):
+    """Waits for the import of PEFT."""
 
     def __init__(self, configs: tuple[type[PositionConfigMixin], ...], changes: Changes):
-        self.configs = configs
-        self.changes = changes
-        self.searching = threading.local()
-
-    def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
-        # Another package may wait in the same way: its finder asks this one, which it has been asked by.
-        if fullname != "peft" or getattr(self.searching, "now", False):
-            return None
-        self.searching.now = True
-        try:
-            found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-            spec = next((spec for spec in found if spec is not None), None)
-        finally:
-            self.searching.now = False
-        # Looking whether PEFT is installed leads here too: only when its code runs is the waiting over.
-        if spec is not None and hasattr(spec.loader, "exec_module"):
-            waiting = Changes()
-            execute = functools.partial(self._execute, spec.loader.exec_module, waiting)
-            waiting.set_attribute(spec.loader, "exec_module", execute)
-        return spec
-
-    def _execute(self, exec_module: Callable, waiting: Changes, module: ModuleType) -> None:
-        waiting.undo()
-        exec_module(module)
-        if module.__name__ == "peft" and self in sys.meta_path:
-            sys.meta_path.remove(self)
-            _install_hooks(self.configs, self.changes)
+        super().__init__("peft", functools.partial(_install_hooks, configs, changes))
 
 
 def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
@@ -271,6 +254,4 @@ def install(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) ->
     if sys.modules.get("peft") is not None:
         _install_hooks(configs, changes)
     else:
-        finder = _PeftImport(configs, changes)
-        sys.meta_path.insert(0, finder)
-        changes.to_undo(lambda: finder in sys.meta_path and sys.meta_path.remove(finder))
+        _PeftImport(configs, changes).wait(changes)

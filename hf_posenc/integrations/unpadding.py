@@ -11,12 +11,14 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
+from ..inside import module_inside
 from ..modeling.attention import attend_without_terms, split_heads
 from ..modeling.blockwise import allowed
 from ..modeling.family import Family
@@ -75,13 +77,9 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     """The families, by the class of their stock base model."""
     from transformers import DebertaModel, DebertaV2Model
 
-    from ..registry import VARIANT_MODELS
+    from ..registry import BASE_MODELS
 
-    families = {
-        stock: variant.position_classes.family
-        for stock, variant in VARIANT_MODELS.items()
-        if variant.position_classes.model is variant
-    }
+    families = {stock: variant.position_classes.family for stock, variant in BASE_MODELS.items()}
     return families | {DebertaModel: DEBERTA, DebertaV2Model: DEBERTA_V2}
 
 
@@ -92,23 +90,22 @@ def _family_of(model: nn.Module) -> Family | None:
     return next((family for stock, family in stock_families().items() if isinstance(model, stock)), None)
 
 
-def unpad(model: nn.Module, on: bool = True) -> int:
+def unpad(model: Any, on: bool = True) -> int:
     """Have stock models leave padding out, on CPUs, where that is faster; with `on=False`, have them compute it again.
 
     For base models and heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
-    for all that holds some: `SentenceTransformer`, `CrossEncoder`, modules of your own. Every token that is not padding gets
-    the same hidden state as before, and padding gets zeros. Nothing of it is saved with a model; copies have it.
+    for all that holds some: `SentenceTransformer`, `CrossEncoder`, pipelines, modules of your own. Every token that is not
+    padding gets the same hidden state as before, and padding gets zeros. Nothing of it is saved with a model; copies have it.
 
     Returns:
         The number of base models in which it is on now, or off.
 
     Raises:
-        TypeError: not a module.
+        TypeError: what is given is and has no module.
         ValueError: there is no such model in it, or something in it that reads what stands at padding. (A recurrent network
             says so when it is called with anything but a `PackedSequence`.)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"unpad needs a torch.nn.Module, got {model!r} of type {type(model).__name__}")
+    model = module_inside(model)
     found = {part: family for part in model.modules() if (family := _family_of(part)) is not None}
     if not found:
         families = ", ".join(family.model_type for family in stock_families().values())

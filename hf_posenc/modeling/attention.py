@@ -465,7 +465,8 @@ def is_compiled() -> bool:
 
 def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
     """(..., length, heads · head_dim) -> (..., heads, length, head_dim)."""
-    return projected.unflatten(-1, (heads, -1)).transpose(-2, -3)
+    # `unflatten` would have TorchScript's exporter to ONNX write the length of its example down for all.
+    return projected.view(*projected.shape[:-1], heads, -1).transpose(-2, -3)
 
 
 def attend_without_terms(

@@ -21,9 +21,9 @@ class Cable(AttentionScheme):
     """score(i, j) = q_i·k_j/√d - a_h·g_i·|S_i - S_j|, S_i = Σ_{t≤i} c_t, c_t = ReLU(x_t·w_c), g_i = softplus(x_i·w_s).
 
     x is the layer's input, and w_c, w_s and a are those of a head: in each `encoder.layer.N.attention.self`, `cable_step.weight` and
-    `cable_scale.weight` (heads, hidden_size), and `cable_amplitude.weight` (heads,). c is 0 at padding, and S starts anew with each
-    document where several are packed in a row, though only differences within a document are seen. S is in float32 at least. A cache
-    keeps c beside its keys. Where positions are given, they are not asked: what stands between two tokens does.
+    `cable_scale.weight` (heads, hidden_size), and `cable_amplitude.weight` (heads,). c is 0 at padding, and where a mask of pairs tells
+    documents apart, each has sums of its own. S is in float32 at least. A cache keeps c beside its keys. Where positions are given, they
+    are not asked: what stands between two tokens does.
 
     It starts silent with a = 0, which has a gradient there; w_c and w_s are random, since a zero w_c would never leave 0 under ReLU.
 
@@ -57,7 +57,12 @@ class Cable(AttentionScheme):
         attention.cable_amplitude = PositionParameter((count,), zeros if self.init == "silent" else ones)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple:
-        return positions.are_tokens, positions.are_first_of_documents
+        """Which are tokens, and of which document; and all places, one document after the other."""
+        documents, order = positions.documents, None
+        if documents is not None:
+            places = torch.arange(documents.shape[1], device=documents.device)
+            order = (documents * len(places) + places).argsort(-1)
+        return positions.are_tokens, documents, order
 
     @staticmethod
     def _by_head(context: AttentionContext, states: torch.Tensor) -> torch.Tensor:
@@ -68,16 +73,22 @@ class Cable(AttentionScheme):
     def keep(self, context: AttentionContext) -> torch.Tensor:
         """c, (batch, heads, query)."""
         steps = self._by_head(context, torch.relu(context.attention.cable_step(context.hidden_states)))
-        are_tokens, _ = context.prepared
+        are_tokens, *_ = context.prepared
         return steps if are_tokens is None else steps * are_tokens[:, None].to(steps)
 
+    @staticmethod
+    def _sums(steps: torch.Tensor, documents: torch.Tensor | None, order: torch.Tensor | None) -> torch.Tensor:
+        """S of c, (batch, heads, key), starting anew with each document."""
+        if documents is None or order is None:
+            return steps.cumsum(-1)
+        documents, order = documents[:, None].to(steps.device), order[:, None].to(steps.device)
+        sums = steps.take_along_dim(order, -1).cumsum(-1).take_along_dim(order.argsort(-1), -1)
+        # What was there before the document, which is the same for all that is seen: with it, sums would lack digits.
+        return sums - (sums - steps).take_along_dim(documents, -1).detach()
+
     def terms(self, context: AttentionContext) -> list[SumTerm]:
-        attention, steps, (_, are_first) = context.attention, context.kept, context.prepared
-        keys = steps.cumsum(-1)
-        if are_first is not None:
-            # What was there before the document: sums do not fall, so the greatest is the last.
-            before = torch.where(are_first[:, None].to(keys.device), keys - steps, 0.0).cummax(-1).values
-            keys = keys - before.detach()  # the same for all that is seen
+        attention, (_, documents, order) = context.attention, context.prepared
+        keys = self._sums(context.kept, documents, order)
         gates = nn.functional.softplus(self._by_head(context, attention.cable_scale(context.hidden_states)))
         scale = attention.cable_amplitude().to(gates)[:, None] * gates
         slots = torch.arange(scale.shape[-1], device=keys.device) + context.positions.offset

@@ -19,6 +19,7 @@ from .scheme import (
     is_traced,
     may_carry_tangents,
 )
+from .table_versions import DistanceTable
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.
@@ -29,6 +30,7 @@ PLAIN = (
     nn.Dropout,
     PositionLinear,
     PositionTable,
+    DistanceTable,
     PositionLayerNorm,
     PositionParameter,
 )

@@ -20,12 +20,14 @@ from transformers import (
     XLMRobertaConfig,
 )
 from transformers.dynamic_module_utils import get_relative_import_files
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
+from .deberta import Deberta
 from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
-from .flags import UNPAD
+from .flags import UNPAD, require
 from .scheme import PositionScheme
 from .schemes import ALL, FLAGS, SCHEMES, SOURCES, build_schemes, kind_of, scheme_names, sources_of
+from .table_versions import NEWEST_TABLE, TABLE_VERSION
 from .window import check_window
 
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from .masks import allowed  # noqa: F401
     from .packing import PadWithTokens  # noqa: F401
     from .passes import Plan  # noqa: F401
+    from .per_sample import is_measured  # noqa: F401
     from .relative import Relative  # noqa: F401
     from .relative_positions import relative_distances  # noqa: F401
     from .rotary import Rotation  # noqa: F401
@@ -121,7 +124,7 @@ def check_names(names, strictly: bool = True) -> None:
         strictly: refuse every unknown name that begins with `position_`; otherwise only probable misspellings.
     """
     for name in names:
-        if name in FLAGS or name == LEGACY_KEY:
+        if name in FLAGS or name in (LEGACY_KEY, TABLE_VERSION):
             continue
         nearest = _nearest_flag(name, tuple(FLAGS))
         if nearest is None and strictly and name.startswith("position_"):
@@ -147,6 +150,61 @@ def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
     stored = {flag: entries[flag] for flag in FLAGS if entries.get(flag) is not None}
     scheme = entries.get("position_scheme") or legacy_scheme(entries)
     return stored | ({"position_scheme": scheme} if scheme else {})
+
+
+def reads_buckets(flags: dict[str, Any]) -> bool:
+    """Whether a model with these flags has the table of `deberta` with buckets."""
+    schemes = (SCHEMES[name] for name in scheme_names(flags.get("position_scheme") or "none"))
+    return any(issubclass(scheme, Deberta) for scheme in schemes) and flags.get("position_buckets") != 0
+
+
+def table_version(entries: dict[str, Any], given: dict[str, Any] | None = None) -> int:
+    """How the table of `deberta` is read in a model with these config entries, see there.
+
+    Args:
+        given: flags that override those among the entries. With another number of buckets, the table is another.
+    """
+    if entries.get(TABLE_VERSION) is not None:
+        return entries[TABLE_VERSION]
+    # What was saved names the code that it was saved with.
+    was_saved = Path(__file__).stem in str(entries.get("auto_map"))
+    stored = stored_flags(entries)
+    buckets = stored.get("position_buckets", FLAGS["position_buckets"][Deberta.name].default)
+    keeps_table = (given or {}).get("position_buckets", buckets) == buckets
+    return 1 if was_saved and reads_buckets(stored) and keeps_table else NEWEST_TABLE
+
+
+def version_to_read(stored: int, given: int | None) -> int:
+    """How the table of `deberta` is read, by what is stored and what is given.
+
+    Raises:
+        ValueError: as it never was: rows that were not trained would be read.
+    """
+    if stored == 1 and given == NEWEST_TABLE:
+        raise ValueError(
+            f"{TABLE_VERSION}={given}: this checkpoint was saved before 0.3.0, when deberta did not read all rows of its table: leave "
+            f"{TABLE_VERSION} out"
+        )
+    return stored if given is None else given
+
+
+def version_beside_weights(config: "PositionConfigMixin") -> int:
+    """How the table of `deberta` is read by the model that a model's weights are from; by the config's own where nothing tells."""
+    own, flags = config.position_table_version or NEWEST_TABLE, stored_flags(vars(config))
+    if not config.name_or_path or config.name_or_path == config._read_from or not reads_buckets(flags):
+        return own
+    try:
+        entries, _ = config.get_config_dict(config.name_or_path, local_files_only=True)
+    except (OSError, ValueError):
+        return own
+    return table_version(entries, flags) if reads_buckets(stored_flags(entries)) else own
+
+
+def check_version(version: Any) -> None:
+    """Raise TypeError or ValueError for what no table has as its version."""
+    if version is not None:
+        possible = f"1 or {NEWEST_TABLE}"
+        require(TABLE_VERSION, version, isinstance(version, int), version in (1, NEWEST_TABLE), possible)
 
 
 def flags_in_use(position_scheme: str) -> set[str]:
@@ -183,6 +241,19 @@ def _annotation(name: str) -> Any:
     return str if name == "position_scheme" else kind_of(name).annotation
 
 
+def check_native_flags(config: "PositionConfigMixin") -> None:
+    """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
+    native = {*scheme_names(config.family.native_scheme)} & {*config.schemes}
+    for flag, value in config.family.native_flags.items():
+        given = getattr(config, flag)
+        users = [name for name in native if name in FLAGS[flag]]
+        if users and given is not None and given != value:
+            raise ValueError(
+                f"{flag}={given!r} does not fit the {' and '.join(users)} that {config.stock_model_type} checkpoints were trained "
+                f"with, which has {value!r}: leave the flag out, or leave {' and '.join(users)} out of position_scheme"
+            )
+
+
 # The flags as fields of a config.
 PositionFlags = make_dataclass(
     "PositionFlags",
@@ -200,6 +271,7 @@ class PositionConfigMixin(PositionFlags):
     family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
     `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
     `unpad` belongs to no scheme and makes no variant by itself: with False, padding is computed where it could be left out.
+    `position_table_version` says how [`Deberta`] reads its table: 2 in new models, 1 in those that were saved before there was another.
 
     The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
     is not given is None and means the default of its scheme. Flags are validated when the config is made, and again when a
@@ -211,6 +283,7 @@ class PositionConfigMixin(PositionFlags):
     """
 
     unpad: bool = UNPAD.default
+    position_table_version: int | None = None
 
     # The family's description; of it the stock model type, the file of the classes, and which of them serves each Auto class.
     family: ClassVar[Family]
@@ -236,6 +309,8 @@ class PositionConfigMixin(PositionFlags):
             self.position_scheme = legacy_scheme(kwargs) or self.family.native_scheme
         kwargs.pop(LEGACY_KEY, None)
         kwargs.pop(SCHEME_FILES, None)
+        if table_version({**kwargs, **vars(self)}) == 1:
+            self.position_table_version = 1
         super().__post_init__(**kwargs)
         self.check_positions()
 
@@ -253,6 +328,7 @@ class PositionConfigMixin(PositionFlags):
             if value is not None or flag == "position_scheme":
                 check_flag(flag, value)
         UNPAD.kind.check(UNPAD.name, self.unpad)
+        check_version(self.position_table_version)
         in_use = flags_in_use(self.position_scheme)
         for flag in FLAGS:
             if flag not in in_use and getattr(self, flag) is not None:
@@ -299,18 +375,6 @@ class PositionConfigMixin(PositionFlags):
             return None
         return stored_flags(entries) if entries.get("model_type") == self.model_type else None
 
-    def _check_native_flags(self) -> None:
-        """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
-        native = {*scheme_names(self.family.native_scheme)} & {*self.schemes}
-        for flag, value in self.family.native_flags.items():
-            given = getattr(self, flag)
-            users = [name for name in native if name in FLAGS[flag]]
-            if users and given is not None and given != value:
-                raise ValueError(
-                    f"{flag}={given!r} does not fit the {' and '.join(users)} that {self.stock_model_type} checkpoints were trained "
-                    f"with, which has {value!r}: leave the flag out, or leave {' and '.join(users)} out of position_scheme"
-                )
-
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
         """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of.
@@ -336,10 +400,11 @@ class PositionConfigMixin(PositionFlags):
         if legacy_scheme(kwargs) is not None:
             given.setdefault("position_scheme", legacy_scheme(kwargs))
         kwargs.pop(LEGACY_KEY, None)
-        result = super().from_dict(override_flags(config_dict, given), **kwargs)
+        version = version_to_read(table_version(config_dict, given), kwargs.pop(TABLE_VERSION, None))
+        result = super().from_dict({**override_flags(config_dict, given), TABLE_VERSION: version}, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
         if not stored:
-            config._check_native_flags()
+            check_native_flags(config)
         # They tell a loaded model which schemes the weights beside this config were trained with.
         config._stored_flags = stored
         config._read_from = str(place) if place else None
@@ -375,6 +440,8 @@ class PositionConfigMixin(PositionFlags):
         if entries["position_scheme"] is None:
             entries["position_scheme"] = legacy_scheme(entries) or cls.family.native_scheme
         entries.pop(LEGACY_KEY, None)
+        if table_version(entries) == 1:
+            entries[TABLE_VERSION] = 1
         entries.update(override_flags(entries, given))
         adopted.check_positions()
         # Only what is valid changes the config of the caller.
@@ -393,6 +460,8 @@ class PositionConfigMixin(PositionFlags):
                 output.pop(flag, None)
         if output.get(UNPAD.name) == UNPAD.default:
             output.pop(UNPAD.name)
+        if output.pop(TABLE_VERSION, None) != 1 and reads_buckets(output):
+            output[TABLE_VERSION] = NEWEST_TABLE
         if files := sources_of(self.position_scheme):
             output[SCHEME_FILES] = {
                 name: f"{source.module}.{SCHEMES[name].__qualname__}" for name, source in files.items()
@@ -432,13 +501,33 @@ class PositionConfigMixin(PositionFlags):
         return Path(inspect.getfile(type(self))).with_name(self.modeling_file)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
-        """As in transformers; the code that `auto_map` names is written beside the config."""
+        """As in transformers; the code that `auto_map` names is written beside the config, after [`check_code_files`]."""
         self.check_positions()
+        check_code_files(self, save_directory)
         if not os.path.isfile(save_directory):
             os.makedirs(save_directory, exist_ok=True)
             for name, text in self.code_files().items():
                 (Path(save_directory) / name).write_text(text, encoding="utf-8")
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def check_code_files(config: PositionConfigMixin, folder: str | os.PathLike) -> None:
+    """Look for somebody else's code under the names of code that is saved with a config, before any of it is replaced.
+
+    Raises:
+        FileExistsError: the folder holds such a file.
+    """
+    written = Path(folder, CONFIG_NAME)
+    if written.is_file() and f'"{Path(__file__).stem}.' in written.read_text(encoding="utf-8", errors="ignore"):
+        return  # it is the folder of a checkpoint with this code
+    for name, text in config.code_files().items():
+        file = Path(folder, name)
+        # A part of this code is from a save that was broken off, or that another process is at.
+        if file.is_file() and not text.startswith(file.read_text(encoding="utf-8", errors="ignore")):
+            raise FileExistsError(
+                f"{file} is there already and is not from hf_posenc; saved here, the model's code would replace it: name "
+                "another folder"
+            )
 
 
 class PosencBertConfig(PositionConfigMixin, BertConfig):

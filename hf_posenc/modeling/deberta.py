@@ -12,6 +12,7 @@ from .relative_positions import deberta_bucket
 from .scheme import (
     AttentionContext,
     AttentionScheme,
+    Initial,
     Normal,
     PositionLayerNorm,
     PositionLinear,
@@ -23,6 +24,7 @@ from .scheme import (
     without_bias,
     zeros,
 )
+from .table_versions import NEWEST_TABLE, DistanceTable
 
 
 class Deberta(AttentionScheme):
@@ -30,8 +32,11 @@ class Deberta(AttentionScheme):
 
     The terms are c2p, p2c and p2p. K = W_k P and Q = W_q P per head, from a table P for all layers,
     `encoder.rel_embeddings.weight` (2·span, hidden); δ(i,j) = bucket(i - j) + span, clipped to the table, so distances are
-    `query - key` here. span is `position_buckets`, or `position_max_distance` with 0 buckets (then bucket(r) = r). Beyond
-    `position_max_distance` the last bucket holds, as in Microsoft's code.
+    `query - key` here. span is `position_buckets`, or `position_max_distance` with 0 buckets (then bucket(r) = r). From
+    `position_max_distance` on, keys on the right share row 0 and those on the left the last row.
+
+    Before 0.3.0, distances were clamped to ±(`position_max_distance` - 1) where there are buckets: row 0 was not read, and keys on the
+    right shared row 1. Checkpoints of that time are still read so. Their configs lack `position_table_version`, which is 2 in new ones.
 
     - `position_share_projections`: W_q and W_k are the layer's own query and key projections, without their biases;
       otherwise `encoder.layer.N.attention.self.pos_query_proj` and `pos_key_proj`, with biases.
@@ -81,6 +86,7 @@ class Deberta(AttentionScheme):
 
     def read(self, config) -> None:
         self.span = self.buckets or self.max_distance
+        self.table_version = (config.position_table_version or NEWEST_TABLE) if self.buckets else None
         self.needs_key = "c2p" in self.attention_types or "p2p" in self.attention_types
         self.needs_query = "p2c" in self.attention_types or "p2p" in self.attention_types
 
@@ -95,12 +101,17 @@ class Deberta(AttentionScheme):
         silent = self.init == "silent"
         # Exactly one factor of the product norm · table · projection starts at zero.
         table_is_zero = silent and self.share_projections and not self.norm
-        encoder.rel_embeddings = PositionTable(
-            2 * self.span, config.sizes.hidden_size, zeros if table_is_zero else normal
-        )
+        encoder.rel_embeddings = self._table(config.sizes.hidden_size, zeros if table_is_zero else normal)
         if self.norm:
             initial = zeros if silent else ones
             encoder.LayerNorm = PositionLayerNorm(config.sizes.hidden_size, config.sizes.layer_norm_eps, initial)
+
+    def _table(self, width: int, initial: Initial) -> PositionTable:
+        if not self.buckets:
+            return PositionTable(2 * self.span, width, initial)
+        with torch.device("cpu"):  # not on the meta device, where from_pretrained builds models
+            reach = int(deberta_bucket(torch.tensor(self.max_distance - 1), self.buckets, self.max_distance))
+        return DistanceTable(2 * self.span, width, initial, self.table_version, (self.span - reach, self.span + reach))
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         attention.pos_dropout = nn.Dropout(config.sizes.hidden_dropout_prob)
@@ -122,6 +133,8 @@ class Deberta(AttentionScheme):
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
         """Rows of the table, and how far from its middle they reach."""
         distance = -positions.relative
+        if self.table_version == 1:
+            distance = distance.clamp(1 - self.max_distance, self.max_distance - 1)
         if self.buckets:
             distance = deberta_bucket(distance, self.buckets, self.max_distance)
         # p2p also needs δ(j,i), which tells span - 1 from what is beyond, while δ(i,j) does not: see `_rows_of_table`.

@@ -6,7 +6,16 @@ import torch
 from torch import nn
 
 from .family import Family
-from .scheme import EmbeddingScheme, Identity, Normal, PositionLinear, is_traced, nothing_replaced, zeros
+from .per_sample import may_be_measured, refuse_if_measured
+from .scheme import (
+    EmbeddingScheme,
+    Identity,
+    Normal,
+    PositionLinear,
+    is_traced,
+    nothing_replaced,
+    zeros,
+)
 from .stock_interface import past_length_in
 
 
@@ -73,10 +82,20 @@ class Attention(Add):
         return (scores.softmax(dim=-2) * embeddings.position_value(sources)).sum(dim=-2)
 
 
-def number_of_rows(table: nn.Module) -> int:
-    """Rows of an embedding, or of what stands in its place (LoRA's wrapper), as it is now."""
-    # Only where its weight is spread over processes (ZeRO) has a table no rows of its own.
-    return table.weight.shape[0] or table.num_embeddings
+def number_of_rows(table: nn.Module, width: int) -> int | None:
+    """Rows of an embedding, or of what stands in its place (LoRA's wrapper, a quantised one), as it is now.
+
+    Args:
+        width: of its vectors.
+
+    Returns:
+        None where nothing of the module tells.
+    """
+    # A quantised weight may be packed, or a method; one that is spread over processes (ZeRO) has no rows of its own.
+    shape = getattr(getattr(table, "weight", None), "shape", ())
+    if len(shape) == 2 and shape[1] == width:
+        return shape[0]
+    return next((part.num_embeddings for part in table.modules() if hasattr(part, "num_embeddings")), None)
 
 
 COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
@@ -90,12 +109,18 @@ class PositionEmbeddings:
         position_scheme: the embedding-level scheme, or None.
         first_position: the family's first position id.
         padding_token: the id of padding.
+        scheme_modules: names of the modules that the scheme has here.
+        table_width: width of the word embeddings and of the table of absolute positions.
+        built_rows: rows that this table was built with.
     """
 
     family: ClassVar[Family]
     position_scheme: EmbeddingScheme | None
     first_position: int
     padding_token: int | None
+    scheme_modules: tuple[str, ...] = ()
+    table_width: int
+    built_rows: int
 
     @property
     def words(self) -> nn.Module:
@@ -122,13 +147,16 @@ class PositionEmbeddings:
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
         self.padding_token = self.family.setting(config, "pad_token_id")
+        # Kept: what is put in a table's place later need not say either.
+        self.table_width, self.built_rows = config.sizes.table_width, config.sizes.max_position_embeddings
         self.position_combine = None
         if scheme is not None:
+            before = {*self._modules}
             with nothing_replaced(scheme, self):
                 scheme.add_parameters(self, config)
+            self.scheme_modules = tuple(name for name in self._modules if name not in before)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()
-            width = self.words.embedding_dim
-            self.position_combine.add_parameters(self, width, config.sizes.initializer_range)
+            self.position_combine.add_parameters(self, self.table_width, config.sizes.initializer_range)
         if not keep_table:
             delattr(self, self.family.table)
 
@@ -138,7 +166,7 @@ class PositionEmbeddings:
 
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
-        return number_of_rows(self.table) - self.first_position
+        return (number_of_rows(self.table, self.table_width) or self.built_rows) - self.first_position
 
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
@@ -166,7 +194,19 @@ class PositionEmbeddings:
         own = self.position_scheme.width
         if not own:
             return vectors
-        return nn.functional.pad(vectors[..., -own:], (self.words.embedding_dim - own, 0))
+        return nn.functional.pad(vectors[..., -own:], (self.table_width - own, 0))
+
+    def _refuse_measured(self, is_once: bool) -> None:
+        """Raise ValueError where gradients of each sample are computed of what is used once for a batch.
+
+        Args:
+            is_once: the rows of the table are.
+        """
+        for name in self.scheme_modules:
+            refuse_if_measured(getattr(self, name), name)
+        if is_once and self.has_table:
+            remedy = "give position_ids of (batch, length), "
+            refuse_if_measured(self.table, "the table of absolute positions", remedy)
 
     def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
         """Indices of tokens in the sequence, (1, length)."""
@@ -205,6 +245,8 @@ class PositionEmbeddings:
                 if self.position_scheme.stride > 1:
                     slots = self.slots(length, past_length, words.device)
                     position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
+            if may_be_measured(self):
+                self._refuse_measured(is_once=len(words) > 1 and (position_ids is None or len(position_ids) == 1))
             positions = self.position_vectors(position_ids, length, past_length, words.device)
             if type(self.position_combine) is Add:
                 # Stock's order of summation, for stock's bits.

@@ -27,8 +27,8 @@ def windowed(
         return near[None, None]
     attended = allowed(mask)
     seen = attended & near
-    # Padding far from any token sees what it would see without a window.
-    seen = torch.where(seen.any(-1, keepdim=True), seen, attended)
+    # Padding far from any token sees what it would see without a window. (ONNX Runtime has `where` for numbers alone.)
+    seen = seen | (attended & ~seen.any(-1, keepdim=True))
     return seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 

@@ -9,17 +9,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
 from .attention import EMBEDDINGS, ENCODER, ModuleReference
 from .cached_positions import append_positions, cache_lengths, keeps_positions
-from .configuration_posenc import flags_in_use
+from .configuration_posenc import check_code_files, flags_in_use, version_beside_weights
 from .family import Family
 from .flags import UNPAD
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
 from .packing import Packing, computes_padding_that_is_read, packing_of
+from .per_sample import refuse_measured
 from .scheme import (
     AttentionScheme,
     Constant,
@@ -43,6 +45,7 @@ from .stock_interface import (
     stock_forward,
     tells_versions,
 )
+from .table_versions import TABLE_VERSION, read_table_as
 from .window import BACKENDS as WINDOW_BACKENDS
 from .window import WINDOW, window_settings
 
@@ -190,6 +193,7 @@ class PositionEncoder:
         if packing is not None and hidden_states.shape[:2] != packing.shape:
             packing = None  # one sequence at several positions
         own: dict[str, Any] = {} if packing is None else {"packing": packing}
+        refuse_measured(self, None if base_model is None else base_model.module)
         if self.position_schemes:
             embeddings = self.family.embeddings_of(base_model.module) if self.reads_table else None
             own["position_state"] = self._position_state(
@@ -205,7 +209,37 @@ class PositionEncoder:
                 cache_lengths(cache, length)[0],
                 packing,
             )
+        self._refuse_replicas_that_stop(base_model, own.get("repeated_positions"), hidden_states)
         return hidden_states if packing is None else packing.unpad_input(hidden_states), own
+
+    def _refuse_replicas_that_stop(
+        self, base_model: ModuleReference | None, repeated: "RepeatedPositions | None", hidden_states: torch.Tensor
+    ) -> None:
+        """Raise ValueError where DDP would stop in the backward pass, at a parameter that several layers are checkpointed with.
+
+        In reentrant checkpointing each layer has a backward pass of its own, and DDP counts the gradients of a parameter.
+        """
+        replicas = getattr(DistributedDataParallel, "_active_ddp_module", None)
+        layers = self.family.layers_of(self)
+        if replicas is None or replicas.static_graph or not any(map(_is_checkpointed_reentrantly, layers)):
+            return
+        several = len(layers) > 1
+        shared = [part for part in self.children() if several and part is not layers]
+        if self.reads_table:
+            embeddings = self.family.embeddings_of(base_model.module)
+            joins_words = embeddings.position_scheme is not None and embeddings.position_scheme.uses_table
+            shared += [embeddings.table] if several or joins_words else []
+        trained = {id(p) for part in shared for p in part.parameters() if p.requires_grad}
+        found = [name for name, parameter in replicas.module.named_parameters() if id(parameter) in trained]
+        if repeated is not None and repeated.vectors(hidden_states).requires_grad:
+            found.append("the positions that are added before every layer")
+        if found:
+            more = f" and {len(found) - 2} more" if len(found) > 3 else ""
+            raise ValueError(
+                f"{', '.join(found[: 2 if more else 3])}{more}: several layers share this, and DistributedDataParallel stops where "
+                "they are checkpointed with use_reentrant=True. Give use_reentrant=False (in gradient_checkpointing_kwargs of "
+                "gradient_checkpointing_enable or TrainingArguments), or static_graph=True to DistributedDataParallel"
+            )
 
     def _position_state(
         self, hidden_states, cache, mask, position_ids, table_position_ids, embeddings: nn.Module | None
@@ -259,6 +293,12 @@ class PositionEncoder:
             )
             for kind in range(2)
         )
+
+
+def _is_checkpointed_reentrantly(layer: nn.Module) -> bool:
+    settings = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
+    is_checkpointed = getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled()
+    return is_checkpointed and bool(settings.get("use_reentrant"))
 
 
 def _checked(position_ids: torch.Tensor, batch: int, length: int) -> torch.Tensor:
@@ -475,7 +515,7 @@ class PosencPreTrainedModel:
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
-        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name) if flag in kwargs}
+        flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name, TABLE_VERSION) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_classes)
@@ -511,10 +551,12 @@ class PosencPreTrainedModel:
         whatever the checkpoint has), which a Trainer that resumes a run does not know.
 
         Raises:
+            FileExistsError: the folder holds somebody else's file under the name of code that is saved with the model.
             ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
                 another scheme's name.
         """
         check_built_as_configured(self)
+        check_code_files(self.config, save_directory)
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
 
@@ -563,6 +605,7 @@ class PosencPreTrainedModel:
         parameters of schemes that the checkpoint never had.
         """
         super()._adjust_missing_and_unexpected_keys(loading_info)
+        read_table_as(self, version_beside_weights(self.config))
         known = self.report_positions(loading_info.missing_keys, loading_info.unexpected_keys)
         loading_info.unexpected_keys = loading_info.unexpected_keys - known
         loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)

@@ -79,22 +79,24 @@ def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) 
     """DeBERTa-v2's logarithmic buckets, signed like their argument.
 
     Distances up to `num_buckets // 2` are kept; beyond, they grow logarithmically so that `max_distance - 1` falls into
-    `num_buckets - 1`. Distances are clamped to ±(max_distance - 1) first, as in Microsoft's code: what lies
-    beyond the training length then shares the last trained bucket.
+    `num_buckets - 1`, and on beyond that: nothing is clamped here. A table of 2·`num_buckets` rows is clamped to by who looks up,
+    clip(bucket + `num_buckets`, 0, 2·`num_buckets` - 1), so that from `max_distance` on keys on one side share row 0, and those on the
+    other the last row.
 
     Args:
         distance: int64 tensor of any shape, `query - key` (any sign convention works, the function is odd).
 
     Returns:
-        int64 tensor of the same shape, -(num_buckets - 1) to num_buckets - 1.
+        int64 tensor of the same shape.
 
     Source: He et al. 2021 (https://arxiv.org/abs/2006.03654); checked against `make_log_bucket_position` of
-    transformers' DeBERTa-v2.
+    transformers' DeBERTa-v2, which is Microsoft's.
     """
-    distance = distance.clamp(-(max_distance - 1), max_distance - 1)
     middle = num_buckets // 2
     magnitude = distance.abs()
-    # Both logarithms by the same function: at max_distance - 1 their ratio must not round to more than 1.
+    # Both logarithms by the same function, so that they round alike: at max_distance - 1 their ratio is 1.
     log_scale = torch.log(torch.tensor((max_distance - 1) / middle, dtype=torch.float32, device=distance.device))
     logarithmic = torch.ceil(torch.log(magnitude.clamp(min=1).float() / middle) / log_scale * (middle - 1)) + middle
-    return torch.where(magnitude <= middle, distance, logarithmic.long() * distance.sign())
+    # An exported model has the second as a number: their ratio may round to more than 1 there.
+    logarithmic = logarithmic.long().clamp(max=num_buckets - 1)
+    return torch.where(magnitude <= middle, distance, logarithmic * distance.sign())

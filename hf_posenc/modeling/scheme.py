@@ -5,9 +5,11 @@ A scheme object holds its flags and nothing else. Its parameters live on the sto
 there and calls them there. Adding a scheme is one file with a subclass and a line in schemes.py.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import CodeType
 from typing import Any, ClassVar
 
 import torch
@@ -243,7 +245,8 @@ class Positions:
         if mask.dim() == 2:
             # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
             return nn.functional.pad(mask.bool(), (0, max(length - mask.shape[1], 0)))[:, :length]
-        return allowed(mask if mask.dim() == 3 else mask[:, 0])[..., :length]
+        seen = allowed(mask)[..., :length]
+        return seen if mask.dim() == 3 else seen.any(1)
 
     @property
     def context_lengths(self) -> torch.Tensor:
@@ -258,7 +261,7 @@ class Positions:
         if not self.is_causal:
             return self.key.new_full((1, 1), self.key.shape[1]) if visible is None else visible.sum(-1, keepdim=True)
         slots = torch.arange(self.query.shape[1], device=self.key.device) + self.offset
-        return slots[None] + 1 if visible is None else visible.cumsum(-1).index_select(1, slots)
+        return slots[None] + 1 if visible is None else visible.long().cumsum(-1).index_select(1, slots)
 
     @property
     def are_tokens(self) -> torch.Tensor | None:
@@ -270,16 +273,31 @@ class Positions:
         return seen.index_select(1, torch.arange(self.query.shape[1], device=seen.device) + self.offset)
 
     @property
-    def are_first_of_documents(self) -> torch.Tensor | None:
-        """Which tokens do not belong together with the one before, where documents are packed in a row, bool (batch or 1, key).
+    def documents(self) -> torch.Tensor | None:
+        """Which document each token belongs to, by the index of the first token in it, int64 (batch or 1, key).
+
+        Tokens that may attend to each other are of one document, whatever stands between them: padding, or another document. Padding is
+        of none but its own. Where pairs say that there are no documents (a window), all of a sequence is one.
 
         None where no mask of pairs says so, or it has no row for each key (a cache).
         """
         visible = self.visible
         if visible is None or visible.dim() == 2 or visible.shape[1] != visible.shape[2]:
             return None
-        follows = visible.diagonal(-1, 1, 2) | visible.diagonal(1, 1, 2)
-        return nn.functional.pad(~follows, (1, 0), value=True)
+        first = visible.to(torch.uint8).argmax(-1)
+        first = torch.where(visible.any(-1), first, torch.arange(first.shape[1], device=first.device))
+        # What padding may attend to counts for nothing: nobody reads what it gets.
+        seen = visible & visible.any(1)[:, :, None]
+        are_apart = seen & (first[:, :, None] != first[:, None])
+        return first.masked_fill(are_apart.flatten(1).any(1, keepdim=True), 0)
+
+    @property
+    def are_first_of_documents(self) -> torch.Tensor | None:
+        """Which tokens begin a document, where several are packed in a row, bool (batch or 1, key); None as for `documents`."""
+        documents, visible = self.documents, self.visible
+        if documents is None:
+            return None
+        return (documents == torch.arange(documents.shape[1], device=documents.device)) & visible.any(1)
 
     @property
     def relative(self) -> torch.Tensor:
@@ -293,7 +311,8 @@ class Positions:
         relative = self.relative
         if self.contiguous:
             return relative, torch.arange(relative.shape[0], device=relative.device)
-        return torch.unique(relative, return_inverse=True)
+        distances, rows = torch.unique(relative, return_inverse=True)
+        return distances, rows.view_as(relative)  # ONNX has them in a line
 
     def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
         """What is known of each of the `relative` distances, (batch or 1, query, key)."""
@@ -555,6 +574,16 @@ class PositionScheme:
     reads_table: ClassVar[bool] = False
     unties_cls: ClassVar[bool] = False
     reads_positions: ClassVar[bool] = True
+    # What ran when the class was defined: the code of its file, which registration compares with the file as it is then.
+    _code_of_file: ClassVar[CodeType | None] = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        own = frame is not None and frame.f_globals.get("__name__") == cls.__module__
+        cls._code_of_file = frame.f_code if own else None
 
     def __init__(self, config):
         """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
@@ -640,7 +669,7 @@ class EmbeddingScheme(PositionScheme):
         """Register the scheme's parameters on the embeddings module."""
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
-        """Position vectors (batch or 1, length, width).
+        """Position vectors (batch or 1, length, width); the width is `embeddings.table_width`.
 
         Args:
             position_ids: int64 (batch or 1, length) as the caller gave them or as the family counts them, or None.

@@ -100,7 +100,7 @@ def register(scheme: type[PositionScheme], source: Source | None = None) -> type
         The class, so that this can decorate it.
 
     Raises:
-        ValueError: another scheme has the name, or another registered file.
+        ValueError: another scheme has the name.
     """
     path = Path(inspect.getfile(scheme)).absolute()  # the Hub's cache has links
     source = source or Source(path, path.read_text(encoding="utf-8"))
@@ -114,12 +114,6 @@ def register(scheme: type[PositionScheme], source: Source | None = None) -> type
             f"position_scheme {scheme.name!r} is registered already: {first.__qualname__} of {where}; {scheme.__qualname__} of "
             f"{source.path} needs another name"
         )
-    for name, other in SOURCES.items():
-        if other.module == source.module and other.path != source.path and other.text != source.text:
-            raise ValueError(
-                f"{source.path} of {scheme.name!r} has the name of {other.path}, the file of {name!r}: beside a checkpoint "
-                "only one of them can lie; rename it"
-            )
     for flag, users in [*FLAGS.items()]:
         if users.pop(scheme.name, None) is not None and not users:
             del FLAGS[flag]
@@ -145,7 +139,7 @@ def scheme_names(position_scheme: str) -> tuple[str, ...]:
     Raises:
         TypeError: not a string.
         ValueError: an unknown name (with the nearest right one), a scheme twice, two embedding-level schemes, two that
-            exclude each other.
+            exclude each other or come in different files of one name.
     """
     if not isinstance(position_scheme, str):
         raise TypeError(f"position_scheme must be a string, got {type(position_scheme).__name__}")
@@ -178,6 +172,14 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
     for pair, reason in EXCLUSIVE.items():
         if {*pair} <= {*names}:
             raise ValueError(f"position_scheme={position_scheme!r} cannot have both {' and '.join(pair)}: {reason}")
+    files: dict[str, str] = {}  # module -> the first scheme of it
+    for name in names:
+        first = files.setdefault(SOURCES[name].module, name) if name in SOURCES else name
+        if first != name and SOURCES[first].text != SOURCES[name].text:
+            raise ValueError(
+                f"position_scheme={position_scheme!r} cannot have both {first} and {name}: a checkpoint would bring both of their files, "
+                f"which have one name ({SOURCES[first].path}, {SOURCES[name].path}); rename one of them"
+            )
     return names
 
 

@@ -150,7 +150,7 @@ class Sinusoidal(EmbeddingScheme):
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
         positions = slots if position_ids is None else position_ids - embeddings.first_position
         scale = embeddings.position_scale()
-        width = self.width or embeddings.words.embedding_dim
+        width = self.width or embeddings.table_width
         return scale * self.unscaled(positions, width, scale.dtype)
 
     def unscaled(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:

@@ -133,4 +133,4 @@ class Tupe(AttentionScheme):
         """Normalised and projected rows of the table, (batch or 1, heads, length, head_dim)."""
         rows = table(position_ids).to(position_ids.device)
         projected = linear(encoder.pos_ln(rows))
-        return projected.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+        return projected.view(*projected.shape[:-1], -1, head_dim).transpose(1, 2)

@@ -16,12 +16,13 @@ WORDS = ("tom", "bit", "a", "dog", *(f"{first}{second}q" for first in "bcdfghjkl
 WORDS = WORDS[: SIZES["vocab_size"] - len(SPECIAL)]
 
 
-def tokenizer() -> PreTrainedTokenizerBase:
-    """BERT's, with a token for each of the words."""
+def tokenizer(**names: str) -> PreTrainedTokenizerBase:
+    """BERT's, with a token for each of the words; `names` are other ones for special tokens, such as `cls_token="<s>"`."""
+    special = {"[CLS]": names.get("cls_token"), "[SEP]": names.get("sep_token")}
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder) / "vocab.txt"
-        vocabulary.write_text("\n".join((*SPECIAL, *WORDS)))
-        return BertTokenizerFast(vocab=str(vocabulary))
+        vocabulary.write_text("\n".join((*(special.get(token) or token for token in SPECIAL), *WORDS)))
+        return BertTokenizerFast(vocab=str(vocabulary), **names)
 
 
 def documents(count: int = 20, length: int = 200, seed: int = 0) -> list[str]:

@@ -40,6 +40,38 @@ def test_the_table_of_a_stock_model(family):
     assert [drawn.what for drawn in data.maps[1:]] == (["bias"] if family == "mpnet" else [])
 
 
+@pytest.mark.parametrize("family", ["bert", "mpnet"])
+def test_the_map_shows_what_differs_between_positions(family):
+    """Not what all rows have in common, nor the first row, which is unlike all others in a learned table."""
+    model = tiny.build("absolute", family)
+    with torch.no_grad():
+        table = model.embeddings.position_embeddings.weight
+        table[:, ::5] += 30.0
+        table[analysis.study(model).sizes.first_position] += 50 * torch.randn(32)
+    data = analysis.encoding_maps(model)
+    drawn, vectors = data.maps[0], analysis.study(model).position_vectors().numpy()
+    assert np.array_equal(drawn.values, vectors)
+    image = analysis.plot_encoding_maps(data).axes[0].images[0]
+    np.testing.assert_allclose(image.get_array(), vectors - vectors.mean(0), atol=1e-5)
+    others = np.abs((vectors - vectors.mean(0))[1:])
+    assert image.get_clim()[1] < 4 * np.quantile(others, 0.9)
+    without = np.sqrt(np.mean((vectors - vectors.mean(0)) ** 2))
+    assert f"and {without:.3g} without the mean row" in analysis.describe_encoding_maps(data)
+
+
+def test_the_map_of_sinusoids_is_the_classic_one():
+    data = analysis.encoding_maps(tiny.build("sinusoidal"))
+    image = analysis.plot_encoding_maps(data).axes[0].images[0]
+    assert np.array_equal(image.get_array(), data.maps[0].values)
+    assert "mean row" not in analysis.describe_encoding_maps(data)
+
+
+def test_a_table_is_seen_as_a_whole():
+    """Rows beyond 128 may look different; biases reach as far as they did."""
+    data = analysis.encoding_maps(tiny.build("absolute+t5", max_position_embeddings=700))
+    assert [drawn.values.shape for drawn in data.maps] == [(512, 32), (4, 255)]
+
+
 def test_biases_by_head_and_distance():
     [drawn] = analysis.encoding_maps(tiny.build("alibi"), length=10).maps
     assert drawn.values.shape == (4, 19) and drawn.first_column == -9

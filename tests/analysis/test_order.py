@@ -5,6 +5,7 @@ import pytest
 import torch
 from reading import documents, subject, tokenizer
 from tiny import FAMILIES, build
+from tokenizers.processors import Sequence
 
 from hf_posenc.analysis import (
     describe_order_sensitivity,
@@ -197,6 +198,27 @@ class TestPhaseShift:
             tokens = np.mean([distance(before[row, i], after[row, i]) for row in range(4) for i in range(1, 23)])
             assert np.isclose(tokens / found.unrelated_tokens, change.tokens, rtol=1e-4)
             assert np.isclose((after - before).abs().max().item(), change.largest)
+
+    @pytest.mark.parametrize("names", [{}, {"cls_token": "<s>", "sep_token": "</s>"}])
+    def test_the_first_token_has_the_name_that_the_tokenizer_has_for_it(self, names):
+        found = phase_shift(study(build("absolute"), tokenizer(**names), name="it"), documents(), length=24)
+        first = names.get("cls_token", "[CLS]")
+        assert found.first == first and f"where {first} stays" in describe_phase_shift(found)
+        legend = [text.get_text() for text in plot_phase_shift(found).axes[0].get_legend().get_texts()]
+        assert legend == [f"{first} moves too", f"{first} stays"]
+
+    def test_a_first_token_that_is_a_word_has_none(self):
+        words = tokenizer()
+        words.backend_tokenizer.post_processor = Sequence([])
+        found = phase_shift(study(build("absolute"), words, name="it"), documents(), length=24)
+        assert found.first == "the first token" and "[CLS]" not in describe_phase_shift(found)
+
+    def test_says_its_sample_and_its_intervals(self):
+        found = phase_shift(subject("absolute"), documents(), length=24)
+        worst = max(found.all, key=lambda change: change.tokens)
+        low, high = worst.tokens_interval
+        said = describe_phase_shift(found)
+        assert f"{worst.tokens:.1%} ({low:.1%} to {high:.1%})" in said and f"{found.texts} texts of 24 tokens" in said
 
     def test_a_shift_beyond_the_table_is_an_error(self):
         with pytest.raises(ValueError, match="a shift of 41 leads beyond the 64 positions"):

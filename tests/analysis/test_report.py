@@ -3,16 +3,20 @@
 import html
 import json
 import re
+import sys
+from typing import ClassVar
 
 import pytest
 from fresh_process import run_fresh
 from reading import documents, subject, tokenizer
 from tiny import build, stock_config
+from tqdm import tqdm
 from transformers import BertModel
 
-from hf_posenc.analysis import FIGURES, SCHEME, figure_named, read_texts, report, study
-from hf_posenc.analysis.files import drawn, plot_to_file, write_whole
+from hf_posenc.analysis import FIGURES, SCHEME, check_page, figure_named, read_texts, report, study
+from hf_posenc.analysis.files import drawn, plot_to_file
 from hf_posenc.cli import main
+from hf_posenc.files import write_whole
 
 
 QUICK = ("encoding", "clock-hands", "phase-shift")
@@ -80,7 +84,7 @@ class TestReport:
 
     def test_the_numbers_lie_beside_the_page(self, made, tmp_path):
         page, numbers = made.save(tmp_path / "new" / "report.html")
-        assert page.read_text(encoding="utf-8") == made.to_html() and numbers.name == "report.json"
+        assert page.read_text(encoding="utf-8") == made.to_html() and numbers.name == "report.html.json"
         data = json.loads(numbers.read_text(encoding="utf-8"))
         assert [model["position_scheme"] for model in data["models"]] == ["absolute", "sinusoidal+t5"]
         [finding, _] = made.findings["phase-shift"]
@@ -104,6 +108,47 @@ class TestReport:
         for name, [finding] in made.findings.items():
             assert finding.record is None or FIGURES[name].needs == SCHEME
         assert made.findings["distance"][0].record is not None
+
+
+class Bar(tqdm):
+    """A bar that keeps what it showed."""
+
+    shown: ClassVar[list[tuple[str, float, str]]] = []
+
+    def update(self, n=1):
+        self.shown.append((self.desc, self.n, self.postfix))
+        return super().update(n)
+
+
+class TestProgress:
+    @pytest.mark.parametrize(
+        "name, step",
+        [
+            ("spaces", "rotation 200 of 200"),
+            pytest.param("order", "sentence 60 of 60", marks=pytest.mark.slow),
+            ("phase-shift", "shift 8 of 8"),
+            ("probes", "layer 3 of 3"),
+            ("terms", "batch 5 of 5"),
+            ("attention-properties", "batch 12 of 12"),
+        ],
+    )
+    def test_the_bar_moves_within_a_figure(self, name, step, monkeypatch, capsys):
+        monkeypatch.setattr(sys.modules["hf_posenc.analysis.report"], "tqdm", Bar)
+        monkeypatch.setattr(Bar, "shown", [])
+        report(subject("absolute"), texts=documents(), figures=["encoding", name])
+        own = [(share, said) for label, share, said in Bar.shown if name in label]
+        shares = [share for share, _ in own]
+        assert shares == sorted(shares) and 1 <= shares[0] and shares[-1] == 2 and len({*shares}) > 2
+        assert step in [said for _, said in own] and own[-1][1] == ""
+        assert "2/2" in capsys.readouterr().err
+
+    def test_nobody_is_told_of_what_is_measured_without_a_report(self, monkeypatch):
+        monkeypatch.setattr(sys.modules["hf_posenc.analysis.report"], "tqdm", Bar)
+        monkeypatch.setattr(Bar, "shown", [])
+        report(subject("absolute"), texts=documents(), figures=["terms"])
+        count = len(Bar.shown)
+        figure_named("terms").measure(subject("absolute"))
+        assert len(Bar.shown) == count > 0
 
 
 class TestErrors:
@@ -141,10 +186,30 @@ class TestErrors:
 
 class TestFiles:
     def test_nothing_is_left_behind_where_one_file_cannot_be_written(self, made, tmp_path):
-        (tmp_path / "report.json").mkdir()
+        (tmp_path / "report.html.json").mkdir()
         with pytest.raises(OSError, match="is a folder"):
             made.save(tmp_path / "report.html")
-        assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+        assert [path.name for path in tmp_path.iterdir()] == ["report.html.json"]
+
+    def test_numbers_replace_those_of_a_report_and_nothing_else(self, made, tmp_path):
+        page, numbers = made.save(tmp_path / "config.html")
+        (tmp_path / "config.json").write_text("{}")
+        assert made.save(page) == (page, numbers) and (tmp_path / "config.json").read_text() == "{}"
+        before = page.read_bytes()
+        for content in (b'{"mine": 1}', b"", b"\xff\xfe", b"[]", b"3", numbers.read_bytes()[:-1]):
+            numbers.write_bytes(content)
+            for write in (check_page, made.save):
+                with pytest.raises(
+                    FileExistsError, match="config.html.json, where the numbers of .*not from a report"
+                ):
+                    write(page)
+            assert numbers.read_bytes() == content and page.read_bytes() == before
+
+    def test_a_page_that_cannot_be_written_is_said_before_a_model_is_loaded(self, run, tmp_path):
+        (tmp_path / "there").write_text("")
+        for command, name in ((("report",), "x.html"), (("plot", "encoding"), "x.png")):
+            code, _, err = run(*command, "no/model", "--out", tmp_path / "there" / name)
+            assert code == 2 and f"{name} cannot be written: {tmp_path / 'there'} is no folder" in err
 
     def test_what_was_there_stays_where_writing_fails(self, tmp_path, monkeypatch):
         (tmp_path / "a.svg").write_bytes(b"old")
@@ -161,6 +226,17 @@ class TestFiles:
             first, second = drawn(figure, record, format), drawn(figure, record, format)
             assert first == second and first.startswith(start)
 
+    def test_a_figure_and_a_page_follow_links(self, made, tmp_path):
+        for name in ("a.png", "a.html"):
+            (tmp_path / name).symlink_to(f"real-{name}")
+        plot_to_file("encoding", "alibi", tmp_path / "a.png")
+        made.save(tmp_path / "a.html")
+        assert sorted(path.name for path in tmp_path.iterdir() if not path.is_symlink()) == [
+            "a.html.json",
+            "real-a.html",
+            "real-a.png",
+        ]
+
     def test_a_figure_goes_where_it_is_asked_to(self, tmp_path):
         sentence = plot_to_file("encoding", "alibi", tmp_path / "alibi.SVG")
         assert "alibi" in sentence and b"</svg>" in (tmp_path / "alibi.SVG").read_bytes()
@@ -173,8 +249,8 @@ class TestCommands:
         (tmp_path / "text.txt").write_text("\n\n".join(documents(length=900)))
         options = ("--out", tmp_path / "page.html", "--figure", "encoding", "--figure", "order")
         code, out, _ = run("report", f"mine={folder}", folder, *options, "--text", tmp_path / "text.txt")
-        assert (code, out.split()) == (0, [str(tmp_path / "page.html"), str(tmp_path / "page.json")])
-        data = json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))
+        assert (code, out.split()) == (0, [str(tmp_path / "page.html"), str(tmp_path / "page.html.json")])
+        data = json.loads((tmp_path / "page.html.json").read_text(encoding="utf-8"))
         assert [model["name"] for model in data["models"]] == ["mine", "model"]
         assert list(data["figures"]) == ["encoding", "order"] and data["figures"]["order"]["models"]["mine"]["data"]
 

@@ -206,3 +206,14 @@ def test_without_added_positions_there_is_no_shared_space():
         analysis.shared_space(tiny.build("absolute"), rotations=1)
     with pytest.raises(ValueError, match="needs a checkpoint, got the scheme 'sinusoidal' by its name"):
         analysis.shared_space("sinusoidal")
+
+
+def test_the_interval_of_a_report_is_that_of_two_hundred_rotations():
+    """A thousand take minutes in a base model. Both intervals are nearly one."""
+    model = tiny.build("absolute")
+    data, many = analysis.shared_space(model), analysis.shared_space(model, rotations=1000, seed=1)
+    assert data.rotations == 200 and "beside 200 random rotations" in analysis.describe_shared_space(data)
+    for space, other in zip(data.spaces, many.spaces):
+        for overlap, wide in zip(space.overlaps, other.overlaps):
+            few, more = overlap.positions_in_words, wide.positions_in_words
+            np.testing.assert_allclose(few.high - few.low, more.high - more.low, rtol=0.35, atol=0.02)

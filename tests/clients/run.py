@@ -25,6 +25,8 @@ CLIENTS = {
     "sentence-transformers": ["sentence-transformers[train]"],
     "setfit": ["setfit"],
     "keybert": ["keybert"],
+    "bertopic": ["bertopic"],
+    "opacus": ["opacus"],
 }
 VERSIONS = """
 from importlib.metadata import version

@@ -509,6 +509,17 @@ class TestResume:
         assert [entry["step"] for entry in report.distillation] == [50, 60]
 
 
+@pytest.mark.parametrize("documents", [1, 2, 12])
+def test_documents_of_one_line_each_are_text(documents, checkpoint, tmp_path):
+    """They are trained on from end to end, and measured on."""
+    (tmp_path / "lines").mkdir()
+    for number in range(documents):
+        line = " ".join(tiny_checkpoints.text(240 // documents, seed=number).split())
+        (tmp_path / "lines" / f"{number:02}.txt").write_text(line)
+    _, report = convert(checkpoint, "t5", text=tmp_path / "lines", max_steps=2)
+    assert report.final()[0]["length"] == 32 and report.final()[0]["tokens"] > 250
+
+
 class TestTokenizer:
     def test_one_that_transformers_makes_up_where_there_is_none(self, tmp_path, no_weight_is_read):
         tiny_checkpoints.stock(vocab_size=500).save_pretrained(tmp_path / "bert")

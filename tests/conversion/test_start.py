@@ -1,13 +1,16 @@
 """What algebra keeps of an original's absolute positions, and that it changes nothing else."""
 
+import importlib.util
 import itertools
 
 import pytest
 import tiny
+import tiny_checkpoints
 import torch
 from pairs import FAMILIES, PARAMETERS, beside, every_family, original, positionless, student_of, text, token_cosine
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
+from hf_posenc import convert
 from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.observation import LayerByLayer, undisturbed
 from hf_posenc.conversion.start import (
@@ -161,14 +164,36 @@ def test_alibi_s_heads_find_their_slopes_again(tmp_path):
     torch.testing.assert_close(outputs(student, "bert"), outputs(teacher, "bert"), atol=1e-4, rtol=1e-4)
 
 
-def test_best_assignment_is_the_cheapest_of_all():
-    slopes = torch.tensor(alibi_slopes(6), dtype=torch.float64)
-    wanted = slopes[torch.randperm(6, generator=torch.Generator().manual_seed(0))]
-    weights = torch.rand(6, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    cost = weights * (wanted[:, None] - slopes).square()
-    orders = itertools.permutations(range(6))
-    costs = {rows: sum(float(cost[row, place]) for place, row in enumerate(rows)) for rows in orders}
-    assert costs[tuple(best_assignment(cost))] == pytest.approx(min(costs.values()), abs=1e-12)
+class TestBestAssignment:
+    @staticmethod
+    def cheapest(cost: torch.Tensor) -> float:
+        """The smallest sum over all orders, tried one by one."""
+        orders = torch.tensor([*itertools.permutations(range(len(cost)))])
+        return float(cost[orders, torch.arange(len(cost))].sum(1).min())
+
+    @pytest.mark.parametrize("seed", range(10))
+    @pytest.mark.parametrize("shape", ["random", "slopes", "ties"])
+    def test_is_the_cheapest_of_all(self, shape, seed):
+        generator = torch.Generator().manual_seed(seed)
+        cost = torch.rand(7, 7, generator=generator, dtype=torch.float64)
+        if shape == "ties":
+            cost = (3 * cost).round()
+        if shape == "slopes":
+            slopes = torch.tensor(alibi_slopes(7), dtype=torch.float64)
+            wanted = slopes[torch.randperm(7, generator=generator)]
+            cost = cost[:, :1] * (wanted[:, None] - slopes).square()
+        rows = best_assignment(cost)
+        assert sorted(rows) == [*range(7)]
+        assert float(cost[rows, range(7)].sum()) == pytest.approx(self.cheapest(cost), abs=1e-12)
+
+    @pytest.mark.parametrize("scheme", ["alibi", "tupe"])
+    def test_scipy_is_asked_for_before_weights_are_read(self, scheme, tmp_path, monkeypatch):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert")
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "scipy" else find(name))
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
+        with pytest.raises(ImportError, match=r"needs scipy: pip install 'hf_posenc\[train\]'"):
+            convert(checkpoint, scheme, text=tmp_path / "bert.txt", train="none")
 
 
 @torch.no_grad()

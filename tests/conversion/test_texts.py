@@ -81,6 +81,44 @@ class TestHeldOut:
         assert sorted("".join(train + held_out).splitlines()) == sorted(document.splitlines())
         assert 0.05 < len("".join(held_out)) / len(document) < 0.15
 
+    @pytest.mark.parametrize("documents", [1, 3])
+    @pytest.mark.parametrize(
+        ("word", "between"),
+        [("w{}", " "), ("w{}", "\t "), ("{}", ""), ("w{}", "\u3000")],
+        ids=["words", "tabs", "none", "wide"],
+    )
+    def test_long_lines_are_cut_between_words(self, word, between, documents):
+        """... and where nothing separates words, anywhere."""
+        lines = [
+            between.join(word.format(number) for number in range(n, n + 3000))
+            for n in range(0, 3000 * documents, 3000)
+        ]
+        train, held_out = held_out_apart(lines)
+        assert sorted("".join(train + held_out)) == sorted("".join(lines))
+        assert 0.05 < len("".join(held_out)) / len("".join(lines)) < 0.15
+        if between:
+            words = [{*"\n".join(part).split()} for part in (train, held_out)]
+            assert not words[0] & words[1] and words[0] | words[1] == {*" ".join(lines).split()}
+
+    def test_a_long_line_among_short_ones_is_cut(self):
+        document = "first\n" + "word " * 2000 + "\nlast\n"
+        train, held_out = held_out_apart([document])
+        assert sorted("".join(train + held_out)) == sorted(document) and 500 < len("".join(held_out)) < 2000
+
+    def test_words_stay_whole_in_a_short_text(self):
+        train, held_out = held_out_apart(["some words of one line"])
+        assert " ".join([*train, *held_out]).split() and {*" ".join([*train, *held_out]).split()} == {
+            *"some words of one line".split()
+        }
+
+
+LINES = {
+    "a text of lines": tiny_checkpoints.text(20),
+    "one line": " ".join(tiny_checkpoints.text(20).split()),
+    "lines of a few words": "\n".join(tiny_checkpoints.text(20).split()),
+    "short and long": "w5 w6\n" + " ".join(tiny_checkpoints.text(20).split()) + "\nw7 w8 w9\n",
+}
+
 
 class TestWindows:
     @pytest.fixture
@@ -92,19 +130,42 @@ class TestWindows:
 
     def test_keeps_all_tokens_whatever_the_tokenizer_cuts_or_pads(self, windows):
         assert windows.tokens.tolist() == [*range(5, 20)]
-        assert windows.starts.tolist() == [0, 3, 13]
+        assert windows.line_starts.tolist() == windows.starts.tolist() == [0, 3, 13]
 
-    def test_draws_whole_windows_that_begin_with_a_line(self, windows):
-        batch = windows.draw(6, 50, torch.Generator().manual_seed(0))
+    def test_draws_whole_windows_that_begin_with_a_line_or_end_with_the_text(self, windows):
+        batch = windows.draw(12, 50, torch.Generator().manual_seed(0))
         rows = {tuple(row) for row in batch["input_ids"].tolist()}
-        assert rows == {(1, 5, 6, 7, 8, 2), (1, 8, 9, 10, 11, 2)}  # the third line is followed by too little
+        # The second line is as long as a window; the third is followed by too little.
+        assert rows == {(1, *range(5, 15), 2), (1, *range(8, 18), 2), (1, *range(10, 20), 2)}
         assert batch["attention_mask"].all()
+
+    def test_a_line_that_is_longer_than_a_window_has_several(self, windows):
+        batch = windows.draw(6, 100, torch.Generator().manual_seed(0))
+        assert {row[1] for row in batch["input_ids"].tolist()} == {5, 8, 12, 16}
+
+    @pytest.mark.parametrize("length", [16, 17, 32, 100])
+    @pytest.mark.parametrize("documents", [1, 4])
+    @pytest.mark.parametrize("text", LINES)
+    def test_every_token_may_be_drawn(self, text, documents, length, monkeypatch):
+        windows = Windows(documents * [LINES[text]], tiny_checkpoints.tokenizer())
+        number = len(windows.tokens)
+        windows.tokens = torch.arange(number)  # each says where it stands
+        monkeypatch.setattr(torch, "randint", lambda number, size, generator: torch.arange(number))  # each window once
+        drawn = torch.bincount(windows.draw(length, 1, None)["input_ids"][:, 1:-1].flatten(), minlength=number)
+        assert (drawn > 0).all()
+        if text == "one line":  # and as often as others, but where a line ends
+            assert drawn.max() <= documents + 1 and (drawn == 1).float().mean() > 0.5
 
     def test_spreads_windows_that_do_not_overlap(self, windows):
         batch = windows.evenly_spaced(6, 100)
         assert batch["input_ids"][:, 1:-1].flatten().unique().numel() == batch["input_ids"][:, 1:-1].numel() == 12
 
     def test_cuts_and_pads_lines(self, windows):
-        batch = windows.lines(6, 100, least=2)
+        batch = windows.lines(6, 3, least=2)
         assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2, 0], [1, 8, 9, 10, 11, 2], [1, 18, 19, 2, 0, 0]]
         assert batch["attention_mask"].sum(1).tolist() == [5, 6, 4]
+
+    def test_where_lines_are_few_what_is_cut_off_is_one_too(self, windows):
+        batch = windows.lines(6, 100, least=2)
+        rows = [[id for id in row if id > 4] for row in batch["input_ids"].tolist()]
+        assert rows == [[5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17], [18, 19]]

@@ -307,6 +307,61 @@ class TestNothingHalfWritten:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
+class TestTwoAtOnce:
+    """Of two processes with one output, the second is refused before it has done anything, and leaves the first its work."""
+
+    HOLD = "import sys, time, filelock\nlock = filelock.FileLock(sys.argv[1])\nlock.acquire()\nprint('held', flush=True)\ntime.sleep(600)"
+
+    @pytest.fixture
+    def first(self, tmp_path):
+        """A process that is converting to `out`."""
+        work = tmp_path / ".out.conversion"
+        work.mkdir()
+        (work / "report.json").write_text("its own")
+        process = subprocess.Popen(
+            [sys.executable, "-c", self.HOLD, str(work / "lock")], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+        process.wait()
+
+    @pytest.mark.parametrize("train, resume", [("none", False), ("all", False), ("all", True)])
+    def test_the_second_is_refused(self, train, resume, first, checkpoint, words, tmp_path, monkeypatch):
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)  # no weight is read
+        with pytest.raises(FileExistsError, match=f"another process is converting to {tmp_path / 'out'}: wait"):
+            convert(checkpoint, "t5", text=words, train=train, resume=resume, output=tmp_path / "out")
+        assert (tmp_path / ".out.conversion" / "report.json").read_text() == "its own"
+        assert not (tmp_path / "out").exists()
+
+    def test_another_output_is_free(self, first, checkpoint, words, tmp_path):
+        convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "other")
+        assert not [*tmp_path.glob(".other*")]
+
+    def test_one_that_was_killed_holds_nothing_up(self, first, checkpoint, words, tmp_path):
+        first.kill()
+        first.wait()
+        assert (tmp_path / ".out.conversion" / "lock").exists()
+        convert(checkpoint, "t5", text=words, max_steps=2, output=tmp_path / "out")
+        assert {path.name for path in tmp_path.glob("*out*")} == {"out"}
+
+    @pytest.mark.slow
+    def test_the_first_goes_on(self, checkpoint, words, tmp_path):
+        command = [sys.executable, "-m", "hf_posenc", "convert", str(checkpoint), "--out", str(tmp_path / "out")]
+        command += ["--position-scheme", "t5", "--text", str(words[0]), "--max-steps", "100000"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        first = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not (tmp_path / ".out.conversion" / "lock").exists():
+            assert first.poll() is None, "it ended before a second could begin"
+        second = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert second.returncode == 2 and "another process is converting to" in second.stderr.splitlines()[-1]
+        assert first.poll() is None and (tmp_path / ".out.conversion" / "lock").exists()
+        first.kill()
+        first.wait()
+        convert(checkpoint, "t5", text=words, train="none", output=tmp_path / "out")
+        assert {path.name for path in tmp_path.glob("*out*")} == {"out"}
+
+
 def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, capsys):
     line = [
         "convert",
@@ -333,6 +388,7 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
     assert "| calibrate | 32 " in capsys.readouterr().out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["position_attention_types"] == ["c2p"] and config["position_norm"] is True
+    (tmp_path / "link").symlink_to("r")
     with pytest.raises(SystemExit) as exit:
         main(
             [
@@ -342,16 +398,17 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
                 "--text",
                 str(words[0]),
                 "--report",
-                str(tmp_path / "r"),
+                str(tmp_path / "link"),
             ]
         )
     assert not exit.value.code
     assert "| converted | 32 " in capsys.readouterr().out
-    assert json.loads((tmp_path / "r").read_text())["rows"]
+    assert json.loads((tmp_path / "r").read_text())["rows"] and (tmp_path / "link").is_symlink()
 
 
 def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path, capsys):
-    for place in (tmp_path / "missing" / "report.json", tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "report.json", tmp_path):
         with pytest.raises(SystemExit) as exit:
             main(["compare", "nowhere", "nowhere", "--report", str(place)])
         assert exit.value.code == 2 and f"hf-posenc: {place} " in capsys.readouterr().err

@@ -425,6 +425,7 @@ WRONG_FILES = {
         ),
         ("--train_file train.csv --position_rope_scaling {linear}", "must be a JSON object"),
         ("--train_file train.csv --position_learning_rate -1", "position_learning_rate must not be negative"),
+        ("--train_file train.csv --position_learning_rate nan", "position_learning_rate must be a finite number"),
         ("--train_file train.csv --model_name_or_path ./nowhere", "./nowhere"),
         ("--train_file train.csv --save_strategy sometimes", "sometimes"),
         ("--train_file train.csv --attn_implementation flash_attention_2", "flash_attention_2"),

@@ -137,6 +137,12 @@ def test_the_rate_grows_in_a_share_of_the_steps(folder, tmp_path, mistake):
     assert "warmup_share must be at most 1, got 7.0" in said
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "position_learning_rate", "weight_decay"])
+def test_what_is_no_rate_is_refused(name, folder, tmp_path, mistake):
+    said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path, f"--{name}", "nan")[1:])
+    assert f"{name} must be a finite number, got nan" in said
+
+
 def test_positions_without_a_rate_of_their_own_are_told(folder, tmp_path, run_main, said):
     given = arguments(folder, tmp_path, "--max_train_steps", "2")[1:]
     place = given.index("--position_learning_rate")

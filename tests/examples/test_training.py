@@ -217,9 +217,12 @@ def test_position_parameters_learn_at_their_rate_and_follow_the_schedule(tmp_pat
     assert [group["lr"] for group in trainer.optimizer.param_groups] == pytest.approx([0.0] * 3, abs=1e-9)
 
 
-def test_a_negative_rate_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="position_learning_rate must not be negative, got -1"):
-        arguments(tmp_path, position_learning_rate=-1.0)
+@pytest.mark.parametrize(
+    "rate, said", [(-1.0, "not be negative, got -1"), (float("nan"), "be a finite number, got nan")]
+)
+def test_what_is_no_rate_is_refused(rate, said, tmp_path):
+    with pytest.raises(ValueError, match=f"position_learning_rate must {said}"):
+        arguments(tmp_path, position_learning_rate=rate)
 
 
 STAGES = {"do_train": True, "do_eval": True}

@@ -115,14 +115,27 @@ def as_deberta_v1(model: nn.Module, types: list[str]) -> nn.Module:
     return load(reference, state)
 
 
+# Within the table, at its end, and up to three times the distance from which on all share a row.
+LENGTHS = (3, 17, 32, 33, 3 * SMALL["position_max_distance"])
+
+
 def assert_equal_to(reference: nn.Module, model: nn.Module, padding: str | None) -> None:
-    for length in (3, 17, 32):
+    """The same outputs and gradients, in float64."""
+    model, reference = model.double(), reference.double()
+    for length in LENGTHS:
         inputs = tiny.inputs(length=length, padding=padding)
-        with torch.no_grad():
-            ours, theirs = model(**inputs).last_hidden_state, reference(**inputs).last_hidden_state
-        mask = inputs["attention_mask"]
-        assert tiny.difference_where_attended(ours, theirs, mask) < TOLERANCE
-        assert tiny.difference_where_attended(ours, without_positions(model, inputs), mask) > 100 * TOLERANCE
+        mask = inputs["attention_mask"][..., None]
+        weights = mask * torch.randn(3, length, 32, dtype=torch.float64, generator=torch.manual_seed(0))
+        ours, theirs = model(**inputs).last_hidden_state, reference(**inputs).last_hidden_state
+        # transformers takes the root that it scales by in float32.
+        assert ((ours - theirs) * mask).abs().max() < 2e-6
+        assert tiny.difference_where_attended(ours, without_positions(model, inputs), mask[..., 0]) > 100 * TOLERANCE
+        table, tables = model.encoder.rel_embeddings.weight, reference.encoder.rel_embeddings.weight
+        [found] = torch.autograd.grad((ours * weights).sum(), table)
+        [wanted] = torch.autograd.grad((theirs * weights).sum(), tables)
+        assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
+        # Every row that there is gets a gradient once a text is long enough.
+        assert bool(found.any(-1).all()) == (length > SMALL["position_max_distance"])
 
 
 @tiny.cross(
@@ -172,12 +185,11 @@ def delta(distance: int, buckets: int, max_distance: int) -> int:
         if distance <= -span:
             return 0
         return 2 * span - 1 if distance >= span else distance + span
-    distance = max(-(max_distance - 1), min(distance, max_distance - 1))
     half = buckets // 2
     if abs(distance) <= half:
         return distance + buckets
     far = math.ceil(round(math.log(abs(distance) / half) / math.log((max_distance - 1) / half) * (half - 1), 6)) + half
-    return buckets + int(math.copysign(far, distance))
+    return max(0, min(buckets + int(math.copysign(far, distance)), 2 * buckets - 1))
 
 
 @torch.no_grad()
@@ -249,13 +261,14 @@ def test_every_term_is_the_formula_in_loops(flags, types, position_ids):
 
 
 @pytest.mark.parametrize("buckets, max_distance", [(256, 512), (32, 128), (8, 32), (5, 100), (64, 1024), (2, 9)])
-def test_buckets_are_those_of_transformers_and_hold_beyond_max_distance(buckets, max_distance):
-    distance = torch.arange(-max_distance + 1, max_distance)
+def test_buckets_are_those_of_transformers_at_every_distance(buckets, max_distance):
+    distance = torch.cat([torch.arange(-4 * max_distance, 4 * max_distance + 1), torch.tensor([-100_000, 100_000])])
     theirs = make_log_bucket_position(distance, buckets, max_distance).long()
     assert torch.equal(deberta_bucket(distance, buckets, max_distance), theirs)
-    beyond = torch.tensor([-100_000, -max_distance, max_distance, 100_000])
-    last = buckets - 1 if buckets % 2 == 0 else buckets - 2  # an odd number leaves its last bucket empty
-    assert deberta_bucket(beyond, buckets, max_distance).tolist() == [-last, -last, last, last]
+    if buckets % 2 == 0 and buckets > 2:
+        rows = (theirs + buckets).clamp(0, 2 * buckets - 1)
+        assert torch.equal(rows == 0, distance <= -max_distance)
+        assert torch.equal(rows == 1, (distance > -max_distance) & (theirs == 1 - buckets))
 
 
 BACKEND_FLAGS = [
@@ -267,10 +280,11 @@ BACKEND_FLAGS = [
 
 @tiny.cross(flags=BACKEND_FLAGS, given_ids=[False, True], path=tiny.PATHS, indirect=("path",))
 def test_backends_agree_in_outputs_and_gradients(flags, given_ids, path):
+    """Beyond the distance from which on all share a row, too."""
     model = build(**flags)
-    inputs = tiny.inputs(length=20)
+    inputs = tiny.inputs(length=40)
     if given_ids:
-        inputs["position_ids"] = torch.arange(20)[None] * 2
+        inputs["position_ids"] = torch.arange(40)[None] * 2
     outputs, gradients = {}, {}
     for backend in ("eager", "sdpa"):
         model.set_attn_implementation(backend)

@@ -41,7 +41,7 @@ STANDARD_LIBRARY = {
 USED = {
     "os": {"PathLike", "makedirs", "path"},
     "shutil": {"copyfile"},
-    "inspect": {"Parameter", "getfile", "signature", "unwrap"},
+    "inspect": {"Parameter", "currentframe", "getfile", "signature", "unwrap"},
 }
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "open", "input", "__import__", "breakpoint", "globals", "locals"}
 # Parts of torch and transformers that load code or pickles, or that download.

@@ -1,11 +1,17 @@
 """The encoder and its model: which modules they read, what they repeat before every layer, and what may be saved."""
 
 import copy
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import build, cross, fill_positions, inputs
+from tiny import FAMILIES as ALL_FAMILIES
+from tiny import SCHEMES, SIZES, build, cross, fill_positions, inputs
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hf_posenc import position_parameters
 
 
 pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
@@ -49,6 +55,84 @@ def test_replaced_modules_are_read_before_saving_as_after(case, family, tmp_path
     after = output(model, **batch)
     assert (after - before).abs().max() > 1e-2
     torch.testing.assert_close(output(reloaded(model, tmp_path), **batch), after, atol=1e-5, rtol=0)
+
+
+class OnlyCalled(nn.Module):
+    """A module of which nothing can be read: it stands for quantised, offloaded and adapted ones."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.hidden = (module,)
+
+    def forward(self, *args):
+        return self.hidden[0](*args)
+
+
+def hide_what_has_parameters(model: nn.Module) -> None:
+    """Tables, projections, norms and single parameters of schemes, and those of stock that they work with."""
+    for module in [*model.modules()]:
+        for name, part in [*module.named_children()]:
+            if not [*part.children()] and [*part.parameters(), *part.buffers()]:
+                setattr(module, name, OnlyCalled(part))
+
+
+JOINED = [
+    (scheme, flags)
+    for scheme, flags in itertools.product(
+        ["absolute", "sinusoidal"],
+        [
+            {"position_combine": "concat"},
+            {"position_combine": "concat", "position_width": 8},
+            {"position_combine": "gate"},
+            {"position_combine": "attention"},
+            {"position_every_layer": True, "position_every_layer_weight": 0.5},
+        ],
+    )
+]
+CALLED = [
+    *((scheme, {}) for scheme in (*SCHEMES, "absolute+t5", "tupe+t5")),
+    *JOINED,
+    ("absolute", {"position_stride": 3}),
+    ("t5", {"position_per_layer": True}),
+    ("deberta", {"position_share_projections": False, "position_norm": True}),
+]
+
+
+@cross(case=CALLED, family=ALL_FAMILIES, length=[12, 20], strength=1)
+def test_schemes_call_modules_and_do_not_read_them(case, family, length):
+    scheme, flags = case
+    model, batch = build(scheme, family, **flags), inputs(length=length, family=family)
+    expected = output(model, **batch)
+    hide_what_has_parameters(model)
+    assert not [*model.parameters()]
+    torch.testing.assert_close(output(model, **batch), expected, atol=1e-5, rtol=0)
+
+
+class Packed(nn.Module):
+    """A table whose weight has another shape than the rows that it gives, as bitsandbytes' has with 4 bits."""
+
+    def __init__(self, table: nn.Embedding):
+        super().__init__()
+        self.num_embeddings, self.shape = table.num_embeddings, table.weight.shape
+        self.weight = nn.Parameter(table.weight.detach().view(-1, 1))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.weight.view(self.shape)[ids]
+
+
+@pytest.mark.parametrize("kind", ["packed", "only called", "within another"])
+@cross(scheme=["absolute", "tupe"], family=["bert", "roberta"])
+def test_what_stands_for_a_table_has_its_rows(scheme, family, kind):
+    model = build(scheme, family)
+    wrap = {"packed": Packed, "only called": OnlyCalled, "within another": lambda table: nn.Sequential(Packed(table))}
+    rows = SIZES["max_position_embeddings"] - model.config.first_position
+    batch = inputs(length=rows, family=family)
+    expected = output(model, **batch)
+    model.embeddings.position_embeddings = wrap[kind](model.embeddings.position_embeddings)
+    assert model.embeddings.table_length() == rows
+    torch.testing.assert_close(output(model, **batch), expected, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match=f"{rows + 1} tokens is longer than the table of absolute positions"):
+        output(model, **inputs(length=rows + 1, family=family))
 
 
 def replica_of(model: nn.Module) -> nn.Module:
@@ -203,3 +287,61 @@ def test_an_encoder_that_reads_embeddings_says_who_must_call_it():
     model = build("tupe")
     with pytest.raises(ValueError, match="call the model"):
         model.encoder(torch.randn(1, 4, model.config.hidden_size))
+
+
+SHARED = [
+    ("t5", {}, "bert.encoder.relative_attention_bias.weight"),
+    ("deberta", {}, "bert.encoder.rel_embeddings.weight"),
+    ("tupe", {}, "bert.embeddings.position_embeddings.weight, bert.encoder.pos_ln.weight and 7 more"),
+    ("absolute+tupe", {"num_hidden_layers": 1}, "bert.embeddings.position_embeddings.weight"),
+    ("absolute", {"position_every_layer": True}, "the positions that are added before every layer"),
+]
+NOT_SHARED = [
+    ("absolute", {}),
+    ("relative", {}),
+    ("t5", {"position_per_layer": True}),
+    ("t5", {"num_hidden_layers": 1}),
+    ("tupe", {"num_hidden_layers": 1}),
+    ("sinusoidal", {"position_every_layer": True}),
+]
+
+
+class InDDP:
+    """What DDP's forward says of itself, and whether a model that is checkpointed so would be refused in it."""
+
+    def __init__(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def train(self, model: nn.Module, reentrant: bool = True, static_graph: bool = False) -> None:
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        replica = SimpleNamespace(module=model, static_graph=static_graph)
+        self.monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", replica)
+        model(**inputs(), labels=torch.tensor([0, 1, 0])).loss.backward()
+
+
+@pytest.fixture
+def in_ddp(monkeypatch) -> InDDP:
+    return InDDP(monkeypatch)
+
+
+@pytest.mark.parametrize("scheme, flags, names", SHARED)
+def test_reentrant_checkpointing_of_what_layers_share_is_refused_in_ddp(scheme, flags, names, in_ddp):
+    def make() -> nn.Module:
+        return build(scheme, head="ForSequenceClassification", **flags).train()
+
+    with pytest.raises(ValueError, match=f"{names}: several layers share this, .* use_reentrant=False"):
+        in_ddp.train(make())
+    in_ddp.train(make(), reentrant=False)
+    in_ddp.train(make(), reentrant=None)
+    in_ddp.train(make(), static_graph=True)
+    in_ddp.train(make().eval())
+    frozen = make()
+    for parameter in [*frozen.bert.embeddings.parameters(), *position_parameters(frozen).values()]:
+        parameter.requires_grad_(False)
+    in_ddp.train(frozen)
+
+
+@pytest.mark.parametrize("scheme, flags", NOT_SHARED)
+def test_reentrant_checkpointing_of_what_layers_have_for_themselves_is_taken_in_ddp(scheme, flags, in_ddp):
+    in_ddp.train(build(scheme, head="ForSequenceClassification", **flags).train())

@@ -68,6 +68,27 @@ def test_documents_begin_where_neighbours_do_not_see_each_other():
     assert positions(documents()[..., 4:, :], queries=2, offset=4).are_first_of_documents is None
 
 
+def test_tokens_that_may_attend_to_each_other_are_of_one_document_whatever_stands_between():
+    first, second, padding = 0, 1, 2
+    numbers = torch.tensor([[padding, first, padding, first, second, first], [0, 0, 0, 1, 1, padding]])
+    pairs = (numbers[:, :, None] == numbers[:, None])[:, None]
+    expected = [[0, 1, 0, 1, 4, 1], [0, 0, 0, 3, 3, 5]]
+    for given in (pairs, pairs.tril(), create_block_mask(lambda b, h, q, k: pairs[b, 0, q, k], 2, None, 6, 6, "cpu")):
+        assert positions(given).documents.tolist() == expected
+    # Padding that nobody attends to is of no document, whatever it attends to itself.
+    hidden = pairs & (numbers != padding)[:, None, None] | (numbers == padding)[:, None, :, None]
+    hidden &= (numbers != padding)[:, None, None]
+    assert positions(hidden).are_first_of_documents.tolist() == [
+        [i in (1, 4) for i in range(6)],
+        [i in (0, 3) for i in range(6)],
+    ]
+    places = torch.arange(6)
+    near = ((places[:, None] - places).abs() <= 1)[None, None]
+    for given in (near, near.tril(), torch.ones(1, 1, 6, 6, dtype=torch.bool)):
+        assert positions(given).documents.tolist() == [[0] * 6]
+    assert positions(torch.ones(1, 6)).documents is None and positions().documents is None
+
+
 def test_a_mask_for_all_queries_is_one_of_the_sequence():
     mask = torch.tensor([[True, True, False, False, False, False]])[:, None, None]
     assert positions(mask).context_lengths.tolist() == [[2]]

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ...inside import module_inside
 from ...modeling.modeling_posenc import PosencPreTrainedModel
 from ..changes import Changes, hook_class_method, hook_method
 from . import deberta, mpnet
@@ -65,9 +66,7 @@ def set_attn_implementation(model: Any, implementation: str) -> int:
         ValueError: there is none in it, one of them has an option that is not supported, or the backend is unknown.
         RuntimeError: the plugin is not installed.
     """
-    module = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"a torch module is needed, or an object whose `model` is one, got {type(model).__name__}")
+    module = module_inside(model)
     if implementation not in ("eager", *IMPLEMENTATIONS):
         raise ValueError(f"attn_implementation={implementation!r} is unknown; these are possible: {_POSSIBLE}")
     if not _changes or not _changes[-1].active:

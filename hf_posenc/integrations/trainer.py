@@ -1,0 +1,41 @@
+"""A Trainer that resumes a run reads the tables in its checkpoint as the config that lies beside them says."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.utils import CONFIG_NAME
+
+from ..modeling.configuration_posenc import reads_buckets, table_version
+from ..modeling.modeling_posenc import PosencPreTrainedModel
+from ..modeling.table_versions import read_table_as
+from .changes import AtImport, Changes, hook_method
+
+
+TRAINER = "transformers.trainer"
+
+
+def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoint: str, model: Any = None) -> None:
+    """`Trainer._load_from_checkpoint`: a run that began before 0.3.0 goes on as it was (see `modeling/table_versions.py`)."""
+    original(resume_from_checkpoint, model)
+    config = Path(resume_from_checkpoint, CONFIG_NAME)
+    entries = PreTrainedConfig._dict_from_json_file(config) if config.is_file() else {}
+    if not reads_buckets(entries):
+        return
+    for part in (trainer.model if model is None else model).modules():
+        if isinstance(part, PosencPreTrainedModel) and part.base_model is part:
+            read_table_as(part, table_version(entries))
+
+
+def _hook(changes: Changes) -> None:
+    hook_method(changes, sys.modules[TRAINER].Trainer, "_load_from_checkpoint", _load_from_checkpoint)
+
+
+def install(changes: Changes) -> None:
+    """Hook the Trainer, which takes seconds to import, now or when it is imported."""
+    if TRAINER in sys.modules:
+        _hook(changes)
+    else:
+        AtImport(TRAINER, lambda: _hook(changes)).wait(changes)
