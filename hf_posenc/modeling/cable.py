@@ -30,10 +30,11 @@ class Cable(AttentionScheme):
     |S_i - S_j| hardly tells left from right. With `position_two_sums`, keys on the left have the sums of one w_c, g and a, and keys on the
     right those of another: (2·heads, ...) parameters, the left first.
 
-    This form is the project's own: the paper has none for encoders. Public code sums -c, so that distance is a penalty, and has
-    -g_i·log(|S_i - S_j|² + 1) for BERT, without a.
+    This form is the project's own: linear in the sums, with an amplitude. The paper's abstract reports a BERT, for which the authors'
+    public code has -g_i·log(|S_i - S_j|² + 1) without a (class `Kernel_CABLE6`; it sums -c, so that distance is a penalty).
 
-    Source: Veisi et al. 2025 (https://arxiv.org/abs/2503.08067); c, S and g checked against public code, and the whole by explicit loops.
+    Source: Veisi et al. 2025 (https://arxiv.org/abs/2503.08067). c, S and g are checked against `Kernel_CABLE6` of github.com/axiomlab/Cable,
+    and the whole by explicit loops. The first version of that code (src/Cable.py, 2025) has softplus in the place of ReLU and no g.
     """
 
     name = "cable"

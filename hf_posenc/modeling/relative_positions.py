@@ -97,6 +97,6 @@ def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) 
     # Both logarithms by the same function, so that they round alike: at max_distance - 1 their ratio is 1.
     log_scale = torch.log(torch.tensor((max_distance - 1) / middle, dtype=torch.float32, device=distance.device))
     logarithmic = torch.ceil(torch.log(magnitude.clamp(min=1).float() / middle) / log_scale * (middle - 1)) + middle
-    # An exported model has the second as a number: their ratio may round to more than 1 there.
-    logarithmic = logarithmic.long().clamp(max=num_buckets - 1)
-    return torch.where(magnitude <= middle, distance, logarithmic * distance.sign())
+    # An exported model has the second as a number: their ratio may round to more than 1 there, which is for what is further away.
+    logarithmic = torch.where(magnitude < max_distance, logarithmic.clamp(max=num_buckets - 1), logarithmic)
+    return torch.where(magnitude <= middle, distance, logarithmic.long() * distance.sign())

@@ -2,9 +2,10 @@
 
     python tests/clients/run.py [client ...]
 
-prints a line for each client: passed, failed, or skipped where pip cannot get its packages, with how long installing and running
-took, which versions pip chose, and what was compared. It fails where a client does. A client whose requirements contradict this
-package's has failed too: that people can install both is the first thing that is tested.
+installs with pip, or with uv where the variable UV names its program. It prints a line for each client: passed, failed, or skipped where
+its packages cannot be had, with how long installing and running took, which versions were chosen, and what was compared. It fails where
+a client does. A client whose requirements contradict this package's has failed too: that people can install both is the first thing
+that is tested.
 """
 
 import os
@@ -32,13 +33,23 @@ VERSIONS = """
 from importlib.metadata import version
 print(", ".join(f"{name} {version(name)}" for name in NAMES))
 """
-# What pip says where an index has not what is asked for, or cannot be reached.
-UNAVAILABLE = ("No matching distribution found", "Could not fetch", "Max retries exceeded", "Connection", "timed out")
+# What pip and uv say where an index has not what is asked for, or cannot be reached.
+UNAVAILABLE = (
+    *("No matching distribution found", "Could not fetch", "Max retries exceeded", "Connection", "timed out"),
+    *("was not found in the package registry", "Failed to fetch", "error sending request"),
+)
 
 
 def torch_requirement() -> str:
-    """PyTorch as in constraints.txt. All else is what pip chooses, as it does for people."""
+    """PyTorch as in constraints.txt. All else is what is chosen for people too."""
     return re.search(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
+
+
+def install(python: str, packages: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess:
+    """Install packages into the environment of an interpreter."""
+    uv = os.environ.get("UV")
+    command = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
+    return run([*command, "-q", *packages], env=environment)
 
 
 def run(command: list[str], **settings) -> subprocess.CompletedProcess:
@@ -61,7 +72,7 @@ def check(client: str, folder: Path) -> tuple[str, str]:
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     packages = [str(ROOT), torch_requirement(), MINILM, *CLIENTS[client]]
-    installed = run([python, "-m", "pip", "install", "-q", *packages], env=environment)
+    installed = install(python, packages, environment)
     if installed.returncode:
         is_conflict = "ResolutionImpossible" in installed.stderr
         is_skipped = not is_conflict and any(told in installed.stderr for told in UNAVAILABLE)
