@@ -110,7 +110,7 @@ def load_checkpoint(
         if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
             raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
     else:
-        folder = _folder_of(str(model))
+        folder = folder_of(str(model))
         config = source_config(folder)
         check_convertible(config)
         saved_class(config)
@@ -121,7 +121,7 @@ def load_checkpoint(
     return Checkpoint(config, tokenizer, folder, length, given)
 
 
-def _folder_of(name: str) -> Path:
+def folder_of(name: str, revision: str | None = None) -> Path:
     """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
     inspection.check_exists(name)
     path = Path(name)
@@ -130,7 +130,7 @@ def _folder_of(name: str) -> Path:
     if path.exists():
         raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
     kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
-    return Path(snapshot_download(name, allow_patterns=kinds))
+    return Path(snapshot_download(name, revision=revision, allow_patterns=kinds))
 
 
 def _tokenizer_of(folder: Path | None, config: PreTrainedConfig) -> Any:

@@ -106,14 +106,15 @@ def write_converted(
             checkpoint.tokenizer.model_max_length = report.max_length
         checkpoint.tokenizer.save_pretrained(place)
         if lengthened:
-            _set_sentence_length(place, report.max_length)
+            set_sentence_length(place, report.max_length)
         report.save(place)
         _write_card(place, model, report)
         if onnx:
             export_onnx(model, place / ONNX)
 
 
-def _set_sentence_length(folder: Path, length: int) -> None:
+def set_sentence_length(folder: Path, length: int) -> None:
+    """Where a folder of sentence-transformers cuts texts, in tokens."""
     for settings in folder.glob(SENTENCE_SETTINGS):
         entries = json.loads(settings.read_text(encoding="utf-8"))
         if entries.get(MAX_SEQ_LENGTH):

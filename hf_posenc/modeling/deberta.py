@@ -109,9 +109,13 @@ class Deberta(AttentionScheme):
     def _table(self, width: int, initial: Initial) -> PositionTable:
         if not self.buckets:
             return PositionTable(2 * self.span, width, initial)
+        return DistanceTable(2 * self.span, width, initial, self.table_version, self.reached_rows())
+
+    def reached_rows(self) -> tuple[int, int]:
+        """The first and the last row of a table with buckets that `position_table_version` 1 reads."""
         with torch.device("cpu"):  # not on the meta device, where from_pretrained builds models
             reach = int(deberta_bucket(torch.tensor(self.max_distance - 1), self.buckets, self.max_distance))
-        return DistanceTable(2 * self.span, width, initial, self.table_version, (self.span - reach, self.span + reach))
+        return self.span - reach, self.span + reach
 
     def add_layer_parameters(self, attention: nn.Module, config) -> None:
         attention.pos_dropout = nn.Dropout(config.sizes.hidden_dropout_prob)

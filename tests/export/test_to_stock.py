@@ -12,13 +12,19 @@ from hf_posenc.export.stock.proof import check_agreement
 
 
 LONG = 600
+# Of float64: DeBERTa's square roots and Jina's angles are in float32.
+ROUNDING = {"mpnet": 1e-12, "deberta-v2": 1e-6, "jina_embeddings_v3": 1e-5}
 # Scheme, flags, and the architecture that computes it.
 ROWS = [
     ("t5", {}, "mpnet"),
     ("none+t5", {}, "mpnet"),
     ("absolute+t5", {}, "mpnet"),
     ("deberta", {"position_buckets": 16, "position_max_distance": 64}, "deberta-v2"),
-    ("deberta", {"position_buckets": 0, "position_max_distance": 40, "position_attention_types": ["p2c"]}, "deberta-v2"),
+    (
+        "deberta",
+        {"position_buckets": 0, "position_max_distance": 40, "position_attention_types": ["p2c"]},
+        "deberta-v2",
+    ),
     ("deberta", {"position_share_projections": False, "position_norm": True}, "deberta-v2"),
     ("deberta", {"position_form": "paper", "position_attention_types": ["c2p"]}, "deberta-v2"),
     ("deberta", {"position_form": "paper", "position_share_projections": False}, "deberta-v2"),
@@ -29,7 +35,13 @@ ROWS = [
     ("rope", {"position_rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "jina_embeddings_v3"),
 ]
 FAMILIES = ["bert", "roberta", "electra", "distilbert", "mpnet"]
-HEADS = ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"]
+HEADS = [
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+]
 # What an architecture has not, by the end of the class's name: heads with another activation, and those that do not exist.
 MISSING = {
     "mpnet": {("electra", HEADS[1]), ("distilbert", HEADS[1]), ("distilbert", HEADS[4]), ("electra", HEADS[4])},
@@ -71,7 +83,7 @@ def test_base_models_compute_the_same_and_come_back(family, scheme, flags, archi
     assert stock.config.model_type == architecture and type(stock).__module__.startswith("transformers.models.")
     sides = ("right",) if scheme == "absolute+deberta" else ("right", "left")
     longest = LONG - 2
-    assert difference(model, stock, longest, sides) < 1e-6
+    assert difference(model, stock, longest, sides) < ROUNDING[architecture]
     # Moved by a step, positions are others: the comparison would tell.
     other = built(family, scheme, **flags)
     tiny.fill_positions(other, seed=7)
@@ -88,7 +100,10 @@ def test_base_models_compute_the_same_and_come_back(family, scheme, flags, archi
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("scheme", "architecture"), [(row[0], row[2]) for row in ROWS if row[:2] in (("t5", {}), ("rope", {}), ROWS[3][:2])])
+@pytest.mark.parametrize(
+    ("scheme", "architecture"),
+    [(row[0], row[2]) for row in ROWS if row[:2] in (("t5", {}), ("rope", {}), ROWS[3][:2])],
+)
 def test_heads_compute_the_same_or_are_refused(head, family, scheme, architecture):
     if not tiny.stock_computes(getattr(transformers, tiny._stock_prefix(family) + head)):
         pytest.skip("this version of transformers builds the class without the pooler that it reads")
@@ -125,8 +140,10 @@ def test_heads_that_may_read_pairs_are_refused_where_there_are_none(head):
         pairs, inputs = ({name: tensor[None] for name, tensor in each.items()} for each in (pairs, inputs))
     own, there = (model(**pairs), stock(**inputs))
     name = "start_logits" if "start_logits" in own else "logits"
-    torch.testing.assert_close(own[name][inputs["attention_mask"].bool()] if name != "logits" else own[name],
-                               there[name][inputs["attention_mask"].bool()] if name != "logits" else there[name])
+    torch.testing.assert_close(
+        own[name][inputs["attention_mask"].bool()] if name != "logits" else own[name],
+        there[name][inputs["attention_mask"].bool()] if name != "logits" else there[name],
+    )
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,10 @@ class DebertaV2(Architecture):
     def change(self, tensors: Tensors, max_length: int) -> None:
         if self.reads_table:
             tensors[f"{TABLE}.weight"] = tensors[f"{TABLE}.weight"][self.source.sizes.first_position :]
+        if self.deberta.table_version == 1:  # rows that it does not read, and DeBERTa does
+            table = tensors[f"{DEBERTA_TABLE}.weight"]
+            rows = torch.arange(len(table), device=table.device).clamp(*self.deberta.reached_rows())
+            tensors[f"{DEBERTA_TABLE}.weight"] = table[rows]
         if self.shares:
             return
         scale = math.sqrt(1 + len(self.deberta.attention_types)) if self.deberta.form == "checkpoint" else 1.0

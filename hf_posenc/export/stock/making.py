@@ -11,6 +11,7 @@ from transformers.utils import logging
 from ...in_memory import change_scheme
 from ...modeling.configuration_posenc import PositionConfigMixin
 from ...modeling.modeling_posenc import PosencPreTrainedModel
+from ...modeling.table_versions import NEWEST_TABLE, TABLE_VERSION
 from ...registry import CONFIG_CLASSES, VARIANT_MODELS, variant_config
 from .architectures import ARCHITECTURES, Architecture
 from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
@@ -242,7 +243,9 @@ def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any
 def source_entries(config: PositionConfigMixin) -> dict[str, Any]:
     """What an exported config keeps of that of the model."""
     left_out = {"auto_map", "transformers_version", "dtype", "architectures", "_name_or_path", "id2label", "label2id"}
-    return {name: value for name, value in config.to_diff_dict().items() if name not in left_out}
+    entries = {name: value for name, value in config.to_diff_dict().items() if name not in left_out}
+    # A table that is read as before 0.3.0 becomes one that is read as DeBERTa does.
+    return entries | ({TABLE_VERSION: NEWEST_TABLE} if getattr(config, TABLE_VERSION) else {})
 
 
 def source_config(config: Any) -> PositionConfigMixin | None:
