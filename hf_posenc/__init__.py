@@ -92,6 +92,7 @@ from .registration import register_entry_points, register_scheme
 
 if TYPE_CHECKING:
     from .conversion import convert
+    from .export.stock import from_stock, to_stock
     from .inspection.descriptions import inspect, schemes
 
 
@@ -158,12 +159,14 @@ __all__ = [
     "cache_projections",
     "convert",
     "freeze_all_but_positions",
+    "from_stock",
     "inspect",
     "install",
     "position_parameters",
     "register_scheme",
     "schemes",
     "set_attn_implementation",
+    "to_stock",
     "train_positions",
     "uninstall",
     "unpad",
@@ -171,7 +174,13 @@ __all__ = [
 ]
 
 # What needs more libraries than a model does is imported when it is asked for.
-_LAZY = {"convert": "conversion", "inspect": "inspection.descriptions", "schemes": "inspection.descriptions"}
+_LAZY = {
+    "convert": "conversion",
+    "from_stock": "export.stock",
+    "inspect": "inspection.descriptions",
+    "schemes": "inspection.descriptions",
+    "to_stock": "export.stock",
+}
 
 
 def __getattr__(name: str) -> Any:

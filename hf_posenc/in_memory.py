@@ -16,11 +16,14 @@ from .inside import model_inside, module_inside
 from .integrations.unpadding import remove_hooks
 from .modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
 from .modeling.flags import UNPAD
+from .modeling.modeling_posenc import PosencPreTrainedModel
 from .modeling.schemes import FLAGS
 from .modeling.window import window_settings
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 
+# The entry of a config that says what a model was before `to_stock` made it one of Transformers.
+EXPORTED = "hf_posenc"
 # Entries beside the flags that a stock config does not have.
 NOT_STOCK = {UNPAD.name, "model_type", "auto_map", SCHEME_FILES}
 # Packages of what spreads a model over processes.
@@ -43,7 +46,8 @@ def with_position_scheme(model: Any, position_scheme: str | None, *, copy: bool 
         flags: other `position_*` flags. A variant keeps those that it has, as far as they apply.
 
     Returns:
-        What was given, or its copy. The model is then of the variant's class, or the stock class.
+        What was given, or its copy. The model is then of the variant's class, or the stock class. A model that [`hf_posenc.to_stock`] made
+        comes back as a new one, the model that it was, with this scheme; the one given stays as it is.
 
     Raises:
         TypeError: `model` is and holds no PreTrainedModel, or a flag has the wrong type.
@@ -52,9 +56,19 @@ def with_position_scheme(model: Any, position_scheme: str | None, *, copy: bool 
             as before.
     """
     _check_not_wrapped(module_inside(model))
+    if is_exported(model):
+        from .export.stock import from_stock  # only here: it is built on this module
+
+        return change_scheme(from_stock(model), position_scheme, **flags)
     given = copying.deepcopy(model) if copy else model
     change_scheme(model_inside(given), position_scheme, **flags)
     return given
+
+
+def is_exported(model: Any) -> bool:
+    """Whether a model is of an architecture of Transformers that `to_stock` made of one with a position scheme."""
+    is_stock = isinstance(model, PreTrainedModel) and not isinstance(model, PosencPreTrainedModel)
+    return is_stock and isinstance(getattr(model.config, EXPORTED, None), dict)
 
 
 def change_scheme(
@@ -98,6 +112,8 @@ def _check(model: PreTrainedModel) -> None:
     if inside is not None:
         path, cls = inside
         hint = f"; change the {cls.__name__} inside it, hf_posenc.with_position_scheme(model.{path}, ...)"
+    elif is_exported(model):
+        hint = "; it was made by to_stock: hf_posenc.from_stock(model) makes it the model that it was"
     elif stock is not None:
         hint = f"; derive it from {VARIANT_MODELS[stock].__name__} and build it from a config with position_scheme"
     raise ValueError(

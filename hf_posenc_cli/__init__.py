@@ -8,6 +8,7 @@ hf-posenc push outputs/absolute_t5 me/minilm-t5
 hf-posenc convert path/to/checkpoint --out outputs/t5 --position-scheme t5 --text corpus/
 hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
 hf-posenc export onnx outputs/t5 model.onnx
+hf-posenc export stock outputs/t5 outputs/mpnet
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
@@ -279,6 +280,14 @@ def convert(
     seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
     onnx: Annotated[bool, typer.Option("--onnx", help="Write onnx/model.onnx beside the model, too.")] = False,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5, "
+            "deberta and rope.",
+        ),
+    ] = False,
     **flags: Any,
 ) -> None:
     """Change a trained model's positions, and keep what it knows.
@@ -296,7 +305,9 @@ def convert(
     given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
     given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
     given["learning_rate"] = learning_rate
-    _, report = convert(model, position_scheme, output=out, resume=resume, onnx=onnx, **given, **_flags_of(flags))
+    _, report = convert(
+        model, position_scheme, output=out, resume=resume, onnx=onnx, stock=stock, **given, **_flags_of(flags)
+    )
     if is_first_process():
         typer.echo(f"{report.table()}\n\nwrote {out}")
 
@@ -330,6 +341,30 @@ def compare(
 
 exports = typer.Typer(help="Write a model in another format.", rich_markup_mode=None)
 app.add_typer(exports, name="export")
+
+
+@exports.command("stock")
+def export_stock(
+    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a model with a position scheme.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; whole or not at all.")],
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", help="Number of tokens that it is to read. Default: what the tokenizer says."),
+    ] = None,
+    single_text: Annotated[
+        bool,
+        typer.Option("--single-text", help="The model reads no pairs of texts, so that it needs no token types."),
+    ] = False,
+    revision: Revision = None,
+) -> None:
+    """Write a model as an architecture of Transformers, which loads without hf_posenc and without custom code.
+
+    t5 becomes MPNet, deberta DeBERTa-v2, rope Jina Embeddings v3 (Transformers 5.4 and newer); t5 and deberta may stand beside absolute, and
+    absolute alone becomes what it was. Before the folder is there, both models have computed the same. What cannot be computed is refused.
+    """
+    from hf_posenc.export import stock
+
+    typer.echo(stock.export(checkpoint, out, max_length=max_length, single_text=single_text, revision=revision))
 
 
 @exports.callback()

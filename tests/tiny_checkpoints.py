@@ -14,12 +14,13 @@ SPECIAL = {True: {"pad": 1, "cls": 0, "sep": 2}, False: {"pad": 0, "cls": 1, "se
 WORDS = [f"w{number}" for number in range(5, tiny.SIZES["vocab_size"])]
 
 
-def tokenizer(family: str = "bert", length: int = 32) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, with special tokens where the family has them."""
+def tokenizer(family: str = "bert", length: int = 32, unused: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words, with special tokens where the family has them; with `unused`, id 1 is "[unused0]" as in English BERTs."""
     follows = tiny.FAMILIES[family].family.positions_follow_padding
-    ids = SPECIAL[follows]
+    ids = SPECIAL[follows] | ({"cls": tiny.SIZES["vocab_size"] - 1} if unused else {})
     vocabulary = {f"[{name.upper()}]": number for name, number in ids.items()} | {"[UNK]": 3, "[MASK]": 4}
-    vocabulary |= {word: 5 + index for index, word in enumerate(WORDS)}
+    vocabulary |= {word: 5 + index for index, word in enumerate(WORDS[: -1 if unused else None])}
+    vocabulary |= {"[unused0]": 1} if unused else {}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(

@@ -72,6 +72,11 @@ class Checkpoint:
         return model.eval()
 
     @property
+    def cls(self) -> type[PreTrainedModel]:
+        """The class of the model, head included."""
+        return saved_class(self.config) if self.given is None else type(self.given)
+
+    @property
     def dtype(self) -> torch.dtype:
         """What its numbers were saved in."""
         return self.given.dtype if self.given is not None else self.config.dtype or torch.float32

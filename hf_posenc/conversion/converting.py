@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -44,6 +44,9 @@ from .texts import Windows, held_out_apart, read_documents
 from .writing import check_space, checked_output, kept_files, write_converted
 
 
+if TYPE_CHECKING:
+    from ..export.stock.folder import Exported
+
 logger = logging.get_logger(__name__)
 
 # In the working folder, the file that is locked while a process has it.
@@ -73,13 +76,14 @@ class ConversionArguments:
     seed: int = 0
     resume: bool = False
     onnx: bool = False
+    stock: bool = False
 
     def __post_init__(self) -> None:
         if self.output is not None:
             inspection.check_named(self.output, "the output")
             self.output = checked_output(Path(self.output))
-        elif self.resume or self.onnx:
-            raise ValueError("resume and onnx need an output folder")
+        elif self.resume or self.onnx or self.stock:
+            raise ValueError("resume, onnx and stock need an output folder")
         if self.onnx:
             exporting.check_installed()
         if self.train != "none":
@@ -134,7 +138,20 @@ class Conversion:
         if arguments.output is not None:
             kept_files(checkpoint.folder)
         distillation = arguments.distillation(checkpoint.trained_length)
-        flags = chosen_flags(checkpoint, position_scheme, flags, distillation.max_length, arguments.extend)
+        flags = chosen_flags(
+            checkpoint, position_scheme, flags, distillation.max_length, arguments.extend, arguments.stock
+        )
+        is_variant = not is_native(checkpoint.config, position_scheme, flags)
+        if arguments.stock and is_variant:
+            from ..export.stock.folder import check_conversion  # only here: it is built on conversions' folders
+
+            check_conversion(
+                variant_config(checkpoint.config, position_scheme, **flags),
+                checkpoint.cls,
+                checkpoint.folder,
+                checkpoint.tokenizer,
+                distillation.max_length,
+            )
         if any(is_new(name, position_scheme, checkpoint.config) for name in ORDERED_BY):
             check_installed("scipy", "train")
         if held_out is None:
@@ -330,15 +347,25 @@ class Conversion:
             at.measure(at.student, "distill")
 
     def _write(self, student: PreTrainedModel, report: ConversionReport) -> None:
-        student.to(self.checkpoint.dtype)
         try:
-            write_converted(self.output, student, self.checkpoint, report, self.arguments.onnx)
+            exported = self._exported(student) if self.arguments.stock else None
+            student.to(self.checkpoint.dtype)
+            write_converted(self.output, student, self.checkpoint, report, self.arguments.onnx, exported)
         except (OSError, ValueError) as error:
             if self.state.is_file():
                 kind = OSError if isinstance(error, OSError) else ValueError
                 raise kind(f"{error}; what was distilled is kept in {self.work}, resume goes on with it") from error
             raise
         shutil.rmtree(self.work, ignore_errors=True)
+
+    def _exported(self, student: PreTrainedModel) -> "Exported | None":
+        """The model as an architecture of Transformers; None where it is one already."""
+        from ..export.stock.folder import make  # only here: it is built on conversions' folders
+
+        if not isinstance(student.config, PositionConfigMixin):
+            return None
+        length = None if inspection.longest_sequence(student.config) else self.distillation.max_length
+        return make(student, self.checkpoint.tokenizer, length, False, self.checkpoint.dtype)
 
     def _interrupted(self, report: ConversionReport) -> ConversionReport | None:
         """The report of what is gone on with, as far as it came; None where there is nothing.
@@ -456,6 +483,7 @@ def convert(
     seed: int = 0,
     resume: bool = False,
     onnx: bool = False,
+    stock: bool = False,
     tokenizer=None,
     **flags: Any,
 ) -> tuple[PreTrainedModel, ConversionReport]:
@@ -481,6 +509,8 @@ def convert(
         resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
             `output`.
         onnx: write `onnx/model.onnx` too.
+        stock: choose flags that an architecture of Transformers has, and write the model as that: it loads without hf_posenc. For `t5`,
+            `deberta`, `rope`, and `absolute` beside the first two; needs `output`. What is returned is the model with its scheme.
         tokenizer: of a model that was handed over; it stays as it is.
         flags: every `position_*` flag.
 
@@ -507,6 +537,7 @@ def convert(
         seed=seed,
         resume=resume,
         onnx=onnx,
+        stock=stock,
     )
     return Conversion.of(model, tokenizer, position_scheme, flags, arguments).run()
 
@@ -517,7 +548,12 @@ def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Pat
 
 
 def chosen_flags(
-    checkpoint: Checkpoint, position_scheme: str, given: dict[str, Any], max_length: int, method: str = "tile"
+    checkpoint: Checkpoint,
+    position_scheme: str,
+    given: dict[str, Any],
+    max_length: int,
+    method: str = "tile",
+    stock: bool = False,
 ) -> dict[str, Any]:
     """The flags of the converted model: those given, and those that conversion chooses by itself.
 
@@ -542,8 +578,9 @@ def chosen_flags(
                 "max_length, or another scheme"
             )
         return {}
-    flags = default_flags(config, position_scheme, flags)
-    flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
+    if not stock:  # MPNet has one matrix, and its buckets are not ours to choose
+        flags = default_flags(config, position_scheme, flags)
+        flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
     new = variant_config(config, position_scheme, **flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +18,9 @@ from ..modeling.configuration_posenc import PositionConfigMixin
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 
+
+if TYPE_CHECKING:
+    from ..export.stock.folder import Exported
 
 # What else of a folder goes along, beside its modules.
 KEPT = (MODULES, SETTINGS, SENTENCE_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
@@ -81,12 +85,21 @@ def kept_files(source: Path | None) -> dict[str, Path]:
 
 
 def write_converted(
-    folder: Path, model: PreTrainedModel, checkpoint: Checkpoint, report: ConversionReport, onnx: bool = False
+    folder: Path,
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    report: ConversionReport,
+    onnx: bool = False,
+    exported: "Exported | None" = None,
 ) -> None:
     """Write a converted model with all that belongs to it, whole or not at all.
 
     Tokenizer, and of a folder of sentence-transformers its modules, settings and card; the lengths that they cut at follow.
     The report is `conversion.json`, and part of the card.
+
+    Args:
+        onnx: write `onnx/model.onnx` too.
+        exported: the model as an architecture of Transformers, which is then what is written.
 
     Raises:
         OSError: it cannot be written.
@@ -98,17 +111,21 @@ def write_converted(
         for name, file in kept_files(checkpoint.folder).items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place / name)
-        try:
-            model.save_pretrained(place)
-        except SafetensorError as error:  # which is no OSError, whatever its cause
-            raise OSError(f"{folder} cannot be written: {error}") from error
+        report.save(place)
         if lengthened:
             checkpoint.tokenizer.model_max_length = report.max_length
-        checkpoint.tokenizer.save_pretrained(place)
-        if lengthened:
             set_sentence_length(place, report.max_length)
-        report.save(place)
-        _write_card(place, model, report)
+        if exported is not None:
+            agreement = f"\n## Conversion\n\nOf {report.original}. Agreement with it on held-out text, all of which is in `{REPORT}`:\n\n"
+            card = exported.card(report.original, model_class(place), further=f"{agreement}{report.table()}\n")
+            exported.save(place, checkpoint.tokenizer, card)
+        else:
+            try:
+                model.save_pretrained(place)
+            except SafetensorError as error:  # which is no OSError, whatever its cause
+                raise OSError(f"{folder} cannot be written: {error}") from error
+            checkpoint.tokenizer.save_pretrained(place)
+            _write_card(place, model, report)
         if onnx:
             export_onnx(model, place / ONNX)
 

@@ -1,4 +1,4 @@
-"""Sharing: a saved variant, or an adapter of one, pushed to the Hub in a form that anyone can load."""
+"""Sharing: a saved variant, an adapter of one, or what was made of one for Transformers, pushed to the Hub in a form that anyone can load."""
 
 import json
 import tempfile
@@ -19,7 +19,8 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from ..inspection import check_named, load_config, read_config
+from ..in_memory import EXPORTED
+from ..inspection import check_named, load_config, read_config, read_entries
 from ..integrations.sentence_transformers import (
     MODULES,
     SETTINGS,
@@ -174,12 +175,15 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
         return files
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    config = load_config(str(folder))
-    if not isinstance(config, PositionConfigMixin):
+    is_exported = isinstance(read_entries(str(folder)).get(EXPORTED), dict)
+    config = None if is_exported else load_config(str(folder))
+    if not is_exported and not isinstance(config, PositionConfigMixin):
         raise ValueError(
             f"{folder} holds a stock {config.model_type} model, which needs nothing from here: push it as usual"
         )
     check_weights(folder)
+    if config is None:
+        return files
     config.save_pretrained(written)
     if CARD not in files:
         from .cards import make_card  # only here: it brings the template engine along
@@ -264,7 +268,7 @@ def push(
     exist_ok: bool = True,
     api: HfApi | None = None,
 ) -> str:
-    """Push a saved variant, or an adapter of one, in a single commit: all of it arrives, or nothing.
+    """Push a saved variant, an adapter of one, or what `hf-posenc export stock` wrote, in a single commit: all of it arrives, or nothing.
 
     The repository is made if there is none. Weights and code that were there before and are not part of this push are
     removed: transformers would prefer an old `model.safetensors` to new shards, and an adapter to a model. So are files in the sub-folders of

@@ -4,7 +4,7 @@
 is refused, with the reason; what is written has been compared with the model first.
 """
 
-# from .folder import export
+from .folder import export
 from .making import from_stock, to_stock
 
 

@@ -110,7 +110,7 @@ class Architecture:
     def entries(self, head: str, max_length: int) -> dict[str, Any]:
         """The entries of its config."""
         found = {name: self.setting(name) for name in COMMON}
-        found |= {name: getattr(self.source, name) for name in SHARED if getattr(self.source, name, None) is not None}
+        found |= {name: getattr(self.source, name) for name in SHARED if hasattr(self.source, name)}
         return found | {"max_position_embeddings": max_length, "tie_word_embeddings": self.source.tie_word_embeddings}
 
     def change(self, tensors: Tensors, max_length: int) -> None:

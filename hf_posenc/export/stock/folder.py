@@ -2,28 +2,114 @@
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import transformers
+import torch
 from huggingface_hub import ModelCard, ModelCardData
+from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ... import inspection
 from ...conversion.checkpoints import folder_of
 from ...conversion.report import REPORT
-from ...conversion.writing import checked_output, kept_files, set_sentence_length
+from ...conversion.writing import CARD, checked_output, kept_files, set_sentence_length
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
-from ...integrations.sentence_transformers import model_class, module_paths
+from ...integrations.sentence_transformers import MODULES, PIPELINE_TAGS, model_class, module_paths
 from ...modeling.configuration_posenc import PositionConfigMixin
-from ...registry import saved_class
+from ...registry import VARIANT_MODELS, saved_class
+from ...weights import load_whole
 from .architectures import Architecture
-from .making import NO_LENGTH, architecture_of, check_head, check_padding, head_of, length_of, to_stock, types_differ
-from .proof import Agreement, check_agreement
+from .making import (
+    OF_PAIRS,
+    architecture_of,
+    check_head,
+    check_padding,
+    head_of,
+    length_of,
+    to_stock,
+    types_differ,
+)
+from .proof import LONGEST, Agreement, check_agreement
 
 
-CARD, RESULTS = "README.md", "results.json"
+RESULTS = "results.json"
+TYPE_IDS = "token_type_ids"
+# Of a loaded model, in the code on a card.
+AUTO_CLASSES = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A model as an architecture of Transformers, compared with what it was.
+
+    Attributes:
+        model: of a class of Transformers.
+        agreement: of the two.
+        has_types: whether it has token types.
+    """
+
+    model: PreTrainedModel
+    agreement: Agreement
+    has_types: bool
+
+    def save(self, folder: Path, tokenizer: Any, card: ModelCard) -> None:
+        """Write model, tokenizer and card into a folder, beside what is there.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        try:
+            self.model.save_pretrained(folder)
+        except SafetensorError as error:  # which is no OSError, whatever its cause
+            raise OSError(f"{folder} cannot be written: {error}") from error
+        if not self.has_types:
+            names = [name for name in tokenizer.model_input_names if name != TYPE_IDS]
+            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+        tokenizer.save_pretrained(folder)
+        save_card(card, folder / CARD)
+
+    def card(
+        self, name: str, sentence_class: str | None, base_model: str | None = None, further: str = ""
+    ) -> ModelCard:
+        """What a card has to say of it.
+
+        Args:
+            name: of the model that it was made of.
+            sentence_class: the class of sentence-transformers that loads the folder, if one does.
+            base_model: what the metadata name as such; default: `name`, where that is a repository.
+            further: a text to end with.
+        """
+        end = next((end for end in inspection.PIPELINE_TAGS if type(self.model).__name__.endswith(end)), "Model")
+        tag, library, maker = inspection.PIPELINE_TAGS[end], "transformers", AUTO_CLASSES.get(end, "AutoModel")
+        if sentence_class is not None:
+            tag, library, maker = PIPELINE_TAGS.get(sentence_class, tag), "sentence-transformers", sentence_class
+        is_repository = name.count("/") == 1 and not Path(name).exists()
+        data = ModelCardData(
+            library_name=library,
+            pipeline_tag=tag,
+            tags=["hf_posenc", self.model.config.model_type],
+            base_model=base_model or (name if is_repository else None),
+        )
+        source = getattr(self.model.config, "hf_posenc", None) or {}
+        scheme = source.get("position_scheme", "absolute")
+        package = library.replace("-", "_")
+        text = (
+            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, written as `{self.model.config.model_type}`: it loads '
+            f"without hf_posenc and without custom code.\n\n```python\nfrom {package} import {maker}\n\n"
+            f'model = {maker}{"" if sentence_class else ".from_pretrained"}("path/to/this")\n```\n\nBefore it was written, it and the model '
+            f"that it was made of were run on the same padded batches: {self.agreement}. To go on training it with its position scheme: "
+            "`hf_posenc.from_stock(model)`.\n"
+        )
+        return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}{further}\n{END}\n")
 
 
 def export(
@@ -36,13 +122,15 @@ def export(
 ) -> str:
     """Write a saved model with a position scheme as an architecture of Transformers, which loads without hf_posenc and custom code.
 
-    The folder is complete: weights, config, tokenizer, the modules of sentence-transformers, card and reports. It is written as a whole or not
-    at all, and only once both models gave the same outputs on padded batches of several lengths.
+    The folder is complete: weights, config, tokenizer, the modules of sentence-transformers, card and reports. It is written as a whole or
+    not at all, and only once both models gave the same outputs on padded batches of several lengths.
 
     Args:
         checkpoint: a folder or a name on the Hub.
         out: the folder to write, new or empty.
-        max_length, single_text: as for [`to_stock`].
+        max_length: tokens that the new model is to read, where its positions are relative; the tokenizer and sentence-transformers then
+            cut there. Default: the tokenizer's `model_max_length`, or what the config says.
+        single_text: as for [`to_stock`].
         revision: branch, tag or commit on the Hub.
 
     Returns:
@@ -50,126 +138,105 @@ def export(
 
     Raises:
         OSError: something is missing, or cannot be written.
-        ValueError: no architecture of Transformers computes the model; says why, and what would fit. Nearly all of that is told before weights
-            are read.
+        ValueError: no architecture of Transformers computes the model; says why, and what would fit. All but differences of token types
+            are told before weights are read.
     """
+    inspection.check_named(out, "the output")
     out = checked_output(Path(out))
     folder = folder_of(str(checkpoint), revision)
     config = inspection.load_config(str(folder))
     if not isinstance(config, PositionConfigMixin):
         raise ValueError(f"{checkpoint} is a {config.model_type} model of Transformers already: it needs no export")
-    architecture, cls = architecture_of(config), saved_class(config)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    files = kept_files(folder)
-    if architecture is not None:
-        head = head_of(cls, config)
-        check_head(architecture, cls, head, config)
-        check_padding(architecture, tokenizer)
-        _check_pooling(architecture, folder)
-        length_of(architecture, max_length, tokenizer)
-    model = cls.from_pretrained(folder)
-    stock = to_stock(model, max_length=max_length, single_text=single_text, tokenizer=tokenizer)
-    agreement = _agreement(model, stock, architecture, tokenizer, max_length)
-    if architecture is not None and not architecture.has_types:
-        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
-    write(out, folder, stock, tokenizer, agreement, files, max_length, name=str(checkpoint))
-    return f"wrote {out}: {config.position_scheme} as {stock.config.model_type} ({type(stock).__name__}); {agreement}"
-
-
-def write(
-    out: Path,
-    source: Path | None,
-    stock: PreTrainedModel,
-    tokenizer: Any,
-    agreement: Agreement,
-    files: dict[str, Path],
-    max_length: int | None,
-    name: str,
-) -> None:
-    """Write the folder of an exported model, whole or not at all.
-
-    Args:
-        source: the folder of the model that it was.
-        files: what else of that goes along, by path in the folder.
-        name: what the model was called.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
+    check_fits(config, cls, folder, tokenizer, max_length)
+    dtype = config.dtype or torch.float32
+    model = load_whole(cls, folder, dtype=torch.promote_types(dtype, torch.float32))
+    exported = make(model, tokenizer, max_length, single_text, dtype)
     with whole_folder(out) as place:
         for path, file in files.items():
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, place / path)
         for path in (REPORT, RESULTS):
-            if source is not None and (source / path).is_file():
-                shutil.copyfile(source / path, place / path)
-        stock.save_pretrained(place)
+            if (folder / path).is_file():
+                shutil.copyfile(folder / path, place / path)
         if max_length is not None:
             tokenizer.model_max_length = max_length
             set_sentence_length(place, max_length)
-        tokenizer.save_pretrained(place)
-        save_card(card(stock, agreement, name, model_class(place)), place / CARD)
+        card = exported.card(str(checkpoint), model_class(place), _base_model(folder / CARD))
+        exported.save(place, tokenizer, card)
+    made = exported.model
+    return f"wrote {out}: {config.position_scheme} as {made.config.model_type} ({type(made).__name__}); {exported.agreement}"
 
 
-def card(stock: PreTrainedModel, agreement: Agreement, name: str, sentence_class: str | None) -> ModelCard:
-    """What a card has to say of an exported model; what others wrote into the source's own stays."""
-    head = type(stock).__name__
-    tag = next((tag for end, tag in inspection.PIPELINE_TAGS.items() if head.endswith(end)), None)
-    library = "transformers" if sentence_class is None else "sentence-transformers"
-    data = ModelCardData(
-        library_name=library,
-        pipeline_tag="sentence-similarity" if sentence_class == "SentenceTransformer" else tag,
-        tags=["hf_posenc", stock.config.model_type],
-        base_model=name if _is_repository(name) else None,
-    )
-    source = getattr(stock.config, "hf_posenc", None) or {}
-    scheme = source.get("position_scheme", "absolute")
-    if sentence_class is None:
-        auto = next((auto for auto in AUTO_CLASSES if _serves(auto, stock)), "AutoModel")
-        code = f"from transformers import {auto}\n\nmodel = {auto}.from_pretrained(...)"
-    else:
-        code = f"from sentence_transformers import {sentence_class}\n\nmodel = {sentence_class}(...)"
-    text = (
-        f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, written as `{stock.config.model_type}`: Transformers runs '
-        f"it without hf_posenc and without custom code.\n\n```python\n{code}\n```\n\nBoth were run on the same padded batches before this was "
-        f"written: {agreement}. `hf_posenc.from_stock(model)` makes it the model that it was.\n"
-    )
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}{END}\n")
-
-
-AUTO_CLASSES = (
-    "AutoModelForMaskedLM",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForMultipleChoice",
-)
-
-
-def _serves(auto: str, model: PreTrainedModel) -> bool:
-    """Whether an Auto class makes models of this class."""
-    return type(model).__name__.endswith(auto.removeprefix("AutoModel"))
-
-
-def _is_repository(name: str) -> bool:
-    return name.count("/") == 1 and not Path(name).exists()
-
-
-def _agreement(
-    model: PreTrainedModel,
-    stock: PreTrainedModel,
-    architecture: Architecture | None,
+def check_fits(
+    config: PositionConfigMixin,
+    cls: type[PreTrainedModel],
+    folder: Path | None,
     tokenizer: Any,
     max_length: int | None,
-) -> Agreement:
-    """What both compute, compared as far as the new model reads."""
+) -> Architecture | None:
+    """Raise ValueError where no architecture of Transformers computes a model, as far as can be told without its weights.
+
+    Args:
+        cls: the model's class, one with a position scheme.
+        folder: that of sentence-transformers which it is part of, if it is.
+
+    Returns:
+        The architecture; None for the family's own.
+    """
+    architecture = architecture_of(config)
+    if architecture is not None:
+        check_head(architecture, cls, head_of(cls, config), config)
+        check_padding(architecture, tokenizer)
+        if folder is not None:
+            _check_pooling(architecture, folder)
+        length_of(architecture, max_length, tokenizer)
+    return architecture
+
+
+def check_conversion(
+    config: PositionConfigMixin, cls: type[PreTrainedModel], folder: Path | None, tokenizer: Any, max_length: int
+) -> None:
+    """[`check_fits`] for what a conversion is to make of a model of class `cls`; here heads that may read pairs need token types.
+
+    Raises:
+        ValueError: it does not fit.
+    """
+    cls = VARIANT_MODELS.get(cls, cls)
+    architecture = check_fits(config, cls, folder, tokenizer, max_length)
+    types = config.family.setting(config, "type_vocab_size") if config.family.token_types else 0
+    if architecture is not None and not architecture.has_types and types > 1 and head_of(cls, config) in OF_PAIRS:
+        raise ValueError(
+            f"{config.position_scheme} would be {architecture.model_type!r}, which has no token types, and {cls.__name__} may read pairs of "
+            "texts: deberta and rope fit; if it reads single texts alone, leave --stock out, and write it by "
+            "hf-posenc export stock --single-text then"
+        )
+
+
+def make(
+    model: PreTrainedModel, tokenizer: Any, max_length: int | None, single_text: bool, dtype: torch.dtype
+) -> Exported:
+    """A model as an architecture of Transformers, compared as far as that reads, and then in another dtype.
+
+    Raises:
+        ValueError: none computes it, or they differ.
+    """
+    architecture = architecture_of(model.config)
+    stock = to_stock(model, max_length=max_length, single_text=single_text, tokenizer=tokenizer)
     if architecture is None:
-        table = inspection.longest_sequence(model.config)
-        told = min(length for length in (tokenizer.model_max_length, table or NO_LENGTH) if length)
-        return check_agreement(model, stock, int(min(told, 2048)), types_differ(model), ("right", "left"))
-    length = length_of(architecture, max_length, tokenizer)
-    sides = ("right",) if architecture.counts_from_left else ("right", "left")
-    return check_agreement(model, stock, length, architecture.has_types and types_differ(model), sides)
+        lengths = (LONGEST, tokenizer.model_max_length, inspection.longest_sequence(model.config))
+        length, has_types, sides = min(each for each in lengths if each), True, ("right", "left")
+    else:
+        length, has_types = length_of(architecture, max_length, tokenizer), architecture.has_types
+        sides = ("right",) if architecture.counts_from_left else ("right", "left")
+    agreement = check_agreement(model, stock, int(length), has_types and types_differ(model), sides)
+    return Exported(stock.to(dtype), agreement, has_types)
+
+
+def _base_model(card: Path) -> str | None:
+    """What the card of the model names as its base."""
+    base = ModelCard.load(card).data.base_model if card.is_file() else None
+    return base if isinstance(base, str) else None
 
 
 def _check_pooling(architecture: Architecture, folder: Path) -> None:
@@ -177,8 +244,8 @@ def _check_pooling(architecture: Architecture, folder: Path) -> None:
     if architecture.has_pooler:
         return
     files = [*folder.glob("sentence_*_config.json")]
-    if (folder / "modules.json").is_file():
-        files += [folder / path / "config.json" for path in module_paths(folder / "modules.json")]
+    if (folder / MODULES).is_file():
+        files += [folder / path / "config.json" for path in module_paths(folder / MODULES)]
     for file in files:
         if file.is_file() and "pooler_output" in json.dumps(json.loads(file.read_text(encoding="utf-8"))):
             raise ValueError(

@@ -8,19 +8,17 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ...in_memory import change_scheme
+from ...in_memory import EXPORTED, change_scheme
 from ...modeling.configuration_posenc import PositionConfigMixin
 from ...modeling.modeling_posenc import PosencPreTrainedModel
 from ...modeling.table_versions import NEWEST_TABLE, TABLE_VERSION
-from ...registry import CONFIG_CLASSES, VARIANT_MODELS, variant_config
+from ...registry import CONFIG_CLASSES, VARIANT_MODELS
 from .architectures import ARCHITECTURES, Architecture
 from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
 
 
 logger = logging.get_logger(__name__)
 
-# The entry of an exported config: what the model was before.
-SOURCE = "hf_posenc"
 FITTING = "absolute, t5, absolute+t5, deberta, absolute+deberta and rope"
 # Heads that read two texts, or may.
 OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleChoice")
@@ -76,7 +74,7 @@ def to_stock(
     entries |= {"tie_word_embeddings": False} if untie else {}
     _mend_pooler(architecture, tensors, head, config.sizes.hidden_size)
     made = architecture.config_class(**entries)
-    setattr(made, SOURCE, source_entries(config))
+    setattr(made, EXPORTED, source_entries(config))
     cls = getattr(transformers, f"{architecture.names.prefix}{head}")
     return _filled(cls, made, tensors, architecture.names, model)
 
@@ -95,7 +93,7 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
         raise TypeError(f"from_stock needs a model of transformers, got {type(model).__name__}")
     config = source_config(model.config)
     if config is None:
-        raise ValueError(f"this {type(model).__name__} was not made by to_stock: its config has no {SOURCE!r}")
+        raise ValueError(f"this {type(model).__name__} was not made by to_stock: its config has no {EXPORTED!r}")
     architecture = architecture_of(config)
     head = type(model).__name__.removeprefix(architecture.names.prefix)
     family = FAMILIES[config.family.model_type]
@@ -250,13 +248,13 @@ def source_entries(config: PositionConfigMixin) -> dict[str, Any]:
 
 def source_config(config: Any) -> PositionConfigMixin | None:
     """The config of the model that an exported one was; None for any other."""
-    entries = getattr(config, SOURCE, None)
+    entries = getattr(config, EXPORTED, None)
     if not isinstance(entries, dict) or "position_scheme" not in entries:
         return None
     cls = CONFIG_CLASSES.get(entries.get("model_type"))
     if cls is None or not issubclass(cls, PositionConfigMixin):
         raise ValueError(
-            f"the config's {SOURCE!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have"
+            f"the config's {EXPORTED!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have"
         )
     return cls.from_dict(dict(entries))
 

@@ -80,7 +80,8 @@ def _outputs(
     """Each output of both models, where tokens are no padding."""
     inputs = _batch(model, length, with_types, side)
     attended = inputs["attention_mask"].bool()
-    if type(model).__name__.endswith("ForMultipleChoice"):
+    is_choice = type(model).__name__.endswith("ForMultipleChoice")
+    if is_choice:
         inputs = {name: tensor[None] for name, tensor in inputs.items()}
     own: ModelOutput = model(**inputs, output_hidden_states=True)
     if not with_types:
@@ -95,7 +96,7 @@ def _outputs(
         if pair[0].shape[: attended.dim()] == attended.shape:
             pair = [each[attended] for each in pair]
         elif side == "left":  # of the first token, which is padding in the second sequence: nobody reads that
-            pair = [each[:1] for each in pair]
+            pair = [each[:, :1] if is_choice else each[:1] for each in pair]
         yield name, *pair
 
 
