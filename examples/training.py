@@ -4,6 +4,7 @@ A run lives in its `--output_dir`. The command that started it goes on with it a
 checkpoint that is whole, to the same model. Another command in the same folder is an error.
 """
 
+import atexit
 import json
 import sys
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +18,7 @@ from arguments import DataArguments, cut_nothing_by_itself
 from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
 from datasets import Dataset
 from records import check_writable, differences, write_json
+from torch import distributed
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_posenc.modeling.configuration_posenc import FLAGS
@@ -25,6 +27,13 @@ from hf_posenc.training import PositionTrainer, check_rate
 
 
 METRICS = Path(__file__).with_name("metrics")
+
+
+@atexit.register
+def end_process_group() -> None:
+    """Leave the group of processes before Python ends: gloo's threads abort a process that ends within it, now and then."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @dataclass
