@@ -291,6 +291,7 @@ ALLOWED = {
     "hf_posenc/conversion/converting.py:_keep_state": "a folder of its own, which it makes",
     "hf_posenc/conversion/report.py:save": "into a folder that is written as a whole",
     "hf_posenc/conversion/writing.py:write_converted": "into a folder that is written as a whole",
+    "hf_posenc/export/stock/folder.py:_name_for_all": "into a folder that is written as a whole",
     "hf_posenc/export/stock/folder.py:export": "into a folder that is written as a whole",
     "hf_posenc/conversion/writing.py:set_sentence_length": "into a folder that is written as a whole",
     "hf_posenc/modeling/configuration_posenc.py:save_pretrained": "imports nothing of hf_posenc; looks at what is there first",

@@ -75,6 +75,7 @@ class Exported:
             names = [name for name in tokenizer.model_input_names if name != TYPE_IDS]
             tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
         tokenizer.save_pretrained(folder)
+        _name_for_all(folder / "tokenizer_config.json")
         save_card(card, folder / CARD)
 
     def card(
@@ -231,6 +232,15 @@ def make(
         sides = ("right",) if architecture.counts_from_left else ("right", "left")
     agreement = check_agreement(model, stock, int(length), has_types and types_differ(model), sides)
     return Exported(stock.to(dtype), agreement, has_types)
+
+
+def _name_for_all(file: Path) -> None:
+    """Name the class of a tokenizer that has no other than `tokenizer.json` as Transformers 4 knows it; 5 does, too."""
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    if entries.get("tokenizer_class") == "TokenizersBackend":
+        file.write_text(
+            json.dumps(entries | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2), encoding="utf-8"
+        )
 
 
 def _base_model(card: Path) -> str | None:
