@@ -85,7 +85,7 @@ def schemes() -> Figure:
     right.axvline(statistics.fmean(parts["fine-tuned"][0]["none"]), color=GREY, linewidth=0.8, linestyle=":")
     right.set_yticks(range(len(ranked)), map(named, ranked))
     right.set(title="Fine-tuned: F1 of punctuation", xlabel="higher is better; three seeds")
-    right.legend(loc="upper left")
+    right.legend(loc="center left", bbox_to_anchor=(0.0, 0.6), fontsize=8, handletextpad=0.3)
     return figure
 
 
