@@ -35,6 +35,8 @@ ROWS = [
     ("rope", {"position_rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "jina_embeddings_v3"),
 ]
 FAMILIES = ["bert", "roberta", "electra", "distilbert", "mpnet"]
+# One family is tried at once, the others by `--all`.
+ONE_AT_ONCE = [FAMILIES[0], *(pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES[1:])]
 HEADS = [
     "ForMaskedLM",
     "ForSequenceClassification",
@@ -74,7 +76,7 @@ def difference(model: nn.Module, other: nn.Module, length: int, sides=("right", 
     return check_agreement(model, other, length, types, sides).difference
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_AT_ONCE)
 @pytest.mark.parametrize(("scheme", "flags", "architecture"), ROWS)
 def test_base_models_compute_the_same_and_come_back(family, scheme, flags, architecture):
     model = built(family, scheme, **flags)
@@ -99,7 +101,7 @@ def test_base_models_compute_the_same_and_come_back(family, scheme, flags, archi
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ONE_AT_ONCE)
 @pytest.mark.parametrize(
     ("scheme", "architecture"),
     [(row[0], row[2]) for row in ROWS if row[:2] in (("t5", {}), ("rope", {}), ROWS[3][:2])],
