@@ -138,6 +138,7 @@ def test_deberta(model, tmp_path):
     check(model(), tmp_path)
 
 
+@pytest.mark.slow
 def test_mpnet_answers_questions(tmp_path):
     torch.manual_seed(0)
     check(MPNetForQuestionAnswering(tiny.stock_config("mpnet")).eval(), tmp_path)

@@ -120,6 +120,7 @@ class TestVerdicts:
             assert order["beyond"][name]["text"] < said[control]["text"] / 2
 
 
+@pytest.mark.slow
 class TestFiguresAgain:
     """With NumPy alone, from the arrays and the checkpoint's weights."""
 
