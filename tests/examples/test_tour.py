@@ -35,6 +35,9 @@ def form(cell) -> list[tuple[str, str]]:
 def test_it_runs_and_gives_what_it_is_kept_with(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv(
+        "OMP_NUM_THREADS", "1"
+    )  # other tests run beside it: threads that wait for each other take minutes
     notebook = nbformat.from_dict(KEPT)
     resources = {"metadata": {"path": str(NOTEBOOK.parent)}}
     executed = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources).execute()
