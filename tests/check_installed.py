@@ -1,7 +1,7 @@
 """Checks the installed package: run this file with the Python that a wheel or an sdist was installed in.
 
     python tests/check_installed.py                # needs nothing but the package's own requirements
-    python tests/check_installed.py --examples     # two examples of the README as well, which need the extra train
+    python tests/check_installed.py --examples     # three examples of the README as well, which need the extra train
 
 It is complete and typed, its command runs, a variant saved with it loads again, and loads without it too, from the code saved beside it.
 """
@@ -29,8 +29,8 @@ SIZES = {
     "num_attention_heads": 2,
     "intermediate_size": 16,
 }
-# What the examples import beside hf_posenc, which tells them apart.
-EXAMPLES = ("from hf_posenc.training import PositionTrainer", "from transformers import AutoModel\n")
+# What the examples begin with or import, which tells them apart; they share their names.
+EXAMPLES = ("import hf_posenc  # Transformers", "from hf_posenc.training import PositionTrainer", "from transformers import AutoModel\n")
 LOAD = """
 import sys
 import torch
@@ -83,21 +83,21 @@ def save_variant(folder: Path) -> None:
 
 
 def run_examples(folder: Path) -> None:
-    """Two blocks of the README, as they are there, with tiny checkpoints under the names that they load."""
+    """Three blocks of the README, as they are there, with tiny checkpoints under the names that they load."""
     BertModel(BertConfig(**SIZES)).save_pretrained(folder / "google-bert/bert-base-uncased")
     DebertaV2Model(DebertaV2Config(**SIZES)).save_pretrained(folder / "microsoft/deberta-v3-base")
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     os.chdir(folder)
+    names = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": number % 2} for number in range(8)]}
     for example in EXAMPLES:
         [block] = [block for block in blocks if example in block]
-        names = {"train_dataset": [{"input_ids": [1, 2, 3], "labels": number % 2} for number in range(8)]}
         exec(compile(block, "README.md", "exec"), names)
     assert names["model"].config._attn_implementation == "sdpa"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", action="store_true", help="Run two examples of the README.")
+    parser.add_argument("--examples", action="store_true", help="Run three examples of the README.")
     arguments = parser.parse_args()
     check_files()
     check_command()
