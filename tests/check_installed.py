@@ -30,7 +30,11 @@ SIZES = {
     "intermediate_size": 16,
 }
 # What the examples begin with or import, which tells them apart; they share their names.
-EXAMPLES = ("import hf_posenc  # Transformers", "from hf_posenc.training import PositionTrainer", "from transformers import AutoModel\n")
+EXAMPLES = (
+    "import hf_posenc  # Transformers",
+    "from hf_posenc.training import PositionTrainer",
+    "from transformers import AutoModel\n",
+)
 LOAD = """
 import sys
 import torch
