@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -108,30 +108,40 @@ def write_converted(
     check_finite(model, f"the converted model, in {model.dtype},")
     lengthened = report.max_length > report.trained_length
     with whole_folder(folder) as place:
-        for name, file in kept_files(checkpoint.folder).items():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place / name)
+        copy_files(kept_files(checkpoint.folder), place)
         report.save(place)
         if lengthened:
-            checkpoint.tokenizer.model_max_length = report.max_length
-            set_sentence_length(place, report.max_length)
+            cut_at(report.max_length, checkpoint.tokenizer, place)
         if exported is not None:
             agreement = f"\n## Conversion\n\nOf {report.original}. Agreement with it on held-out text, all of which is in `{REPORT}`:\n\n"
             card = exported.card(report.original, model_class(place), further=f"{agreement}{report.table()}\n")
             exported.save(place, checkpoint.tokenizer, card)
         else:
-            try:
-                model.save_pretrained(place)
-            except SafetensorError as error:  # which is no OSError, whatever its cause
-                raise OSError(f"{folder} cannot be written: {error}") from error
+            save_model(model, place)
             checkpoint.tokenizer.save_pretrained(place)
             _write_card(place, model, report)
         if onnx:
             export_onnx(model, place / ONNX)
 
 
-def set_sentence_length(folder: Path, length: int) -> None:
-    """Where a folder of sentence-transformers cuts texts, in tokens."""
+def copy_files(files: dict[str, Path], folder: Path) -> None:
+    """Copy files into a folder, by their paths there."""
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """`save_pretrained`; OSError for whatever keeps it from writing."""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # which is no OSError, whatever its cause
+        raise OSError(f"the weights cannot be written: {error}") from error
+
+
+def cut_at(length: int, tokenizer: Any, folder: Path) -> None:
+    """Texts are cut at so many tokens: by the tokenizer, and by sentence-transformers where the folder has its settings."""
+    tokenizer.model_max_length = length
     for settings in folder.glob(SENTENCE_SETTINGS):
         entries = json.loads(settings.read_text(encoding="utf-8"))
         if entries.get(MAX_SEQ_LENGTH):

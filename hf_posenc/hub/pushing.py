@@ -30,6 +30,7 @@ from ..integrations.sentence_transformers import (
     module_paths,
 )
 from ..modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from ..registry import CONFIG_CLASSES
 
 
 CARD = "README.md"
@@ -175,21 +176,28 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
         return files
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}")
-    is_exported = isinstance(read_entries(str(folder)).get(EXPORTED), dict)
-    config = None if is_exported else load_config(str(folder))
-    if not is_exported and not isinstance(config, PositionConfigMixin):
+    if _is_exported(read_entries(str(folder))):
+        check_weights(folder)
+        return files
+    config = load_config(str(folder))
+    if not isinstance(config, PositionConfigMixin):
         raise ValueError(
             f"{folder} holds a stock {config.model_type} model, which needs nothing from here: push it as usual"
         )
     check_weights(folder)
-    if config is None:
-        return files
     config.save_pretrained(written)
     if CARD not in files:
         from .cards import make_card  # only here: it brings the template engine along
 
         make_card(config, repo_id=repo_id, sentence_class=model_class(folder)).save(written / CARD)
     return {**files, **{path.name: path for path in written.iterdir()}, **scheme_files(folder, config)}
+
+
+def _is_exported(entries: dict[str, Any]) -> bool:
+    """Whether a config is what `to_stock` made; one with a position scheme may have the entry from a model that it was loaded from."""
+    cls = CONFIG_CLASSES.get(str(entries.get("model_type")))
+    has_scheme = cls is not None and issubclass(cls, PositionConfigMixin)
+    return not has_scheme and isinstance(entries.get(EXPORTED), dict)
 
 
 def scheme_files(folder: Path, config: PositionConfigMixin) -> dict[str, Path]:

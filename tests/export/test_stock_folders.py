@@ -215,6 +215,11 @@ def test_it_is_pushed_with_what_belongs_to_it(tmp_path, monkeypatch):
         there = {*api.list_repo_files("me/stock")}
         with pytest.raises(ValueError, match="holds a stock bert model"):
             push(tmp_path / "source", "me/other", api=api)
+        # A model with a scheme again, which was loaded from an exported one, goes with its code.
+        export(saved(tmp_path / "t5", "t5"), tmp_path / "mpnet")
+        AutoModel.from_pretrained(tmp_path / "mpnet", position_scheme="t5").save_pretrained(tmp_path / "again")
+        push(tmp_path / "again", "me/again", api=api)
+        assert "modeling_mpnet.py" in api.list_repo_files("me/again")
     assert there - {".gitattributes"} == {
         "config.json",
         "model.safetensors",

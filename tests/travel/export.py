@@ -13,6 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import tiny  # noqa: E402
 import tiny_checkpoints  # noqa: E402
+from load_exported import real  # noqa: E402
 
 from hf_posenc import to_stock  # noqa: E402
 from hf_posenc.export.stock import export  # noqa: E402
@@ -41,12 +42,6 @@ def sides(scheme: str, family: str) -> tuple[str, ...]:
     return ("right",) if (scheme, family) == ("absolute+deberta", "roberta") else ("right", "left")
 
 
-def real(output, mask: torch.Tensor, side: str) -> torch.Tensor:
-    """What a model's first output is at tokens that are no padding; of whole texts, that of the first, which has none."""
-    first = output[0]
-    return first[mask.bool()] if first.shape[:2] == mask.shape else first[: 1 if side == "left" else None]
-
-
 @torch.no_grad()
 def save(folder: Path, scheme: str, family: str, head: str, flags: dict) -> None:
     """An exported model, what it is given, and what the model with its scheme computed of it."""
@@ -59,7 +54,7 @@ def save(folder: Path, scheme: str, family: str, head: str, flags: dict) -> None
     for tokens in lengths:
         for side in sides(scheme, family):
             batch = tiny.inputs(batch=2, length=tokens, family=family, padding=side)
-            calls.append((batch, side, real(model(**batch), batch["attention_mask"], side)))
+            calls.append((batch, side, real(model(**batch)[0], batch["attention_mask"], side)))
     # Id 1 is the padding of some, and `[unused0]` of the others.
     stock = to_stock(model, max_length=lengths[-1], single_text=True)
     stock.save_pretrained(folder)

@@ -30,6 +30,11 @@ class Refuses:
             raise ImportError("hf_posenc must not be needed")
 
 
+def real(output: torch.Tensor, mask: torch.Tensor, side: str) -> torch.Tensor:
+    """A model's output at tokens that are no padding; of whole texts with padding on the left, that of the first, which has none."""
+    return output[mask.bool()] if output.shape[:2] == mask.shape else output[: 1 if side == "left" else None]
+
+
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     assert found.shape == expected.shape
     return float((found - expected).abs().max() / max(1.0, expected.abs().max()))
@@ -45,8 +50,7 @@ def check(folder: Path) -> float:
     assert not loading["missing_keys"] and not loading["unexpected_keys"], loading
     worst = 0.0
     for inputs, side, expected in saved["calls"]:
-        first, mask = model.eval()(**inputs)[0], inputs["attention_mask"]
-        found = first[mask.bool()] if first.shape[:2] == mask.shape else first[: 1 if side == "left" else None]
+        found = real(model.eval()(**inputs)[0], inputs["attention_mask"], side)
         worst = max(worst, difference(found, expected))
     return worst
 

@@ -1,20 +1,18 @@
 """Folders: a saved model with a position scheme, written as an architecture of Transformers, with all that belongs to it."""
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import ModelCard, ModelCardData
-from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ... import inspection
 from ...conversion.checkpoints import folder_of
 from ...conversion.report import REPORT
-from ...conversion.writing import CARD, checked_output, kept_files, set_sentence_length
+from ...conversion.writing import CARD, checked_output, copy_files, cut_at, kept_files, save_model
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...integrations.sentence_transformers import MODULES, PIPELINE_TAGS, model_class, module_paths
@@ -62,15 +60,12 @@ class Exported:
     has_types: bool
 
     def save(self, folder: Path, tokenizer: Any, card: ModelCard) -> None:
-        """Write model, tokenizer and card into a folder, beside what is there.
+        """Write model, tokenizer and card into a folder, with what is there already.
 
         Raises:
             OSError: they cannot be written.
         """
-        try:
-            self.model.save_pretrained(folder)
-        except SafetensorError as error:  # which is no OSError, whatever its cause
-            raise OSError(f"{folder} cannot be written: {error}") from error
+        save_model(self.model, folder)
         if not self.has_types:
             names = [name for name in tokenizer.model_input_names if name != TYPE_IDS]
             tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
@@ -149,20 +144,15 @@ def export(
     if not isinstance(config, PositionConfigMixin):
         raise ValueError(f"{checkpoint} is a {config.model_type} model of Transformers already: it needs no export")
     cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
+    files |= {name: folder / name for name in (REPORT, RESULTS) if (folder / name).is_file()}
     check_fits(config, cls, folder, tokenizer, max_length)
     dtype = config.dtype or torch.float32
     model = load_whole(cls, folder, dtype=torch.promote_types(dtype, torch.float32))
     exported = make(model, tokenizer, max_length, single_text, dtype)
     with whole_folder(out) as place:
-        for path, file in files.items():
-            (place / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, place / path)
-        for path in (REPORT, RESULTS):
-            if (folder / path).is_file():
-                shutil.copyfile(folder / path, place / path)
+        copy_files(files, place)
         if max_length is not None:
-            tokenizer.model_max_length = max_length
-            set_sentence_length(place, max_length)
+            cut_at(max_length, tokenizer, place)
         card = exported.card(str(checkpoint), model_class(place), _base_model(folder / CARD))
         exported.save(place, tokenizer, card)
     made = exported.model
