@@ -3,12 +3,14 @@
     python benchmarks/conversion.py --data DATA                      # all that results/conversion.json lacks
     python benchmarks/conversion.py --data DATA --only t5 rope --steps 1600
     python benchmarks/conversion.py --data DATA --only SST-2 CoLA    # these are fine-tuned first, in --work
+    python benchmarks/conversion.py --data DATA --only t5--stock deberta--stock rope--stock --steps 1600
 
-DATA holds the texts in the layout of GLUE and WikiText: wikitext2/valid.txt and test.txt, sst2/train.tsv and dev.tsv,
-cola/train.tsv and dev.tsv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
+DATA holds the texts in the layout of GLUE, WikiText and the STS benchmark: wikitext2/valid.txt and test.txt, sst2/train.tsv and
+dev.tsv, cola/train.tsv and dev.tsv, stsb/stsb-en-test.csv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
 text, too), measured on lines of its test text of up to 128 tokens, and on windows of it that are longer. Nothing is trained
 or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
-and measured on their validation text. Core minutes are the processor's time, all stages and measurements counted in.
+and measured on their validation text. What `--stock` writes is measured on STS-B too, and on texts longer than those that it was
+trained on, with the scalings of rotary positions. Core minutes are the processor's time, all stages and measurements counted in.
 
 Writes results/conversion.json and .md after each; what is there is left alone unless `--only` names it.
 """
@@ -26,10 +28,13 @@ from typing import Any
 import report
 import torch
 from minilm import packaged_minilm
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from scipy.stats import spearmanr
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc.conversion.measuring import Yardstick
+from hf_posenc.conversion.texts import Windows, read_documents
 from hf_posenc.files import write_whole
 from hf_posenc.tables import as_markdown
 
@@ -47,11 +52,17 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "relative_key": {"position_scheme": "relative_key"},
     "relative_key_query": {"position_scheme": "relative_key_query"},
     "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat"},
-    "tupe": {"position_scheme": "tupe", "learning_rate": 3e-4},
+    "tupe": {"position_scheme": "tupe"},
     "rope": {"position_scheme": "rope"},
     "alibi": {"position_scheme": "alibi"},
     "kerple": {"position_scheme": "kerple"},
     "none": {"position_scheme": "none"},
+}
+# What `--stock` converts to: by the flags that it chooses, so that the model is the one that is exported.
+STOCK: dict[str, dict[str, Any]] = {
+    "t5--stock": {"position_scheme": "t5", "position_per_layer": False},
+    "deberta--stock": {"position_scheme": "deberta"},
+    "rope--stock": {"position_scheme": "rope"},
 }
 LONG: dict[str, dict[str, Any]] = {
     "absolute, tile": {"position_scheme": "absolute", "train": "none"},
@@ -92,6 +103,68 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
         "distillation": [{"step": entry["step"], "cosine": round(entry["cosine"], 5)} for entry in found.distillation],
     }
     return record | {"model": model}
+
+
+@torch.no_grad()
+def sts_spearman(model: torch.nn.Module, file: Path) -> float:
+    """Spearman's correlation of the cosines of mean vectors with people's scores, over the pairs of a file."""
+    with file.open(encoding="utf-8", newline="") as opened:
+        rows = [*csv.reader(opened)]
+    tokenizer, vectors = AutoTokenizer.from_pretrained(packaged_minilm()), []
+    texts = [text for row in rows for text in row[:2]]
+    for start in range(0, len(texts), 64):
+        batch = tokenizer(
+            texts[start : start + 64], padding=True, truncation=True, max_length=TRAINED_LENGTH, return_tensors="pt"
+        )
+        mask = batch["attention_mask"][..., None]
+        vectors.append((model(**batch)[0] * mask).sum(1) / mask.sum(1))
+    pairs = torch.cat(vectors).view(len(rows), 2, -1)
+    cosines = torch.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=-1)
+    return float(spearmanr(cosines.double().numpy(), [float(row[2]) for row in rows]).statistic)
+
+
+def scalings(head_dim: int, length: int) -> dict[str, dict[str, Any]]:
+    """Flags of `rope` for texts that are longer than those it was trained on, by name; NTK-aware by its base, as bloc97 published it."""
+    factor = length / TRAINED_LENGTH
+    yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": TRAINED_LENGTH}
+    return {
+        "none": {},
+        "linear": {"position_rope_scaling": {"rope_type": "linear", "factor": factor}},
+        "NTK": {"position_base": 10000.0 * factor ** (head_dim / (head_dim - 2))},
+        "YaRN": {"position_rope_scaling": yarn},
+    }
+
+
+def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dict[str, dict[int, dict]]:
+    """What a converted model keeps of its original's windows beyond the trained length, by scaling and length."""
+    original = AutoModel.from_pretrained(packaged_minilm()).eval()
+    documents = read_documents([arguments.data / "wikitext2" / "test.txt"])
+    yardstick = Yardstick(
+        original, Windows(documents, AutoTokenizer.from_pretrained(packaged_minilm())), TRAINED_LENGTH, LONGEST
+    )
+    found: dict[str, dict[int, dict]] = {}
+    rope = model.config.position_scheme == "rope"
+    for length in LENGTHS[1:]:
+        for name, flags in (scalings(model.config.sizes.head_dim, length) if rope else {"none": {}}).items():
+            scaled = hf_posenc.with_position_scheme(model, model.config.position_scheme, **flags) if flags else model
+            [row] = [row for row in yardstick.measure(scaled.eval(), name) if row["length"] == length]
+            found.setdefault(name, {})[length] = {
+                key: row[key]
+                for key in ("token_cosine", "centred_cosine", "spearman", "neighbours_kept")
+                if key in row
+            }
+    return found
+
+
+def measure_stock(arguments: argparse.Namespace, name: str) -> dict:
+    """The record of a conversion whose model an architecture of Transformers computes."""
+    texts = [arguments.data / "wikitext2" / "valid.txt"]
+    record = converted(arguments, name, packaged_minilm(), texts, **STOCK[name])
+    file = arguments.data / "stsb" / "stsb-en-test.csv"
+    original = AutoModel.from_pretrained(packaged_minilm()).eval()
+    record["sts"] = {"original": sts_spearman(original, file), "converted": sts_spearman(record["model"], file)}
+    record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type
+    return record | {"longer": measure_longer(arguments, record["model"])}
 
 
 def measure_head(arguments: argparse.Namespace, name: str) -> dict:
@@ -198,6 +271,35 @@ def within_row(record: dict) -> list[str]:
     return [*named(record), decimals(start), decimals(calibrated), decimals(final["token_cosine"], 4), *figures]
 
 
+def stock_row(record: dict) -> list[str]:
+    final = row_of(record, record["rows"][-1]["stage"], TRAINED_LENGTH)
+    figures = [decimals(final.get(key)) for key in ("spearman", "neighbours_kept")]
+    _, *budget = named(record)
+    return [
+        f"`{record['asked']['position_scheme']}`",
+        f"`{record['architecture']}`",
+        *budget,
+        decimals(final["token_cosine"], 4),
+        *figures,
+        *map(decimals, record["sts"].values()),
+    ]
+
+
+def scaled_rows(records: list[dict]) -> list[list[str]]:
+    """By scheme and scaling, cosines at each length beyond the trained one, and those with the mean token taken off."""
+    rows = []
+    for record in records:
+        for name, lengths in record["longer"].items():
+            each = [*lengths.values()]
+            scheme = record["asked"]["position_scheme"]
+            rows.append(
+                [f"`{scheme}`" + (f", {name}" if name != "none" else "")]
+                + [decimals(row["token_cosine"]) for row in each]
+                + [decimals(row["centred_cosine"]) for row in each]
+            )
+    return rows
+
+
 def longer_row(record: dict) -> list[str]:
     rows = [row_of(record, record["rows"][-1]["stage"], length) for length in LENGTHS]
     first, *others = (row["token_cosine"] for row in rows)
@@ -221,6 +323,13 @@ def page(records: list[dict]) -> str:
             ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"],
         ),
         (
+            "What `--stock` gives, of which the architecture computes the same; STS-B is Spearman's correlation on its English test "
+            "pairs, for the original and for the converted model:",
+            STOCK,
+            stock_row,
+            ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"],
+        ),
+        (
             "Up to 2,048 tokens; cosines of token vectors, beyond 128 tokens with those of the original's own windows:",
             LONG,
             longer_row,
@@ -237,6 +346,17 @@ def page(records: list[dict]) -> str:
     for sentence, names, row, header in made:
         rows = [row(record) for record in records if record["name"] in names]
         parts += [sentence, as_markdown(header, rows)] if rows else []
+        if names is STOCK and rows:
+            longer = scaled_rows([record for record in records if record["name"] in STOCK])
+            header = [
+                "as it is, on longer texts",
+                *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:]),
+            ]
+            parts += [
+                "The same models on texts longer than those that they were converted with, with nothing trained: cosines of token "
+                "vectors with those of the original's own windows, and Transformers' scalings for `rope`:",
+                as_markdown(header, longer),
+            ]
     return "\n\n".join(parts)
 
 
@@ -248,7 +368,7 @@ def read_records() -> list[dict]:
 def keep(record: dict) -> None:
     """Put a record among the others, in the place of one of the same name."""
     record.pop("model", None)
-    names = [*SCHEMES, *LONG, *HEADS]
+    names = [*SCHEMES, *STOCK, *LONG, *HEADS]
     records = [there for there in read_records() if there["name"] != record["name"]] + [record]
     records.sort(key=lambda there: names.index(there["name"]))
     report.write(NAME, {"results": records}, page(records) + "\n")
@@ -257,15 +377,19 @@ def keep(record: dict) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
-    parser.add_argument("--only", nargs="+", choices=[*SCHEMES, *LONG, *HEADS], help="measure these, anew if need be")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*SCHEMES, *STOCK, *LONG, *HEADS], help="measure these, anew if need be"
+    )
     parser.add_argument("--steps", type=int, default=800, help="of distillation")
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     there = {record["name"] for record in read_records()}
-    for name in arguments.only or [name for name in (*SCHEMES, *LONG, *HEADS) if name not in there]:
+    for name in arguments.only or [name for name in (*SCHEMES, *STOCK, *LONG, *HEADS) if name not in there]:
         if name in HEADS:
             record = measure_head(arguments, name)
+        elif name in STOCK:
+            record = measure_stock(arguments, name)
         else:
             asked = SCHEMES.get(name) or {"max_length": LONGEST, **LONG[name]}
             texts = [arguments.data / "wikitext2" / "valid.txt"]

@@ -1,7 +1,7 @@
 """Calibrate: fit the parameters of a student's positions to the attention of the original, layer by layer."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 import torch
@@ -19,7 +19,13 @@ from .observation import AttentionComparison, Batch, LayerByLayer, observe, undi
 logger = logging.get_logger(__name__)
 
 # Pairs of tokens, those of each head counted, that are held in memory at once, some six bytes each.
-MOST_PAIRS = 24_000_000
+MOST_PAIRS = 64_000_000
+# Steps of the minimisation where whole projections are fitted: they have a hundred times as many numbers as a table.
+PROJECTION_STEPS = 20
+# Of L-BFGS; each step in it is twice as much as what is fitted.
+LONGEST_HISTORY = 12
+# Of the mean over directions, the variance that a direction of a layer's inputs is taken to have at least.
+LEAST_VARIANCE = 1e-3
 # How often parameters that layers share are fitted: what they do in one layer changes the states of those above.
 SWEEPS = 3
 
@@ -28,7 +34,7 @@ class Fit:
     """Parameters under which attention diverges least from the original's, with a small ridge around where they start.
 
     Most terms are linear in their parameters, and the problem convex. L-BFGS solves it, in coordinates in which all parameters matter
-    about as much: otherwise rows of a table that few pairs look up, and features that hardly vary, come last.
+    about as much ([`coordinates`]): otherwise rows of a table that few pairs look up, and features that hardly vary, come last.
 
     Args:
         parameters: what is fitted, in place.
@@ -85,24 +91,75 @@ class Fit:
             scales.append(((smooth + 1e-4 * mean).rsqrt() * (part.mean() > least)).flatten())
         return torch.cat(scales)
 
+    def coordinates(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A symmetric linear map (all,) -> (all,) of what is searched to changes of the parameters."""
+        scale = self.scale()
+        return lambda vector: scale * vector
+
     def run(self, steps: int) -> tuple[float, float]:
         """Minimise in so many steps; the mean divergence before and after."""
-        scale, (before, _) = self.scale(), self.divergence(self.start)
+        change, (before, _) = self.coordinates(), self.divergence(self.start)
         moved = torch.zeros_like(self.start, requires_grad=True)
-        optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=steps, line_search_fn="strong_wolfe")
+        history = min(steps, LONGEST_HISTORY)
+        optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=history, line_search_fn="strong_wolfe")
 
         def closure() -> float:
             by = moved.detach()
-            divergence, gradient = self.divergence(self.start + scale * by)
-            moved.grad = gradient * scale + self.ridge * by
+            divergence, gradient = self.divergence(self.start + change(by))
+            moved.grad = change(gradient) + self.ridge * by
             return divergence + 0.5 * self.ridge * float(by.square().sum())
 
         optimizer.step(closure)
-        after, _ = self.divergence(self.start + scale * moved.detach())
+        after, _ = self.divergence(self.start + change(moved.detach()))
         if not math.isfinite(after):  # the line search went where no numbers are: as it was is better
             self.set(self.start)
             return before, before
         return before, after
+
+
+class ProjectionFit(Fit):
+    """Weights and biases of a layer's queries and keys, fitted in the same way.
+
+    Scores are products of both, so that the problem is not convex, and where it starts matters. In its coordinates the inputs of the
+    layer are white, and each feature of a query changes scores as much as any other.
+
+    Args:
+        attention: the self-attention.
+        observations: of its layer.
+        inputs: (tokens, hidden), what the layer is given.
+    """
+
+    def __init__(self, attention: nn.Module, observations: list[AttentionComparison], inputs: torch.Tensor):
+        projections = attention.query_projection, attention.key_projection
+        super().__init__([p for each in projections for p in (each.weight, each.bias)], observations, ridge=1e-3)
+        inputs = nn.functional.pad(inputs.double(), (0, 1), value=1.0)  # with the bias as one more column
+        self.whitening = _inverse_root(inputs.T @ inputs / len(inputs))
+        strengths = [
+            (inputs @ torch.cat([each.weight, each.bias[:, None]], 1).double().T).square().mean(0).sqrt()
+            for each in projections
+        ]
+        # A feature of the query matters as much as that of the key is strong, and the other way around.
+        self.scales = [
+            1 / (attention.scaling * (strength + 0.1 * strength.mean()))[:, None] for strength in reversed(strengths)
+        ]
+
+    def coordinates(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        def change(vector: torch.Tensor) -> torch.Tensor:
+            parts = vector.split(self.sizes)
+            changed = []
+            for scale, weight, bias in zip(self.scales, parts[::2], parts[1::2]):
+                matrix = torch.cat([weight.view(len(bias), -1), bias[:, None]], dim=1)
+                matrix = scale * (matrix @ self.whitening)
+                changed += [matrix[:, :-1].flatten(), matrix[:, -1]]
+            return torch.cat(changed)
+
+        return change
+
+
+def _inverse_root(moment: torch.Tensor) -> torch.Tensor:
+    """M^(-1/2) of a symmetric positive matrix, none of whose directions counts as less than a part of their mean."""
+    strength, vectors = torch.linalg.eigh(moment)
+    return vectors * (strength + LEAST_VARIANCE * strength.mean()).rsqrt() @ vectors.T
 
 
 def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
@@ -121,8 +178,9 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     the original computes, since it also counts where the student looks and the original does not.
 
     What layers share (the table of `t5` without `position_per_layer`, that of `deberta`, `tupe`) is fitted to all layers
-    together, [`SWEEPS`] times. With `rope`, which has no parameters, the biases of queries and keys are fitted. Nothing happens where
-    the student has kept all that the original was trained with, and where its schemes have no parameters in the scores.
+    together, [`SWEEPS`] times. With `rope`, which has no parameters, the projections of queries and keys are fitted, in
+    [`PROJECTION_STEPS`]. Nothing happens where the student has kept all that the original was trained with, and where its schemes
+    neither have parameters in the scores nor rotate.
 
     Args:
         student: a variant, base model or with a head.
@@ -134,53 +192,47 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     family: Family = student.config.family
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
-    of_layers = [_parameters_of(family.self_attention_of(layer)) for layer in layers]
+    attentions = [family.self_attention_of(layer) for layer in layers]
     own = {*position_parameters(layers).values()}
     shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
-    if keeps_positions(student, teacher) or not (shared or any(of_layers)):
+    if keeps_positions(student, teacher) or not (shared or own or any(map(rotates, attentions))):
         return
     held = len(layers) if shared else 1
     batches = _affordable(batches, student.config.sizes.num_attention_heads, held)
     with undisturbed(student), undisturbed(teacher, "eager"):
         for _ in range(SWEEPS if shared else 1):
-            observations = _sweep(student, teacher, batches, of_layers, steps, bool(shared))
+            observations = _sweep(student, teacher, batches, steps, bool(shared))
             if shared:
                 before, after = Fit(shared, observations).run(steps)
                 logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
 
 
-def _rotates(attention: nn.Module) -> bool:
-    """Whether queries and keys are rotated (`rope`): what their biases add to scores then depends on the distance."""
+def rotates(attention: nn.Module) -> bool:
+    """Whether a scheme rotates queries and keys (`rope`): all that their projections give then counts by the distance."""
     return any(type(scheme).rotate is not AttentionScheme.rotate for scheme in attention.position_schemes)
 
 
-def _parameters_of(attention: nn.Module) -> list[nn.Parameter]:
-    """What is fitted of a layer."""
-    parameters = [*position_parameters(attention).values()]
-    if _rotates(attention):
-        parameters += [attention.query_projection.bias, attention.key_projection.bias]
-    return parameters
-
-
 def _sweep(
-    student: nn.Module,
-    teacher: nn.Module,
-    batches: list[Batch],
-    of_layers: list[list[nn.Parameter]],
-    steps: int,
-    keep: bool,
+    student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int, keep: bool
 ) -> list[AttentionComparison]:
     """Fit what layers have of their own, one after another; what was observed in all of them, if it is to be kept."""
     family = student.config.family
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     kept = []
-    for layer, parameters in enumerate(of_layers):
-        observations = []
-        for index, batch in enumerate(batches):
-            weights = original.run_for_weights(layer, index)
-            observations.append(observe(own, layer, index, weights, batch, again=_rotates(own.attention(layer))))
-        if parameters:
-            before, after = Fit(parameters, observations).run(steps)
+    for layer in range(len(own.layers)):
+        attention, turns = own.attention(layer), rotates(own.attention(layer))
+        observations = [
+            observe(own, layer, index, original.run_for_weights(layer, index), batch, again=turns)
+            for index, batch in enumerate(batches)
+        ]
+        fits = []
+        if parameters := [*position_parameters(attention).values()]:
+            fits.append((Fit(parameters, observations), steps))
+        if turns:
+            states = [h[b["attention_mask"].bool()] for h, b in zip(own.hidden_states, batches)]
+            fits.append((ProjectionFit(attention, observations, torch.cat(states)), max(steps, PROJECTION_STEPS)))
+        for fit, number in fits:
+            before, after = fit.run(number)
             logger.info(f"layer {layer}: divergence {before:.4f} -> {after:.4f}")
         if keep:
             kept += observations

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
@@ -21,7 +22,7 @@ from ..modeling.schemes import scheme_names
 from ..parameters import position_parameters
 from ..registry import family_of, variant_config
 from . import digests
-from .calibration import calibrate
+from .calibration import calibrate, rotates
 from .checkpoints import (
     Checkpoint,
     check_finite,
@@ -40,7 +41,7 @@ from .measuring import Yardstick
 from .report import REPORT, ConversionReport
 from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
 from .targets import Batch
-from .texts import Windows, held_out_apart, read_documents
+from .texts import SHORTEST, Windows, held_out_apart, read_documents
 from .writing import check_space, checked_output, kept_files, write_converted
 
 
@@ -54,6 +55,9 @@ LOCK = "lock"
 # Of the text that scores are calibrated on.
 CALIBRATION_ROWS = 8
 CALIBRATION_BATCHES = 2
+# And of the text that whole projections are fitted on: batches of so many tokens, of all lengths.
+PROJECTION_BATCHES = 32
+PROJECTION_TOKENS = 1024
 
 
 @dataclass
@@ -141,6 +145,9 @@ class Conversion:
         flags = chosen_flags(
             checkpoint, position_scheme, flags, distillation.max_length, arguments.extend, arguments.stock
         )
+        new = {name for name in scheme_names(position_scheme) if is_new(name, position_scheme, checkpoint.config)}
+        if arguments.learning_rate is None and new:
+            distillation = distillation.with_rate_of(new)
         is_variant = not is_native(checkpoint.config, position_scheme, flags)
         if arguments.stock and is_variant:
             from ..export.stock.folder import check_conversion  # only here: it is built on conversions' folders
@@ -152,7 +159,7 @@ class Conversion:
                 checkpoint.tokenizer,
                 distillation.max_length,
             )
-        if any(is_new(name, position_scheme, checkpoint.config) for name in ORDERED_BY):
+        if new & {*ORDERED_BY}:
             check_installed("scipy", "train")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
@@ -309,6 +316,15 @@ class Conversion:
         length = self.distillation.trained_length
         return [windows.draw(length, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
 
+    def _projection_batches(self, windows: Windows) -> list[Batch]:
+        """More text, of all lengths: short windows have more tokens by pairs, and their distances are frequent."""
+        generator = torch.Generator().manual_seed(self.distillation.seed)
+        longest = self.distillation.trained_length
+        shortest = min(SHORTEST, longest)
+        exponents = torch.rand(PROJECTION_BATCHES, generator=generator, dtype=torch.float64)
+        lengths = (shortest * (longest / shortest) ** exponents).round().int().tolist()
+        return [windows.draw(length, max(1, PROJECTION_TOKENS // length), generator) for length in lengths]
+
     def _start(self, at: "_Progress") -> None:
         """The new scheme's parameters by algebra, from what the original has in their place."""
         if self.distillation.reaches_further:
@@ -322,7 +338,9 @@ class Conversion:
         """A fit of the new score terms to the original's scores."""
         if needs_calibration(at.student, self.original):
             with self.timed("calibrate"):
-                calibrate(at.student, self.original, at.batches)
+                turns = rotates(first_attention(at.student))
+                batches = self._projection_batches(at.windows) if turns else at.batches
+                calibrate(at.student, self.original, batches)
             at.measure(at.student, "calibrate")
 
     def _keep_state(self, at: "_Progress") -> None:
@@ -413,17 +431,23 @@ class _Progress:
         self.report.rows += self.yardstick.measure(model, stage)
 
 
+def first_attention(student: PreTrainedModel) -> nn.Module:
+    """The self-attention of the first layer, which has the schemes of all."""
+    family = student.config.family
+    return family.self_attention_of(family.layers_of(family.encoder_of(student.base_model))[0])
+
+
 def _but_learning_rate(value: Any) -> Any:
     """Settings without the learning rate, which may be lowered on the way; anything else as it is."""
     return {**value, "learning_rate": None} if isinstance(value, dict) and "learning_rate" in value else value
 
 
 def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bool:
-    """Whether a model has score terms with parameters in place of what its original was trained with."""
+    """Whether a model has score terms with parameters, or rotates, in place of what its original was trained with."""
     if not isinstance(student.config, PositionConfigMixin):
         return False
     of_attention = position_parameters(student.config.family.encoder_of(student.base_model))
-    return bool(of_attention) and not keeps_positions(student, original)
+    return bool(of_attention or rotates(first_attention(student))) and not keeps_positions(student, original)
 
 
 def bucket_flags(
@@ -504,7 +528,8 @@ def convert(
             needed) or "mean".
         train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget of distillation. Default: 800 steps.
-        learning_rate: of distillation, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4.
+        learning_rate: of distillation, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4, for
+            `rope` and `tupe` 3e-4.
         seed: of the choice of text.
         resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
             `output`.

@@ -5,7 +5,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features.
 DEFAULT_RATE = 1.5e-4
+# Where positions act by projections, and no table or bias of their own, these have to move further.
+RATES = {"rope": 3e-4, "tupe": 3e-4}
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
     "rel_embeddings": 0.01,
@@ -90,6 +92,10 @@ class Distillation:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", DEFAULT_RATE)
+
+    def with_rate_of(self, names: set[str]) -> "Distillation":
+        """At the rate that suits new schemes, by their names."""
+        return replace(self, learning_rate=max(RATES.get(name, DEFAULT_RATE) for name in names))
 
     @property
     def reaches_further(self) -> bool:

@@ -155,16 +155,50 @@ def test_what_the_original_had_beside_the_student_is_left_as_it_is(family, tmp_p
         assert torch.equal(value, before[name]), name
 
 
-def test_biases_are_what_rope_has_for_parameters(tmp_path):
-    teacher = original("bert")
+@every_family
+def test_projections_of_queries_and_keys_are_what_rope_has_for_parameters(family, tmp_path):
+    teacher = original(family)
     student = student_of(teacher, tmp_path, "rope")
     before = {name: value.clone() for name, value in student.state_dict().items()}
-    batches = text()
+    batches = text(family=family)
     first = divergence(student, teacher, batches)
     calibrate(student, teacher, batches)
-    assert divergence(student, teacher, batches) < 0.9 * first
+    assert divergence(student, teacher, batches) < 0.6 * first
     changed = {name for name, value in student.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed and all(name.endswith(("query.bias", "key.bias")) for name in changed)
+    description = student.config.family
+    layers = description.layers_of(description.encoder_of(student.base_model))
+    projections = {
+        parameter.data_ptr()
+        for layer in layers
+        for part in ("query_projection", "key_projection")
+        for parameter in getattr(description.self_attention_of(layer), part).parameters()
+    }
+    assert {value.data_ptr() for name, value in student.state_dict().items() if name in changed} == projections
+
+
+@torch.no_grad()
+def test_the_gradient_of_a_fit_of_projections_is_that_of_its_divergence(tmp_path):
+    """In its coordinates, by differences; the divergence is computed in float64."""
+    teacher = original("bert").double()
+    student = student_of(teacher, tmp_path, "rope").double()
+    batches, [layer, *_] = text(), student.encoder.layer
+    attention = layer.attention.self
+    with undisturbed(teacher, "eager"):
+        runs = [LayerByLayer(model, student.config.family, batches) for model in (student, teacher)]
+        states = torch.cat([h[b["attention_mask"].bool()] for h, b in zip(runs[0].hidden_states, batches)])
+        observations = [
+            calibration.observe(runs[0], 0, index, runs[1].run_for_weights(0, index), batch, again=True)
+            for index, batch in enumerate(batches)
+        ]
+    fit = calibration.ProjectionFit(attention, observations, states)
+    change = fit.coordinates()
+    generator = torch.Generator().manual_seed(0)
+    here, towards, other = (torch.randn(fit.start.shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    torch.testing.assert_close(change(towards) @ other, towards @ change(other))  # it is symmetric
+    here, towards = 0.1 * here, towards / towards.norm()
+    gradient = change(fit.divergence(fit.start + change(here))[1])
+    values = [fit.divergence(fit.start + change(here + step * towards))[0] for step in (1e-5, -1e-5)]
+    torch.testing.assert_close((values[0] - values[1]) / 2e-5, float(gradient @ towards), rtol=1e-4, atol=1e-8)
 
 
 def test_parameters_stay_where_a_fit_finds_no_numbers(tmp_path, monkeypatch):
