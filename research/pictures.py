@@ -1,6 +1,6 @@
 """Make the pictures of README and docs, small.
 
-python research/pictures.py                 # schemes.png, combine.png, every-layer.png, from research/comparison/runs.jsonl
+python research/pictures.py                 # combine.png, every-layer.png, from research/comparison/runs.jsonl
 
 hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
 python research/pictures.py minilm.html spaces terms probes order phase-shift   # those of a report
@@ -18,13 +18,13 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
+from hf_posenc.files import write_whole
 
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 sys.path.insert(0, str(Path(__file__).parent / "comparison"))
 
 from comparison import COMBINED, read_part  # noqa: E402
-from comparison_tables import named  # noqa: E402
 
 
 WIDTH, COLOURS = 900, 128
@@ -42,51 +42,13 @@ def pictures(page: str) -> dict[str, bytes]:
 
 
 # The parts of comparison.py -> what ranks them there, and the tokens of their training examples.
-PARTS = {"scratch": ("masked_loss", "32"), "punctuation": ("f1", "64"), "converted": ("f1", "64")}
+PARTS = {"scratch": ("masked_loss", "32"), "punctuation": ("f1", "64")}
 
 
 def at_training_length(part: str) -> dict[str, list[float]]:
     """What the seeds of each scheme reached in a part of the comparison."""
     metric, length = PARTS[part]
     return {scheme: [run["metrics"][length][metric] for run in runs] for scheme, runs in read_part(part).items()}
-
-
-@styled
-def schemes() -> Figure:
-    """Of each scheme: loss of masked words from scratch, and F1 of punctuation fine-tuned, converted first or not."""
-    figure, [[left, right]] = panels(columns=2, height=3.6)
-    losses = {scheme: own for scheme, own in at_training_length("scratch").items() if ":" not in scheme}
-    ranked = sorted(losses, key=lambda scheme: -statistics.fmean(losses[scheme]))
-    nothing = statistics.fmean(losses["none"])
-    for row, scheme in enumerate(ranked):
-        mean = statistics.fmean(losses[scheme])
-        clear = nothing - mean > 2 * max(statistics.stdev(losses[scheme]), statistics.stdev(losses["none"]))
-        left.errorbar(mean, row, xerr=statistics.stdev(losses[scheme]), fmt="o", color=BLUE if clear else GREY)
-    left.axvline(nothing, color=GREY, linewidth=0.8, linestyle=":")
-    left.set_yticks(range(len(ranked)), ranked)
-    left.set(title="From scratch: loss of masked words", xlabel="lower is better; three seeds")
-
-    parts = {
-        "fine-tuned": (at_training_length("punctuation"), BLUE),
-        "converted, then fine-tuned": (at_training_length("converted"), VERMILION),
-    }
-    best: dict[str, float] = {}
-    for scores, _ in parts.values():
-        for scheme, own in scores.items():
-            best[scheme] = max(statistics.fmean(own), best.get(scheme, 0.0))
-    ranked = sorted(
-        (scheme for scheme in best if ":" not in scheme or scheme in at_training_length("converted")), key=best.get
-    )
-    for label, (scores, colour) in parts.items():
-        rows = [row for row, scheme in enumerate(ranked) if scheme in scores]
-        means = [statistics.fmean(scores[ranked[row]]) for row in rows]
-        spreads = [statistics.stdev(scores[ranked[row]]) for row in rows]
-        right.errorbar(means, rows, xerr=spreads, fmt="o", color=colour, label=label)
-    right.axvline(statistics.fmean(parts["fine-tuned"][0]["none"]), color=GREY, linewidth=0.8, linestyle=":")
-    right.set_yticks(range(len(ranked)), map(named, ranked))
-    right.set(title="Fine-tuned: F1 of punctuation", xlabel="higher is better; three seeds")
-    right.legend(loc="center left", bbox_to_anchor=(0.0, 0.6), fontsize=8, handletextpad=0.3)
-    return figure
 
 
 @styled
@@ -133,7 +95,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.page is None:
         drawn = {
-            "schemes.png": schemes(),
             "combine.png": combinations("position_combine"),
             "every-layer.png": combinations("position_every_layer"),
         }
@@ -143,7 +104,7 @@ def main() -> None:
         made = pictures(arguments.page.read_text(encoding="utf-8"))
         chosen = {name: picture for name, picture in made.items() if name.startswith(wanted)}
     for name, picture in chosen.items():
-        (FOLDER / name).write_bytes(small(picture))
+        write_whole({FOLDER / name: small(picture)})
         print(FOLDER / name)
 
 

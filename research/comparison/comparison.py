@@ -31,7 +31,7 @@ sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research")
 
 from recorded import Line, change_lines, read_lines  # noqa: E402
 from records import write_json  # noqa: E402
-from run_files import file_name, run_file  # noqa: E402
+from scheme_labels import file_name, run_file  # noqa: E402
 
 
 SCRIPT = ROOT / "benchmarks" / "compare_schemes.py"

@@ -1,10 +1,12 @@
-"""Runs in one file: none is lost or done again, whoever writes at the same time."""
+"""Runs in one file: none is lost or done again, whoever writes at the same time; and the tables on the pages are those of the results."""
 
 import json
 import subprocess
 import sys
 
 import comparison
+import generate
+import long_tables
 import pytest
 from fresh_process import ROOT
 from recorded import Runs, read_lines
@@ -83,3 +85,24 @@ def test_a_run_that_was_made_anew_takes_the_place_of_the_old_one(elsewhere):
     comparison.exchange(folder)
     assert read_lines(comparison.RUNS) == [{"part": "pairs", **run, "seconds": 1.0}]
     assert json.loads(comparison.SETTINGS.read_text()) == {"pairs": {"settings": {"a": 1}}}
+
+
+def test_tables_are_those_of_the_results():
+    assert {*generate.changed(generate.of_research())} == set()
+
+
+def test_every_run_is_there_once():
+    lines = read_lines(comparison.RUNS)
+    assert len({comparison.file_of(line) for line in lines}) == len(lines)
+    parts = json.loads(comparison.SETTINGS.read_text(encoding="utf-8"))
+    assert (
+        {line["part"] for line in lines}
+        == parts.keys()
+        == {comparison.folder_of(name).name for name in comparison.PARTS}
+    )
+
+
+def test_results_have_the_settings_of_their_runs():
+    for name in ("long_documents", "far_context"):
+        first, *runs = read_lines(long_tables.RESULTS / name / "runs.jsonl")
+        assert first["settings"] == long_tables.results(name)["settings"] and runs

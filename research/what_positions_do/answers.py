@@ -3,6 +3,7 @@
 Called by what_positions_do.py, which has the numbers. The arrays are in arrays.npz; `ARRAYS` says what they are.
 """
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hf_posenc.analysis.dimensions import movement
 from hf_posenc.analysis.order import REVERSED, SHUFFLED
 from hf_posenc.analysis.sentences import JOINED, MUTUAL, NAMED, NAMED_MUTUAL, ROLES
 from hf_posenc.analysis.windows import cut
+from hf_posenc.files import write_whole
 from hf_posenc.modeling.sinusoidal import sinusoids
 
 
@@ -239,4 +241,6 @@ def _terms(subject: analysis.Subject) -> Numbers:
 
 def save(arrays: dict[str, np.ndarray], file: Path) -> None:
     """The arrays, compressed."""
-    np.savez_compressed(file, **arrays)
+    written = io.BytesIO()
+    np.savez_compressed(written, **arrays)
+    write_whole({file: written.getvalue()})

@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hf_posenc.files import write_whole
+
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research", "research/long_documents")]
@@ -67,12 +69,12 @@ def make(checkpoint: str, data: Path | None) -> None:
 
         numbers, arrays = answers.measure(checkpoint)
         answers.save(arrays, ROOT / OUTPUTS / "answers.npz")
-        made.write_text(json.dumps(numbers, indent=1), encoding="utf-8")
+        write_whole({made: json.dumps(numbers, indent=1)})
     other = ROOT / OUTPUTS / "other_text.json"
     if data is not None and not other.exists():
         import answers
 
-        other.write_text(json.dumps(answers.on_other_text(checkpoint, data), indent=1), encoding="utf-8")
+        write_whole({other: json.dumps(answers.on_other_text(checkpoint, data), indent=1)})
 
 
 def numbers_of(figures: dict[str, Any], model: str) -> Numbers:
@@ -368,15 +370,14 @@ def main() -> None:
     checkpoint = packaged_minilm()
     make(checkpoint, data)
     found = _rounded(measured(checkpoint))
-    NUMBERS.write_text(_written(found), encoding="utf-8")
-    ARRAYS.write_bytes((ROOT / OUTPUTS / "answers.npz").read_bytes())
+    write_whole({NUMBERS: _written(found), ARRAYS: (ROOT / OUTPUTS / "answers.npz").read_bytes()})
     FOLDER.mkdir(exist_ok=True)
     for name, picture in pictures((ROOT / OUTPUTS / "report.html").read_text(encoding="utf-8")).items():
         figure, _, model = name.removesuffix(".png").rpartition("-")
         if figure in SHOWN.get(model, ()):
-            (FOLDER / name).write_bytes(small(picture))
+            write_whole({FOLDER / name: small(picture)})
     page = replace_table(PAGE.read_text(encoding="utf-8"), table(found))
-    PAGE.write_text(page, encoding="utf-8")
+    write_whole({PAGE: page})
 
 
 def _written(found: Numbers) -> str:
