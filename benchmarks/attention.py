@@ -5,7 +5,7 @@
     python benchmarks/attention.py --device cuda --dtype bfloat16 --backends sdpa flex_attention --batch 16
 
 Each model runs once, and what its first self-attention was called with is kept; then the self-attentions take turns as the
-models do in model.py, on the same arguments every time. Writes results/<name>.json and .md.
+models do in model.py, on the same arguments every time. Writes results/<name>.json.
 """
 
 import json
@@ -82,7 +82,7 @@ def main() -> None:
             results.append({"model": name, "mode": mode, "batch": batch, "length": size.length, **found})
             print(json.dumps(results[-1]), flush=True)
         # What is measured so far is kept if the run is stopped.
-        report.write(arguments.name, {"settings": chosen, "results": results}, table(results) + "\n")
+        report.write(arguments.name, {"settings": chosen, "results": results})
     print(table(results))
 
 

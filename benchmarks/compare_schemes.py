@@ -67,8 +67,7 @@ from minilm import packaged_minilm  # noqa: E402
 from punctuation import IGNORED, LABELS, chapters, f1_scores, hold_out, read_documents, windows  # noqa: E402
 from quickstart import DEFAULTS, load_config  # noqa: E402
 from records import keep_settings, write_json  # noqa: E402
-from run_files import file_name, run_file  # noqa: E402
-from scheme_labels import flags_of, parse_overrides  # noqa: E402
+from scheme_labels import file_name, flags_of, parse_overrides, run_file  # noqa: E402
 from training import PositionTrainingArguments, ScriptTrainer, describe_scheme  # noqa: E402
 
 

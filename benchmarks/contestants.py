@@ -191,9 +191,9 @@ def can(backend: str, mode: str, device: str) -> bool:
 
 
 def comparison_parser(description: str, name: str) -> argparse.ArgumentParser:
-    """The options of every comparison: of what, on which batches and how; `name` is that of its files in results/."""
+    """The options of every comparison: of what, on which batches and how; `name` is that of its results."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--name", default=name, help="name of the files in results/")
+    parser.add_argument("--name", default=name, help="name of the results")
     parser.add_argument(
         "--schemes", nargs="*", default=[*SCHEMES], help="with flags of their own after a colon, if wanted"
     )

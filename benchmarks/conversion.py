@@ -12,7 +12,7 @@ or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by exam
 and measured on their validation text. What `--stock` writes is measured on STS-B too, and on texts longer than those that it was
 trained on, with the scalings of rotary positions. Core minutes are the processor's time, all stages and measurements counted in.
 
-Writes results/conversion.json and .md after each; what is there is left alone unless `--only` names it.
+Writes results/conversion.json after each; what is there is left alone unless `--only` names it.
 """
 
 import argparse
@@ -361,8 +361,7 @@ def page(records: list[dict]) -> str:
 
 
 def read_records() -> list[dict]:
-    file = report.RESULTS / f"{NAME}.json"
-    return json.loads(file.read_text(encoding="utf-8"))["results"] if file.is_file() else []
+    return report.read(NAME).get("results", [])
 
 
 def keep(record: dict) -> None:
@@ -371,7 +370,7 @@ def keep(record: dict) -> None:
     names = [*SCHEMES, *STOCK, *LONG, *HEADS]
     records = [there for there in read_records() if there["name"] != record["name"]] + [record]
     records.sort(key=lambda there: names.index(there["name"]))
-    report.write(NAME, {"results": records}, page(records) + "\n")
+    report.write(NAME, {"results": records})
 
 
 def main() -> None:
@@ -396,6 +395,7 @@ def main() -> None:
             record = converted(arguments, name, packaged_minilm(), texts, **asked)
         keep(record)
         print(f"{name}: {json.dumps(record['rows'][-1])}", flush=True)
+    print(page(read_records()))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@
 3. Speed and peak memory of stock BERT (twice), the schemes that the README names, stock DeBERTa-v3 by eager, sdpa and FlexAttention, and
    disentangled-flash and FlashDeBERTa where they are installed.
 
-What the limit leaves no time for is listed. The exit code is 1 where parity or training fails. Writes results/gpu.json and .md, on CUDA alone.
+What the limit leaves no time for is listed. The exit code is 1 where parity or training fails. Writes results/gpu.json, on CUDA alone.
 """
 
 import argparse
@@ -231,7 +231,7 @@ def main() -> None:
     print(tables(results))
     if device == "cuda":
         results = {"settings": {"device": torch.cuda.get_device_name(), "minutes": arguments.minutes}, **results}
-        report.write("gpu", results, tables(results) + "\n")
+        report.write("gpu", results)
     falls = statistics.fmean(results["losses"][-5:]) < statistics.fmean(results["losses"][:5])
     failed = [f"{case['model']}, {case['backend']}" for case in results["parity"] if not case["passed"]]
     if failed or not falls:

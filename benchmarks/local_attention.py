@@ -194,9 +194,8 @@ def main() -> None:
     memory = {name: measure_memory(name) for name in (CHUNKS, *WHOLE)}
     found = {"times": results, "memory": memory, "profile": profiles, "steps_of_eager": measure_steps()}
     settings = {"length": LENGTH, "rounds": arguments.rounds, "layers": 6}
-    written = f"{cost_table(results, memory)}\n\n{profile_table(profiles)}\n"
-    report.write("local_attention", {"settings": settings, **found}, written)
-    print(written)
+    report.write("local_attention", {"settings": settings, **found})
+    print(f"{cost_table(results, memory)}\n\n{profile_table(profiles)}")
 
 
 if __name__ == "__main__":

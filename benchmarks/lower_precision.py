@@ -17,7 +17,7 @@ int8 is `quantize_` of torchao with `Int8DynamicActivationInt8WeightConfig()`; "
 run in processes of environments of their own (benchmarks/lower_precision_peers.py), whose Python is named: optimum-onnx, and
 optimum-intel with nncf. Each contestant answers the whole development set; what is timed is part of it, batches of 32 in random order, single
 sentences, and 8 random sequences of 512 tokens without padding, in turns as in benchmarks/model.py: stock BERT in float32 before and after each, and a second
-copy of it. Writes results/lower_precision.json and .md.
+copy of it. Writes results/lower_precision.json.
 """
 
 import argparse
@@ -339,7 +339,7 @@ def main() -> None:
                 found = measure_quality(field, arguments.data, task)
             measured = {_what(entry) for entry in found}
             results[kind] = [entry for entry in results[kind] if _what(entry) not in measured] + found
-            report.write(arguments.name, results, page(results))
+            report.write(arguments.name, results)
         field.close()
     print(page(results))
 

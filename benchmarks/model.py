@@ -9,7 +9,8 @@ Time: all models live in one process and take turns, in an order that is reverse
 before and after each of them; the first two rounds are dropped, and what counts is the median of a model's ratios to the
 mean of these two neighbours, in the half of the rounds in which these agree best. A second copy of stock BERT shows how
 far apart equal models come out. Memory: each model and length in a process of its own that returns what it frees at once,
-peak above the level before the call. Writes results/<name>.json, .md and .png.
+peak above the level before the call. Writes a run of results/model.json,
+a plot in outputs/, and with --profile results/profiles.md.
 """
 
 import argparse
@@ -182,6 +183,17 @@ def profile(builder, size: Size, batch: int, padding: float, mode: str, device: 
     return profiler.key_averages().table(sort_by=key, row_limit=20, max_name_column_width=50)
 
 
+def keep_profile(name: str, found: str) -> None:
+    """Put a profile in results/profiles.md, in the place of one of the same name."""
+    file = report.RESULTS / "profiles.md"
+    first, *there = file.read_text(encoding="utf-8").split("\n## ")
+    sections = {section.partition("\n")[0]: section for section in there}
+    lines = "\n".join(line.rstrip() for line in found.splitlines())
+    sections[name] = f"{name}\n\n```text\n{lines}\n```\n"
+    write_whole({file: "\n## ".join([first, *(sections[one] for one in sorted(sections))])})
+    print(f"wrote {name} to {file}")
+
+
 def table(results: list[dict]) -> str:
     """Ratios to stock BERT as a Markdown table: a row for each model, a column for each setting."""
     columns = list(dict.fromkeys((r["mode"], r["batch"], r["length"]) for r in results))
@@ -246,7 +258,7 @@ def plot(results: list[dict], file: Path) -> None:
 
 
 def main() -> None:
-    parser = comparison_parser(__doc__, "model")
+    parser = comparison_parser(__doc__, "forward")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--memory", action="store_true", help="measure peak memory too")
     parser.add_argument("--no_times", action="store_true", help="measure memory only")
@@ -271,10 +283,7 @@ def main() -> None:
         for mode, size, batch in settings(arguments, layers=arguments.layers):
             for name, builder in ({STOCK: build_bert} | schemes(arguments, mode)).items():
                 found = profile(builder, size, batch, arguments.padding, mode, arguments.device, dtype)
-                words = f"{name} {mode} {size.length}.txt".replace(",", "").split()
-                file = report.RESULTS / "profiles" / "_".join(words)
-                write_whole({file: f"{found}\n"})
-                print(f"wrote {file}")
+                keep_profile(f"{name}, {mode}, {size.length}", found)
         return
     results = []
     chosen = {name: getattr(arguments, name) for name in ("layers", "padding", "rounds", "dtype", "device")}
@@ -297,9 +306,9 @@ def main() -> None:
         for entry in entries.values():
             print(json.dumps(entry), flush=True)
         # What is measured so far is kept if the run is stopped.
-        report.write(arguments.name, {"settings": chosen, "results": results}, table(results) + "\n")
+        report.write(f"model/{arguments.name}", {"settings": chosen, "results": results})
         if not arguments.no_times:
-            plot(results, report.RESULTS / f"{arguments.name}.png")
+            plot(results, Path("outputs", f"model_{arguments.name}.png"))
     print(table(results))
 
 

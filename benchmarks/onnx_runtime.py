@@ -6,7 +6,7 @@
 Random weights; sizes of the published models with fewer layers. All sessions of a model take turns in one process, in an order that is
 reversed from round to round; what is reported is how many times as fast as the stock export each is, by medians, and a second session
 of it shows how far apart equal models come out. Batches of more than one sequence have padding (an eighth). Writes
-results/onnx_runtime.json and .md.
+results/onnx_runtime.json.
 """
 
 import argparse
@@ -151,6 +151,7 @@ def measure(made: dict[str, onnxruntime.InferenceSession], shape: str, seconds: 
 
 
 def table(results: list[dict]) -> str:
+    """Times as fast as the stock model's usual export, a row per shape."""
     names = list(dict.fromkeys(name for result in results for name in result["speed"]))
     header = ["model", "batch x length", "stock export, s", *names]
     rows = [
@@ -162,9 +163,7 @@ def table(results: list[dict]) -> str:
         ]
         for result in results
     ]
-    return "Times as fast as the stock model's usual export, both in ONNX Runtime.\n\n" + as_markdown(
-        header, rows, words=len(header)
-    )
+    return as_markdown(header, rows, words=len(header))
 
 
 def main() -> None:
@@ -185,7 +184,8 @@ def main() -> None:
         for shape in arguments.shapes:
             results.append({"model": name, **measure(made, shape, arguments.seconds)})
             print(json.dumps(results[-1]), flush=True)
-            report.write(arguments.name, {"settings": settings, "results": results}, table(results) + "\n")
+            report.write(arguments.name, {"settings": settings, "results": results})
+    print(table(results))
 
 
 if __name__ == "__main__":

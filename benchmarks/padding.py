@@ -15,7 +15,7 @@ sequences of 512 tokens, one eighth of them padding ("8 × 512"). End to end, th
 
 Time: models take turns as in benchmarks/model.py, stock BERT with sdpa before and after each of them, and a second copy of
 it shows how far equal models come out apart. Training is with dropout 0.1. Memory: in a process of its own for each.
-Writes results/padding.json and .md, or padding_thresholds.json and .md.
+Writes a run of results/padding.json.
 """
 
 import argparse
@@ -152,7 +152,8 @@ def thresholds(arguments: argparse.Namespace) -> None:
         for r in results
     ]
     table = as_markdown(["mode", "batch", "padding", "time"], rows, words=2)
-    report.write(f"{arguments.name}_thresholds", {"results": results}, table + "\n")
+    report.write(f"padding/{arguments.name}_thresholds", {"results": results})
+    print(table)
 
 
 def ragged(batch: int, length: int, share: float) -> dict[str, torch.Tensor] | None:
@@ -211,7 +212,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with cola, sst2 and wikitext2")
     parser.add_argument("--thresholds", action="store_true", help="measure from which padding on it pays")
-    parser.add_argument("--name", default="padding", help="name of the files in results/")
+    parser.add_argument("--name", default="2_layers", help="name of the run in results/padding.json")
     parser.add_argument("--texts", nargs="*", default=list(LONGEST), help=", ".join(LONGEST))
     parser.add_argument("--batches", nargs="+", type=int, default=[32, 8])
     parser.add_argument("--orders", nargs="*", default=list(ORDERS), choices=ORDERS)
@@ -240,13 +241,13 @@ def main() -> None:
         parser.error("--data is needed: the folder with cola, sst2 and wikitext2")
 
     chosen = {name: getattr(arguments, name) for name in ("layers", "rounds", "seconds")}
-    results = report.stopped_at(arguments.name, chosen).get("results", []) if arguments.resume else []
+    results = report.stopped_at(f"padding/{arguments.name}", chosen).get("results", []) if arguments.resume else []
     there = {(entry["batches"], entry["mode"]) for entry in results}
 
     def keep(what: str, mode: str, padding: float, models: dict[str, dict]) -> None:
         results.append({"batches": what, "mode": mode, "padding": round(padding, 4), "models": models})
         print(json.dumps(results[-1]), flush=True)
-        report.write(arguments.name, {"settings": chosen, "results": results}, table(results) + "\n")
+        report.write(f"padding/{arguments.name}", {"settings": chosen, "results": results})
 
     for mode in arguments.modes:
         for text, size, order in settings(arguments):

@@ -1,4 +1,4 @@
-"""What every benchmark here writes: results as JSON with the circumstances of the run, and a readable page beside it."""
+"""What every benchmark here writes: results as JSON with the circumstances of the run; and how tables come into pages."""
 
 import json
 import os
@@ -18,10 +18,9 @@ sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 from records import differences, write_json  # noqa: E402
 
-from hf_posenc.files import write_whole  # noqa: E402
 
-
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("hf_posenc", "torch", "transformers", "accelerate", "numpy")
 
 
@@ -32,6 +31,8 @@ def _without_folders(argument: str) -> str:
 
 def circumstances() -> dict[str, Any]:
     """The machine, the versions and the command of this run, without anything that names the machine."""
+    script = Path(sys.argv[0]).resolve()
+    named = script.relative_to(ROOT).as_posix() if script.is_relative_to(ROOT) else script.name
     machine = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} CPU cores"
     if torch.cuda.is_available():
         machine += f", {torch.cuda.get_device_name()}"
@@ -40,9 +41,7 @@ def circumstances() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {package: version(package) for package in PACKAGES},
-        "command": shlex.join(
-            ["python", f"benchmarks/{Path(sys.argv[0]).name}", *map(_without_folders, sys.argv[1:])]
-        ),
+        "command": shlex.join(["python", named, *map(_without_folders, sys.argv[1:])]),
     }
 
 
@@ -52,25 +51,32 @@ def mean_and_deviation(values: list[float]) -> str:
     return f"{statistics.fmean(values):.3f}{spread}"
 
 
+def read(name: str) -> dict[str, Any]:
+    """What is in results/<name>.json; of "file/run", the run of this name in results/<file>.json. Nothing where it is not there."""
+    file, _, run = name.partition("/")
+    path = RESULTS / f"{file}.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return found.get(run, {}) if run else found
+
+
+def write(name: str, results: dict[str, Any]) -> None:
+    """Write results where [`read`] finds them; other runs in the same file stay."""
+    file, _, run = name.partition("/")
+    content = {**circumstances(), **results}
+    write_json(RESULTS / f"{file}.json", read(file) | {run: content} if run else content)
+    print(f"wrote {name} to {RESULTS / file}.json")
+
+
 def stopped_at(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The results of a run that was stopped, to go on with; nothing where there is none.
 
     Raises:
         SystemExit: it had other settings.
     """
-    file = RESULTS / f"{name}.json"
-    there = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    there = read(name)
     if there and (differ := differences(there["settings"], settings)):
-        sys.exit(f"error: {file} was measured with other settings ({'; '.join(differ)}): run without --resume")
+        sys.exit(f"error: {name} was measured with other settings ({'; '.join(differ)}): run without --resume")
     return there
-
-
-def write(name: str, results: dict[str, Any], markdown: str | None = None) -> None:
-    """Write results/<name>.json, and results/<name>.md where there is something to read."""
-    write_json(RESULTS / f"{name}.json", {**circumstances(), **results})
-    if markdown is not None:
-        write_whole({RESULTS / f"{name}.md": markdown})
-    print(f"wrote {RESULTS / name}.json")
 
 
 def replace_marked(text: str, begin: str, end: str, new: str) -> str:
@@ -82,4 +88,17 @@ def replace_marked(text: str, begin: str, end: str, new: str) -> str:
     text, count = re.subn(f"{begin}.*{end}", lambda _: new, text, flags=re.DOTALL)
     if count != 1:
         raise ValueError(f"expected {begin.strip()} and {end.strip()} once, found them {count} times")
+    return text
+
+
+def replace_table(text: str, table: str) -> str:
+    """The text with a table in place of the one whose first two columns have the same names.
+
+    Raises:
+        ValueError: there is none, or there are several.
+    """
+    start = " | ".join(table.split(" | ")[:2])
+    text, count = re.subn(rf"^{re.escape(start)}.*(\n\|.*)*", lambda _: table, text, flags=re.MULTILINE)
+    if count != 1:
+        raise ValueError(f"expected one table that starts with {start!r}, found {count}")
     return text

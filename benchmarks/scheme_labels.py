@@ -1,6 +1,7 @@
-"""Labels of what is compared: a scheme, and after a colon its flags, as in `deberta:position_buckets=64`."""
+"""Labels of what is compared: a scheme, and after a colon its flags, as in `deberta:position_buckets=64`; and where a run of it is recorded."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -37,3 +38,17 @@ def first_value(written: str) -> tuple[Any, str]:
         raise ValueError(f"{written!r} does not begin with a value of JSON: strings inside of it need double quotes")
     word, comma, rest = written.partition(",")
     return word.strip(), comma + rest
+
+
+def file_name(label: str) -> str:
+    """A label as a part of a path."""
+    return "".join(letter if letter.isalnum() or letter in "_-+.=" else "_" for letter in label)
+
+
+def run_file(folder: Path, label: str, seed: int, conversion: int | None = None) -> Path:
+    """Where a run is recorded.
+
+    Args:
+        conversion: the conversion that it starts from; the first has the name that a run without any has.
+    """
+    return folder / "runs" / f"{file_name(label)}{f'-conversion{conversion}' * bool(conversion)}-seed{seed}.json"

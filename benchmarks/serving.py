@@ -12,7 +12,7 @@ tokenizer: a few dozen tokens to 512, in no order. `rerank` is `CrossEncoder.pre
 - stock after `hf_posenc.unpad` (DeBERTa with `attn_implementation="sdpa"` too), in the same batches of 32, and in one batch.
 
 "padded" is how many places stock computes for each token in its sorted batches. Weights are random, which speed does not depend on; scores are compared
-with stock's. Writes results/serving.json and .md.
+with stock's. Writes results/serving.json.
 """
 
 import argparse
@@ -28,8 +28,6 @@ from pathlib import Path
 import report
 import torch
 from minilm import packaged_minilm
-from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
@@ -123,6 +121,10 @@ class Contestants:
         }
 
     def _load(self) -> torch.nn.Module:
+        # Here, so that a page can have the table where it is not installed.
+        from sentence_transformers import CrossEncoder, SentenceTransformer
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
         if self.task == "rerank":
             return CrossEncoder(str(self.folder), device="cpu", max_length=LONGEST)
         if self.task == "embed":
@@ -260,7 +262,7 @@ def main() -> None:
                     rows += measure(shape, task, candidates, found, given)
                     print(table(rows[-len(found.calls) :]), flush=True)
                     entries = [asdict(row) for row in rows]
-                    report.write(arguments.name, {"settings": settings, "rows": entries}, table(rows) + "\n")
+                    report.write(arguments.name, {"settings": settings, "rows": entries})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ to round; what is reported is how many times as fast as transformers' eager atte
 copy shows how far apart equal models come out. Peers: `torch.compile` of the eager model and
 of ours, ONNX Runtime on that model exported
 (forward, CPU), and disentangled-flash (its PyTorch backend on CPUs, its Triton kernels on CUDA) and FlashDeBERTa (CUDA) where
-they are installed. Batches of more than one sequence have padding (an eighth). Writes results/stock_attention[_cuda].json and .md.
+they are installed. Batches of more than one sequence have padding (an eighth). Writes results/stock_attention[_cuda].json.
 """
 
 import argparse
@@ -286,16 +286,14 @@ def main() -> None:
                 results.append(measure(family, shape, mode, arguments))
                 torch.compiler.reset()
                 print(json.dumps(results[-1]), flush=True)
-                report.write(
-                    name, {"settings": chosen, "results": results, "memory": memory}, table(results, memory) + "\n"
-                )
+                report.write(name, {"settings": chosen, "results": results, "memory": memory})
     longest = max(arguments.shapes or ["1x4096"], key=lambda shape: int(shape.split("x")[1]))
     measured = {entry["family"] for entry in memory}
     for family in arguments.families if "forward" in arguments.modes else ():
         if family in measured:
             continue
         memory.append(measure_memory(family, longest, arguments))
-    report.write(name, {"settings": chosen, "results": results, "memory": memory}, table(results, memory) + "\n")
+    report.write(name, {"settings": chosen, "results": results, "memory": memory})
     print(table(results, memory))
 
 

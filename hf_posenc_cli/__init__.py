@@ -12,7 +12,7 @@ hf-posenc export stock outputs/t5 outputs/mpnet
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
-What the flags of `convert` are is read from flags.json, which `python docs/generate.py` writes from the files of the schemes; where
+What the flags of `convert` are is read from flags.json, which `python tools/generate.py` writes from the files of the schemes; where
 there are others (`--scheme-file`, or of installed packages), they are asked.
 """
 

@@ -773,8 +773,8 @@ class TestCallback:
 PUBLISHED = sorted((ROOT / "model_cards").glob("*/README.md"))
 
 
-def test_six_cards_of_real_runs_are_published():
-    assert len(PUBLISHED) >= 6
+def test_the_card_of_a_real_run_is_published():
+    assert [path.parent.name for path in PUBLISHED] == ["minilm-absolute-t5"]
 
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)

@@ -125,13 +125,6 @@ class TestHelp:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.endswith("\nset()\n") and f"transformers {transformers.__version__}" in done.stdout
 
-    @pytest.mark.slow
-    def test_what_is_generated_is_as_it_would_be_written(self):
-        done = subprocess.run(
-            [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout
-
     @pytest.mark.parametrize(
         "line", ["card {folder} --output {out}", "convert {folder} {out} --position_scheme t5 --max_length 1"]
     )

@@ -136,7 +136,7 @@ def world(tmp_path_factory, minilm) -> Path:
     (folder / "my_corpus").mkdir()
     for number in range(20):
         (folder / "my_corpus" / f"{number}.txt").write_text(tiny_checkpoints.text(40, seed=number), encoding="utf-8")
-    for name in ("examples", "benchmarks", "constraints.txt"):
+    for name in ("examples", "benchmarks", "research", "constraints.txt"):
         (folder / name).symlink_to(ROOT / name)
     return folder
 
@@ -218,7 +218,7 @@ class Parsed(BaseException):
 
 
 def parse_script(script: str, words: list[str], monkeypatch) -> None:
-    """Run a script of examples/ until its arguments are parsed, or one of benchmarks/ with --help, which must name them.
+    """Run a script of examples/ until its arguments are parsed, or one of benchmarks/ and research/ with --help, which must name them.
 
     `...` stands for arguments that are not given: there is nothing to parse then.
     """

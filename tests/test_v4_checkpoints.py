@@ -16,7 +16,9 @@ import hf_posenc  # noqa: F401
 
 
 # Made by reference/make_v4_outputs.py.
-FOLDERS = sorted(path for path in (Path(__file__).parent / "reference" / "v4").iterdir() if path.is_dir())
+V4 = Path(__file__).parent / "reference" / "v4"
+FOLDERS = sorted(path for path in V4.iterdir() if path.is_dir())
+TENSORS = load_file(V4 / "outputs.safetensors")
 DECODERS = [folder for folder in FOLDERS if "decoder" in folder.name]
 LENGTHS = (5, 11, 18)
 TOLERANCE = 1e-5
@@ -45,13 +47,13 @@ def stock_classes(folder: Path) -> tuple[type, type]:
 
 def largest_error(model: torch.nn.Module, folder: Path, output: str) -> float:
     """Largest difference from what 4.57 computed, over all lengths and all tokens that are not padding."""
-    tensors = load_file(folder / "outputs.safetensors")
     errors = []
     for length in LENGTHS:
-        inputs = {name: tensors[f"{length}.{name}"] for name in ("input_ids", "attention_mask")}
+        inputs = {name: TENSORS[f"{folder.name}.{length}.{name}"] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
             result = tiny.aligned(model).eval()(**inputs)[output]
-        errors.append(tiny.difference_where_attended(result, tensors[f"{length}.{output}"], inputs["attention_mask"]))
+        expected = TENSORS[f"{folder.name}.{length}.{output}"]
+        errors.append(tiny.difference_where_attended(result, expected, inputs["attention_mask"]))
     return max(errors)
 
 
@@ -160,9 +162,8 @@ def test_it_saves_as_a_variant_and_reloads_equal(folder, tmp_path):
 @pytest.mark.parametrize("folder", DECODERS, ids=lambda folder: folder.name)
 def test_a_cache_gives_what_v4_computed_without_one(folder):
     model = AutoModelForCausalLM.from_pretrained(folder, use_cache=True).eval()
-    tensors = load_file(folder / "outputs.safetensors")
     length = LENGTHS[-1]
-    input_ids, expected = tensors[f"{length}.input_ids"][:1], tensors[f"{length}.logits"][:1]
+    input_ids, expected = (TENSORS[f"{folder.name}.{length}.{name}"][:1] for name in ("input_ids", "logits"))
     cache, logits = None, []
     for tokens in input_ids.split([7, *[1] * (length - 7)], dim=1):  # a prompt, then one token at a time
         with torch.no_grad():
@@ -185,9 +186,10 @@ AutoModelForMaskedLM.from_pretrained({masked_lm})
 logging.set_verbosity_error()
 errors = {{}}
 for folder in map(Path, {folders}):
-    tensors = load_file(folder / "outputs.safetensors")
-    result = AutoModel.from_pretrained(folder).eval()(tensors["11.input_ids"][:1]).last_hidden_state
-    errors[folder.name] = (result - tensors["11.last_hidden_state"][:1]).abs().max().item()
+    tensors = load_file(folder.parent / "outputs.safetensors")
+    ids, expected = (tensors[folder.name + ".11." + name][:1] for name in ("input_ids", "last_hidden_state"))
+    result = AutoModel.from_pretrained(folder).eval()(ids).last_hidden_state
+    errors[folder.name] = (result - expected).abs().max().item()
 print(json.dumps(errors))
 """
 

@@ -581,6 +581,8 @@ def copied(model, family):
 def pickled(model, family):
     if base(model, family).is_gradient_checkpointing:
         return model  # PEFT's hook for it is a local function
+    if any(torch.nn.utils.parametrize.is_parametrized(module) for module in model.modules()):
+        return model  # PyTorch pickles none of these
     return pickle.loads(pickle.dumps(model))
 
 

@@ -333,7 +333,8 @@ def attack_onnx(rng: random.Random, folder: Path) -> None:
         batch = tiny.inputs(batch=rng.choice([1, 3]), length=rng.choice([3, 11, 30]), family=family, padding="right")
         if batch["input_ids"].shape[1] < 3:
             continue
-        [found] = session.run(None, {name: value.numpy() for name, value in batch.items()})
+        fed = {"token_type_ids": torch.zeros_like(batch["input_ids"]), **batch}
+        [found] = session.run(None, {one.name: fed[one.name].numpy() for one in session.get_inputs()})
         with torch.no_grad():
             expected = model.base_model(**batch).last_hidden_state
         off = tiny.difference_where_attended(torch.tensor(found), expected, batch["attention_mask"])

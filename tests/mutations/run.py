@@ -1,11 +1,12 @@
 """Do the tests notice mistakes? Makes each mistake of mutations.toml in a copy of the repository and runs the tests there.
 
     python tests/mutations/run.py --tier core --output core.json
+    python tests/mutations/run.py --sample 12
     python tests/mutations/run.py --tests ../another_checkout --output before.json
     python tests/mutations/run.py --table before.json all.json core.json
 
 A mutation is caught where a test fails, and survives where all pass. What says neither (no test was left to run, the time was
-over, its text is not in the file) is counted as neither. Tests are assumed to pass without a mutation; `--check` looks.
+over, its text is not in the file) is counted as neither. The exit status is 1 unless all were caught. Tests are assumed to pass without a mutation; `--check` looks.
 """
 
 import argparse
@@ -28,7 +29,18 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 MINUTES = 10
 # Beside the package, whatever a test may read; used where git does not tell.
-CLASSES = ("hf_posenc", "examples", "tests", "docs", "benchmarks", "model_cards", ".ci")
+CLASSES = (
+    "hf_posenc",
+    "hf_posenc_cli",
+    "examples",
+    "tests",
+    "docs",
+    "benchmarks",
+    "research",
+    "tools",
+    "model_cards",
+    ".ci",
+)
 
 
 def read_mutations(path: Path = HERE / "mutations.toml") -> list[dict]:
@@ -81,7 +93,7 @@ def run_pytest(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
 
 def flags_of(folder: Path, tier: str) -> list[str]:
     """`--all`, where it is asked for and the tests know it: without, all of them run anyway."""
-    return ["--all"] if tier == "all" and '"--all"' in (folder / "tests/conftest.py").read_text() else []
+    return ["--all"] if tier == "all" and '"--all"' in (folder / "conftest.py").read_text() else []
 
 
 def failed_tests(output: str) -> list[str]:
@@ -190,6 +202,7 @@ def main() -> int:
         "--tier", choices=("core", "all"), default="core", help="the core of the tests, or all of them"
     )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutations")
+    parser.add_argument("--sample", type=int, metavar="NUMBER", help="so many of them, evenly from all areas")
     parser.add_argument("--skip-known", action="store_true", help="leave out what `--output` has an outcome of")
     parser.add_argument("--jobs", type=int, default=1, help="mutations at a time")
     parser.add_argument("--output", type=Path, help="JSON of outcomes; those of other mutations in it stay")
@@ -210,6 +223,8 @@ def main() -> int:
         if unknown:
             parser.error(f"no mutation is named {', '.join(sorted(unknown))}")
         mutations = [mutation for mutation in mutations if mutation["name"] in arguments.only]
+    if arguments.sample:
+        mutations = mutations[:: max(1, len(mutations) // arguments.sample)][: arguments.sample]
     if arguments.list:
         print(*(f"{mutation['area']}: {mutation['name']} ({mutation['file']})" for mutation in mutations), sep="\n")
         return 0
@@ -224,7 +239,7 @@ def main() -> int:
         sep=", ",
     )
     print(f"{sum(result.get('seconds', 0) for result in results.values()):.0f} s")
-    return 0
+    return int(any(result["outcome"] != "caught" for result in results.values()))
 
 
 if __name__ == "__main__":

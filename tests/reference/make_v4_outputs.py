@@ -5,9 +5,9 @@ It runs in an environment of its own, once; the tests only read what it left:
     python -m venv v4 && v4/bin/pip install torch==2.13.0 transformers==4.57.6 numpy
     v4/bin/python tests/reference/make_v4_outputs.py
 
-Each folder holds what `save_pretrained` wrote (a tiny model with a language-modeling head, every weight random) and
-outputs.safetensors: for each length L `L.input_ids`, `L.attention_mask`, `L.last_hidden_state` of the base model, and
-`L.logits`. No cache is in use: with one, 4.57 gave every query of a prompt the last position.
+Each folder holds what `save_pretrained` wrote (a tiny model with a language-modeling head, every weight random).
+outputs.safetensors has for each of them, and each length L, `FOLDER.L.input_ids`, `FOLDER.L.attention_mask`,
+`FOLDER.L.last_hidden_state` of the base model, and `FOLDER.L.logits`. No cache is in use: with one, 4.57 gave every query of a prompt the last position.
 """
 
 from pathlib import Path
@@ -76,22 +76,24 @@ def batch_of(length: int, pad_token_id: int, generator: torch.Generator) -> dict
 def main() -> None:
     if transformers.__version__ != "4.57.6":
         raise SystemExit(f"needs transformers 4.57.6, this is {transformers.__version__}; see the docstring")
+    tensors = {}
     for seed, (name, (config_class, model_class, extra)) in enumerate(MODELS.items()):
         for scheme in SCHEMES:
             generator = torch.Generator().manual_seed(seed)
             config = config_class(**SIZES, **extra, position_embedding_type=scheme)
             model = model_class._from_config(config, attn_implementation="eager").eval()
             fill(model, generator)
-            tensors = {}
+            folder = f"{name}-{scheme}"
             for length in LENGTHS:
                 inputs = batch_of(length, config.pad_token_id, generator)
                 with torch.no_grad():
                     base = model.base_model(**inputs)
                     outputs = {"last_hidden_state": base.last_hidden_state, "logits": model(**inputs).logits}
-                tensors |= {f"{length}.{key}": value.contiguous() for key, value in {**inputs, **outputs}.items()}
-            folder = OUTPUTS / f"{name}-{scheme}"
-            model.save_pretrained(folder)
-            save_file(tensors, folder / "outputs.safetensors")
+                tensors |= {
+                    f"{folder}.{length}.{key}": value.contiguous() for key, value in {**inputs, **outputs}.items()
+                }
+            model.save_pretrained(OUTPUTS / folder)
+    save_file(tensors, OUTPUTS / "outputs.safetensors")
 
 
 if __name__ == "__main__":

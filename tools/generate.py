@@ -1,0 +1,152 @@
+"""What is generated in docs and in the package: from the code, and from what was measured in benchmarks/ and research/.
+
+    python tools/generate.py [--check]
+
+Writes it anew; with --check, writes nothing and says what is old. Where there is no research/, as in the sdist, its tables stay as they are.
+"""
+
+import argparse
+import importlib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import torch
+from transformers import BertConfig, BertModel
+
+import hf_posenc
+from hf_posenc import inspection
+from hf_posenc.modeling import schemes
+from hf_posenc.modeling.scheme import PositionScheme
+from hf_posenc.tables import as_markdown
+
+
+ROOT = Path(__file__).parents[1]
+RESEARCH = ROOT / "research"
+STUDIES = {
+    "comparison": "comparison_tables",
+    "long_documents": "long_tables",
+    "what_positions_do": "what_positions_do",
+}
+sys.path[:0] = [str(ROOT / "benchmarks"), *(str(RESEARCH / study) for study in STUDIES)]
+
+import speed_tables  # noqa: E402
+from report import replace_table  # noqa: E402
+
+
+def flags_of_the_command_line(_: str) -> str:
+    """The flags that `hf-posenc convert` takes, so that its help need not import the schemes."""
+    return json.dumps(inspection.flags_by_name(), indent=2, ensure_ascii=False) + "\n"
+
+
+def flags(page: str) -> str:
+    """The table of flags."""
+    first = ["`position_scheme`", "see above", "which schemes (default absolute)"]
+    rows = [[f"`{flag}`", *rest] for flag, *rest in (*inspection.flag_rows(), inspection.unpad_row())]
+    return replace_table(page, as_markdown(["flag", "values", "for (default)"], [first, *rows], words=3))
+
+
+def files_of_a_checkpoint(module: str) -> str:
+    """The imports by which transformers before 5.10 finds the files of a checkpoint, in the module of its config: one for each
+    scheme's file."""
+    begin = module.index("    from .absolute import")
+    end = module.index("\n\n", begin)
+    lines = module[begin:end].splitlines()
+    known = {line.split()[1] for line in lines}
+    for scheme in schemes.SCHEMES.values():
+        if (file := f".{scheme.__module__.rpartition('.')[2]}") not in known:
+            lines.append(f"    from {file} import {scheme.__name__}  # noqa: F401")
+            known.add(file)
+    return module[:begin] + "\n".join(sorted(lines)) + module[end:]
+
+
+def files_that_trust_runs(page: str) -> str:
+    """The list of schemes' files."""
+    modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
+    files = ", ".join(f"`{name}`" for name in sorted(Path(module.__file__).name for module in modules))
+    return re.sub(r"and the schemes \([^)]*\)", lambda _: f"and the schemes ({files})", page)
+
+
+def files_beside_a_card(card: str) -> str:
+    """The list of the files that a published variant of BERT carries."""
+    files = ", ".join(f"`{name}`" for name in sorted(hf_posenc.PosencBertConfig().code_files()))
+    return re.sub(r"^The code: .*\.$", lambda _: f"The code: {files}.", card, flags=re.MULTILINE)
+
+
+def rows_of_schemes(page: str, header: str, row: Callable[[type[PositionScheme]], list[str]]) -> str:
+    """The table of schemes with a row for each: those that it has, and for a new one what its class says."""
+    begin = page.index(f"\n{header}") + 1
+    title, rule, *rows = page[begin : page.index("\n\n", begin)].splitlines()
+    by_name = {line.split("`")[1]: line for line in rows}
+    missing = {
+        name: "| " + " | ".join(cell.replace("|", "\\|") for cell in row(scheme)) + " |"
+        for name, scheme in schemes.SCHEMES.items()
+        if name not in by_name
+    }
+    table = [title, rule, *((by_name | missing)[name] for name in schemes.SCHEMES)]
+    return page[:begin] + "\n".join(table) + page[page.index("\n\n", begin) :]
+
+
+def row_of_formulas(scheme: type[PositionScheme]) -> list[str]:
+    with torch.device("meta"):
+        model = BertModel(BertConfig(position_scheme=scheme.name))
+    count = sum(parameter.numel() for parameter in hf_posenc.position_parameters(model).values())
+    aliases = ", ".join(f"`{alias}`" for alias, name in schemes.ALIASES.items() if name == scheme.name)
+    return [f"`{scheme.name}`", scheme.formula, f"{count:,}", "yes" if scheme.silent else "no", aliases]
+
+
+def row_of_ideas(scheme: type[PositionScheme]) -> list[str]:
+    """What the first line of its file says after a colon, and what it does beyond the training length."""
+    idea = inspect.getdoc(inspect.getmodule(scheme)).splitlines()[0].partition(": ")[2].rstrip(".")
+    return [f"`{scheme.name}`", idea, scheme.extrapolates.removeprefix("yes: "), scheme.paper]
+
+
+Made = Iterator[tuple[str, Callable[[str], str]]]
+
+
+def of_the_code() -> Made:
+    """File, and what makes its text as it should be of what it is."""
+    yield "hf_posenc_cli/flags.json", flags_of_the_command_line
+    yield "docs/schemes.md", flags
+    yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | what is computed |", row_of_formulas)
+    yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | idea |", row_of_ideas)
+    yield "hf_posenc/modeling/configuration_posenc.py", files_of_a_checkpoint
+    yield "docs/security.md", files_that_trust_runs
+    for card in sorted((ROOT / "model_cards").glob("*/README.md")):
+        yield str(card.relative_to(ROOT)), files_beside_a_card
+
+
+def of_research() -> Made:
+    """The tables of each study."""
+    if RESEARCH.is_dir():
+        for module in STUDIES.values():
+            yield from importlib.import_module(module).generated()
+
+
+def changed(made: Made) -> dict[str, str]:
+    """The files that are not as they should be, and what they should be."""
+    now: dict[str, str] = {}
+    for name, make in made:
+        file = ROOT / name
+        now[name] = make(now.get(name) or (file.read_text(encoding="utf-8") if file.is_file() else ""))
+    return {name: text for name, text in now.items() if (ROOT / name).read_text(encoding="utf-8") != text}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where something is old")
+    check = parser.parse_args().check
+    old = changed(chain(of_the_code(), speed_tables.generated(), of_research()))
+    for name, text in old.items():
+        print(f"{name} is old: python tools/generate.py" if check else f"wrote {name}")
+        if not check:
+            (ROOT / name).write_text(text, encoding="utf-8")
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
