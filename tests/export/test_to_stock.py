@@ -120,6 +120,20 @@ def test_heads_compute_the_same_or_are_refused(head, family, scheme, architectur
     assert difference(model, from_stock(stock), 140) < 1e-9
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])
+@pytest.mark.parametrize("scheme", ["t5", "absolute+t5", "deberta", "absolute+deberta", "rope"])
+def test_heads_compute_the_same_on_long_texts_in_float32(head, family, scheme):
+    model = built(family, scheme, head)
+    try:
+        stock = to_stock(model.float(), single_text=True, max_length=None if "absolute" in scheme else LONG)
+    except ValueError:
+        pytest.skip("refused, as the test of heads says")
+    sides = ("right",) if scheme == "absolute+deberta" else ("right", "left")
+    assert difference(model, stock, LONG - 2, sides) < 1e-5
+
+
 @pytest.mark.parametrize("scheme", ["deberta", "rope", "absolute+deberta"])
 @pytest.mark.parametrize("head", ["Model", "ForSequenceClassification", "ForQuestionAnswering"])
 def test_pairs_of_texts_are_computed_where_there_are_token_types(scheme, head):

@@ -1,0 +1,109 @@
+"""Models with a position scheme, and as architectures of Transformers: time and peak memory of both.
+
+    python benchmarks/exported.py        # about ten minutes on 2 cores, alone on the machine
+
+6 layers of bert-base's size, random weights, `t5` with one bias matrix, `deberta`, `rope`, and what `hf_posenc.to_stock` makes of
+each: with the attention that Transformers has for it (eager for MPNet and DeBERTa-v2, sdpa for Jina), and with hf_posenc's, where that
+is installed. Forward passes; the models of a scheme live in one process and take turns. Memory is the peak of a pass in a process of its
+own. Batches of more than one sequence have padding (an eighth). Writes results/exported.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import report
+import stock_attention
+import torch
+from contestants import Size, build_bert, make_batch
+from model import measure_memory_of, returning_memory, step
+from torch import nn
+from transformers.utils import logging
+
+import hf_posenc
+from hf_posenc.tables import as_markdown
+
+
+NAME = "exported"
+SCHEMES = ("t5", "deberta", "rope")
+SHAPES = ("8x512", "1x2048")
+SCHEME, EXPORTED, FAST = "with its scheme", "exported", "exported, hf_posenc's attention"
+
+
+def build(scheme: str, kind: str, length: int, layers: int) -> nn.Module:
+    """A model with a scheme, or what it is exported as, in evaluation."""
+    torch.manual_seed(0)
+    model = build_bert(Size(layers, length=length), scheme).eval()
+    if kind == SCHEME:
+        return model
+    exported = hf_posenc.to_stock(model, single_text=True, max_length=length).eval()
+    own = "sdpa" if scheme == "rope" else "eager"
+    exported.set_attn_implementation("sdpa" if kind == FAST else own)
+    return exported
+
+
+def kinds(scheme: str) -> list[str]:
+    """What there is of a scheme; Jina's architecture has Transformers' own kernels in any case."""
+    return [SCHEME, EXPORTED] + [FAST] * (scheme != "rope")
+
+
+def memory(scheme: str, kind: str, shape: str, arguments: argparse.Namespace) -> int:
+    """Peak bytes of a pass, in a process of its own."""
+    command = [sys.executable, __file__, "--memory_of", scheme, kind, shape, "--layers", str(arguments.layers)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=returning_memory())
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(scheme: str, shape: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and bytes of a scheme's models, by kind."""
+    batch, length = map(int, shape.split("x"))
+    inputs = make_batch(Size(length=length), batch, 0.125 if batch > 1 else 0.0, "cpu")
+    calls = {
+        kind: partial(step, build(scheme, kind, length, arguments.layers), inputs, "forward") for kind in kinds(scheme)
+    }
+    seconds = stock_attention.take_turns(calls, arguments.rounds, "cpu")
+    return {
+        "scheme": scheme,
+        "shape": shape,
+        "seconds": {kind: round(taken, 4) for kind, taken in seconds.items()},
+        "bytes": {kind: memory(scheme, kind, shape, arguments) for kind in calls},
+    }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Seconds and MiB, a row for each scheme and shape."""
+    rows = []
+    for entry in results:
+        cells = [
+            f"{entry['seconds'][kind]:.2f} s, {entry['bytes'][kind] / 2**20:,.0f} MiB"
+            if kind in entry["seconds"]
+            else "as exported"
+            for kind in (SCHEME, EXPORTED, FAST)
+        ]
+        rows.append([f"`{entry['scheme']}`", entry["shape"].replace("x", " × "), *cells])
+    return as_markdown(["exported scheme", "batch × length", SCHEME, EXPORTED, FAST], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory_of", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    logging.set_verbosity_error()
+    if arguments.memory_of:
+        scheme, kind, shape = arguments.memory_of
+        batch, length = map(int, shape.split("x"))
+        inputs = make_batch(Size(length=length), batch, 0.125 if batch > 1 else 0.0, "cpu")
+        print(measure_memory_of(build(scheme, kind, length, arguments.layers), inputs, "forward", "cpu"))
+        return
+    results = [measure(scheme, shape, arguments) for scheme in SCHEMES for shape in SHAPES]
+    report.write(NAME, {"layers": arguments.layers, "rounds": arguments.rounds, "results": results})
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
