@@ -61,6 +61,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 # What `--stock` converts to: by the flags that it chooses, so that the model is the one that is exported.
 STOCK: dict[str, dict[str, Any]] = {
     "t5--stock": {"position_scheme": "t5", "position_per_layer": False},
+    "t5, a bias per layer": {"position_scheme": "t5"},  # which none computes: what one for all layers costs
     "deberta--stock": {"position_scheme": "deberta"},
     "rope--stock": {"position_scheme": "rope"},
 }
@@ -163,7 +164,8 @@ def measure_stock(arguments: argparse.Namespace, name: str) -> dict:
     file = arguments.data / "stsb" / "stsb-en-test.csv"
     original = AutoModel.from_pretrained(packaged_minilm()).eval()
     record["sts"] = {"original": sts_spearman(original, file), "converted": sts_spearman(record["model"], file)}
-    record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type
+    fits = not getattr(record["model"].config, "position_per_layer", False)
+    record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type if fits else None
     return record | {"longer": measure_longer(arguments, record["model"])}
 
 
@@ -271,13 +273,20 @@ def within_row(record: dict) -> list[str]:
     return [*named(record), decimals(start), decimals(calibrated), decimals(final["token_cosine"], 4), *figures]
 
 
+def label_of(record: dict) -> str:
+    """The scheme as code, and what is said of it after a comma."""
+    _, comma, how = record["name"].partition(",")
+    return f"`{record['asked']['position_scheme']}`{comma}{how}"
+
+
 def stock_row(record: dict) -> list[str]:
     final = row_of(record, record["rows"][-1]["stage"], TRAINED_LENGTH)
     figures = [decimals(final.get(key)) for key in ("spearman", "neighbours_kept")]
     _, *budget = named(record)
+    architecture = record["architecture"]
     return [
-        f"`{record['asked']['position_scheme']}`",
-        f"`{record['architecture']}`",
+        label_of(record),
+        f"`{architecture}`" if architecture else "none",
         *budget,
         decimals(final["token_cosine"], 4),
         *figures,
@@ -291,9 +300,8 @@ def scaled_rows(records: list[dict]) -> list[list[str]]:
     for record in records:
         for name, lengths in record["longer"].items():
             each = [*lengths.values()]
-            scheme = record["asked"]["position_scheme"]
             rows.append(
-                [f"`{scheme}`" + (f", {name}" if name != "none" else "")]
+                [label_of(record) + (f", {name}" if name != "none" else "")]
                 + [decimals(row["token_cosine"]) for row in each]
                 + [decimals(row["centred_cosine"]) for row in each]
             )

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import conversion
+import exported
 import lower_precision
 import onnx_runtime
 import report
@@ -129,6 +130,7 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
+        "docs/without-hf-posenc.md": [exported.table(results_of("exported"))],
         "docs/onnx.md": [onnx_runtime.table(results_of("onnx_runtime"))],
         "docs/lower-precision.md": [
             lower_precision.speed_table(lower["speed"]),
