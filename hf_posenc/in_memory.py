@@ -14,11 +14,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .inside import model_inside, module_inside
 from .integrations.unpadding import remove_hooks
-from .modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
-from .modeling.flags import UNPAD
-from .modeling.modeling_posenc import PosencPreTrainedModel
-from .modeling.schemes import FLAGS
-from .modeling.window import window_settings
+from .modeling.kernels.window import window_settings
+from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
+from .modeling.models.modeling_posenc import PosencPreTrainedModel
+from .modeling.schemes.flags import UNPAD
+from .modeling.schemes.table import FLAGS
 from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 

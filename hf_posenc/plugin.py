@@ -1,7 +1,7 @@
 """The hooks and the registry by their address of before 0.3: see [`hf_posenc.integrations.hooks`] and [`hf_posenc.registry`]."""
 
 from .integrations.hooks import install, uninstall
-from .modeling.configuration_posenc import CONFIGS
+from .modeling.models.configuration_posenc import CONFIGS
 from .registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS
 
 

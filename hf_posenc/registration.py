@@ -1,10 +1,9 @@
 """Schemes from outside the package: how their files are read and checked, and how checkpoints bring them.
 
-A registered scheme is one of the table in modeling/schemes.py, as the package's own are. Beside it, the table keeps the text of the
+A registered scheme is one of the table in modeling/schemes/table.py, as the package's own are. Beside it, the table keeps the text of the
 scheme's file as checkpoints carry it: imports of hf_posenc are those of its siblings there.
 """
 
-import ast
 import hashlib
 import importlib.util
 import inspect
@@ -22,23 +21,19 @@ from typing import Any
 
 from transformers.utils import cached_file, logging
 
-from .modeling import flags, relative_positions, schemes
-from .modeling import scheme as base
-from .modeling.configuration_posenc import SCHEME_FILES
-from .modeling.flags import Flag, Kind
-from .modeling.scheme import AttentionScheme, EmbeddingScheme, PositionScheme
-from .modeling.schemes import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
+from .checkpoint_code import HOMES, SCHEME, at_home, travelling
+from .modeling.models.configuration_posenc import SCHEME_FILES
+from .modeling.schemes import table as schemes
+from .modeling.schemes.base import AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.schemes.flags import Flag, Kind
+from .modeling.schemes.table import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
 
 
 logger = logging.get_logger(__name__)
 
 ENTRY_POINTS = "hf_posenc.schemes"
-# Where the names of `hf_posenc.scheme` are beside a checkpoint.
-SIBLINGS = (base, flags, relative_positions)
 # The names of modules that were run beside checkpoints, without their digests.
-FROM_CHECKPOINT = f"{base.__package__}.from_checkpoint_"
-# What every environment has in which a checkpoint with the file can be loaded; transformers requires numpy.
-TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
+FROM_CHECKPOINT = "hf_posenc_from_checkpoint_"
 # What no flag may be called, and why.
 TAKEN = {
     "position_scheme": "it names the schemes",
@@ -246,8 +241,7 @@ def _source(scheme: type[PositionScheme]) -> Source:
         )
     if not path.stem.isidentifier():
         raise ValueError(f"the name of {path} must be one that Python can import")
-    siblings = {file.stem for file in Path(base.__file__).parent.glob("*.py")}
-    if path.stem in siblings:
+    if path.name in (*HOMES, SCHEME.name):
         raise ValueError(f"{path} has the name of a file of hf_posenc that lies beside every checkpoint; rename it")
     content = path.read_bytes()
     _check_unchanged(scheme, path, content)
@@ -272,71 +266,6 @@ def _check_unchanged(scheme: type[PositionScheme], path: Path, content: bytes) -
             f"by importlib.reload({module}) or in another process, and register the new class (where Python does not see the change, delete "
             "__pycache__ beside the file)"
         )
-
-
-def travelling(text: str, path: Path) -> str:
-    """The text of a scheme's file with its imports of hf_posenc as imports of the files that lie beside a checkpoint.
-
-    Raises:
-        ValueError: it imports what neither lies there nor is in every environment that has transformers.
-    """
-    lines = text.encode().splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line))
-    replaced: list[tuple[int, int, str]] = []
-    for node in ast.walk(ast.parse(text, str(path))):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                _check_travels(alias.name, path, node.lineno)
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module.partition(".")[0] == "hf_posenc":
-            begin = starts[node.lineno - 1] + node.col_offset
-            end = starts[node.end_lineno - 1] + node.end_col_offset
-            indent = " " * (len(lines[node.lineno - 1]) - len(lines[node.lineno - 1].lstrip()))
-            replaced.append((begin, end, f"\n{indent}".join(_as_siblings(node, path))))
-        elif isinstance(node, ast.ImportFrom):
-            _check_travels("." * node.level + (node.module or ""), path, node.lineno)
-    whole = text.encode()
-    for begin, end, new in sorted(replaced, reverse=True):
-        whole = whole[:begin] + new.encode() + whole[end:]
-    return whole.decode()
-
-
-def _check_travels(module: str, path: Path, line: int) -> None:
-    if module.partition(".")[0] not in TRAVELS:
-        raise ValueError(
-            f"{path}:{line} imports {module}, which would not travel with a checkpoint: the file of a scheme may import "
-            "names from hf_posenc.scheme, torch, numpy, transformers and the standard library"
-        )
-
-
-def _as_siblings(node: ast.ImportFrom, path: Path) -> Iterator[str]:
-    """An import from hf_posenc as imports beside a checkpoint."""
-    where, names = f"{path}:{node.lineno}", [(alias.name, alias.asname) for alias in node.names]
-    if node.module.startswith("hf_posenc.modeling."):
-        yield f"from .{node.module.removeprefix('hf_posenc.modeling.')} import {_joined(names)}"
-        return
-    if node.module not in ("hf_posenc", "hf_posenc.scheme"):
-        _check_travels(node.module, path, node.lineno)
-    homes: dict[str, list[tuple[str, str | None]]] = {}
-    for name, renamed in names:
-        if name == "register_scheme":
-            homes.setdefault("schemes", []).append((schemes.register.__name__, renamed or name))
-            continue
-        public = getattr(sys.modules[node.module], name, None)
-        home = next((module for module in SIBLINGS if getattr(module, name, None) is public), None)
-        if public is None or home is None or node.module == "hf_posenc":
-            raise ValueError(
-                f"{where} imports {name} from {node.module}, which would not travel with a checkpoint: name what you need of "
-                f"hf_posenc.scheme"
-            )
-        homes.setdefault(home.__name__.rpartition(".")[2], []).append((name, renamed))
-    for module, found in homes.items():
-        yield f"from .{module} import {_joined(found)}"
-
-
-def _joined(names: list[tuple[str, str | None]]) -> str:
-    return ", ".join(name if renamed in (None, name) else f"{name} as {renamed}" for name, renamed in names)
 
 
 @contextmanager
@@ -405,9 +334,10 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
 def _register_beside(file: Path, name: str, cls: str) -> None:
     """Register a scheme from the file that lies beside a checkpoint, which imports its siblings: here, those of this package."""
     content = file.read_bytes()
-    module = _run(file, content, f"{FROM_CHECKPOINT}{_digest(content)}")
+    text = _text(file, content)
+    module = _run(file, at_home(text).encode(), f"{FROM_CHECKPOINT}{_digest(content)}")
     scheme = getattr(module, cls, None)
     _check(scheme)
     if scheme.name != name:
         raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
-    schemes.register(scheme, Source(file.absolute(), _text(file, content)))
+    schemes.register(scheme, Source(file.absolute(), text))

@@ -10,14 +10,14 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .modeling import configuration_posenc
-from .modeling.configuration_posenc import CONFIGS, PositionConfigMixin
-from .modeling.family import Family
-from .modeling.modeling_posenc import PosencPreTrainedModel
+from .modeling.models import configuration_posenc
+from .modeling.models.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.models.family import Family
+from .modeling.models.modeling_posenc import PosencPreTrainedModel
 
 
 def _modeling(family: Family) -> ModuleType:
-    return import_module(f".modeling.{family.modeling_file.removesuffix('.py')}", __package__)
+    return import_module(f".modeling.models.{family.modeling_file.removesuffix('.py')}", __package__)
 
 
 # Stock config class -> the variant's.

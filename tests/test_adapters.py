@@ -54,8 +54,8 @@ from hf_posenc import freeze_all_but_positions, position_parameters, registry, t
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.integrations import peft as adapters
 from hf_posenc.integrations.changes import Changes
-from hf_posenc.modeling.scheme import AttentionContext
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionContext
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForSequenceClassification, BertForSequenceClas
 import hf_posenc
 from hf_posenc import registry
 from hf_posenc.hub.cards import ModelCardCallback, Results, make_card, write_card, written
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # What the Hub accepts, as far as cards from here may use it.

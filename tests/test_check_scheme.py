@@ -8,8 +8,8 @@ import test_registration
 import torch
 
 from hf_posenc import cli, testing
-from hf_posenc.modeling.kerple import SMALLEST
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.kerple import SMALLEST
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.registration import register_files
 from hf_posenc.testing import CHECKS, check_scheme
 

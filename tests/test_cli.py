@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.cli import app, main
-from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+from hf_posenc.modeling.schemes.table import ALIASES, SCHEMES
 
 
 V4 = Path(__file__).parent / "reference" / "v4"

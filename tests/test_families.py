@@ -11,8 +11,8 @@ from tiny import FAMILIES, SIZES, heads, inputs, stock_computes, stock_config, v
 from torch import nn
 
 from hf_posenc import registry
-from hf_posenc.modeling.family import Family, Sizes
-from hf_posenc.modeling.schemes import scheme_names
+from hf_posenc.modeling.models.family import Family, Sizes
+from hf_posenc.modeling.schemes.table import scheme_names
 from hf_posenc.modeling.stock_interface import MULTIPLE_CHOICE_POOLS
 
 

@@ -48,10 +48,11 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import registry, train_positions
+from hf_posenc.checkpoint_code import code_files
 from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, load_config
 from hf_posenc.integrations import onnx
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 from hf_posenc.registration import register_files
 
@@ -163,7 +164,7 @@ def test_push_to_hub_leaves_the_import_closure_of_the_family_and_nothing_more(hu
     for (repo, *_), (family, *_) in zip(pushed, PUSHED, strict=True):
         files = hub.repositories[repo].files()
         config = FAMILIES[family]()
-        code = {name: text.encode() for name, text in config.code_files().items()}
+        code = {name: text.encode() for name, text in code_files(config).items()}
         assert {name: content for name, content in files.items() if name.endswith(".py")} == code
         others = files.keys() - code.keys() - {"generation_config.json"}
         assert others == {"config.json", "model.safetensors", "README.md"}
@@ -366,7 +367,7 @@ class TestPush:
             (folder / name).write_text("{}")
         config = AutoModel.from_pretrained(folder).config
         push(folder, "me/clean")
-        code = {*config.code_files()}
+        code = {*code_files(config)}
         assert hub.repositories["me/clean"].files().keys() == {
             *code,
             *("config.json", "model.safetensors", "README.md", "tokenizer.json", "vocab.txt", "results.json"),
@@ -381,7 +382,7 @@ class TestPush:
         (folder / "config.json").write_text(json.dumps(config))
         push(folder, "me/completed")
         files = hub.repositories["me/completed"].files()
-        assert {name for name in files if name.endswith(".py")} == {*classifier().config.code_files()}
+        assert {name for name in files if name.endswith(".py")} == {*code_files(classifier().config)}
         assert "AutoModel" in json.loads(files["config.json"])["auto_map"]
         card = ModelCard(files["README.md"].decode())
         assert card.data.eval_results is None and "Nothing was measured" in card.text
@@ -397,7 +398,7 @@ class TestPush:
         model.push_to_hub("me/own-scheme-by-transformers")
         for repo in ("me/own-scheme", "me/own-scheme-by-transformers"):
             files = hub.repositories[repo].files()
-            assert {name: files[name].decode() for name in files if name.endswith(".py")} == model.config.code_files()
+            assert {name: files[name].decode() for name in files if name.endswith(".py")} == code_files(model.config)
             test_registration.forget()
             with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
                 AutoModel.from_pretrained(repo)
@@ -695,7 +696,7 @@ class TestFoldersOfSentenceTransformers:
         got = {path.relative_to(pulled).as_posix() for path in pulled.rglob("*") if path.is_file()}
         modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
         settings = {"config.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
-        code = {*AutoModel.from_pretrained(folder).config.code_files()}
+        code = {*code_files(AutoModel.from_pretrained(folder).config)}
         others = {"model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
         assert got == modules | settings | code | others
         for name in got - {"README.md"}:

@@ -10,10 +10,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_posenc import registry
-from hf_posenc.modeling.modeling_bert import (
-    PosencBertForTokenClassification,
-    PosencBertLMHeadModel,
-)
+from hf_posenc.modeling.models.modeling_bert import PosencBertForTokenClassification, PosencBertLMHeadModel
 
 
 def halves(head: str, family: str) -> list[dict]:

@@ -17,10 +17,11 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import hf_posenc
 from hf_posenc import cli, register_scheme, registration, with_position_scheme
+from hf_posenc.checkpoint_code import at_home, travelling
 from hf_posenc.hub.cards import write_card
-from hf_posenc.modeling import schemes
-from hf_posenc.modeling.schemes import FLAGS, SCHEMES, SOURCES
-from hf_posenc.registration import register_files, travelling
+from hf_posenc.modeling.schemes import table as schemes
+from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES, SOURCES
+from hf_posenc.registration import register_files
 
 
 pytestmark = pytest.mark.usefixtures("schemes_of_the_package")
@@ -484,35 +485,62 @@ from hf_posenc.scheme import (
     t5_bucket,
 )
 if math:
-    from hf_posenc.modeling.deberta import Deberta
+    from hf_posenc.modeling.schemes.deberta import Deberta
     from hf_posenc import register_scheme as r; x = "ß"
 """
     assert (
         travelling(text, tmp_path)
         == """# Größe
 import math
-from .scheme import AttentionScheme, Flag
-from .flags import Dictionary as Zahl
-from .relative_positions import t5_bucket
+from .scheme import (
+    AttentionScheme,  # the base
+    Flag, Dictionary as Zahl,
+    t5_bucket,
+)
 if math:
     from .deberta import Deberta
-    from .schemes import register as r; x = "ß"
+    from .scheme import register_scheme as r; x = "ß"
 """
     )
 
 
-def test_every_public_name_travels(tmp_path):
+def test_every_public_name_travels(saved):
     """What `hf_posenc.scheme` has is also beside a checkpoint, and is the same there."""
     import hf_posenc.scheme
 
-    names = [name for name in hf_posenc.scheme.__all__ if name != "register_scheme"]
-    for line in travelling(f"from hf_posenc.scheme import {', '.join(names)}\n", tmp_path).splitlines():
-        module, found = re.fullmatch(r"from \.(\w+) import (.+)", line).groups()
-        for name in found.split(", "):
-            home = sys.modules[f"hf_posenc.modeling.{module}"]
-            assert getattr(home, name) is getattr(hf_posenc.scheme, name)
-            names.remove(name)
-    assert not names
+    text = at_home((saved / "scheme.py").read_text(encoding="utf-8"))
+    exec(compile(text, "scheme.py", "exec"), beside := {"__name__": "scheme"})
+    assert beside["__all__"] == hf_posenc.scheme.__all__
+    for name in {*beside["__all__"]} - {"register_scheme"}:
+        assert beside[name] is getattr(hf_posenc.scheme, name)
+    assert beside["register_scheme"] is schemes.register
+
+
+def test_a_file_from_beside_a_checkpoint_imports_the_package():
+    """As it is saved, and as it was before there were rooms."""
+    text = """
+from .scheme import AttentionScheme, zeros
+    from .flags import Flag
+from .relative_positions import (
+from .schemes import register as register_scheme
+from .table import register
+from .deberta import Deberta
+from .absent import nothing
+from torch import nn
+"""
+    assert (
+        at_home(text)
+        == """
+from hf_posenc.scheme import AttentionScheme, zeros
+    from hf_posenc.modeling.schemes.flags import Flag
+from hf_posenc.modeling.schemes.relative_positions import (
+from hf_posenc.modeling.schemes.table import register as register_scheme
+from hf_posenc.modeling.schemes.table import register
+from hf_posenc.modeling.schemes.deberta import Deberta
+from .absent import nothing
+from torch import nn
+"""
+    )
 
 
 LOAD = """

@@ -12,7 +12,7 @@ from transformers import BertModel, BertPreTrainedModel, GPT2Config, GPT2Model
 
 import hf_posenc
 from hf_posenc import registry, with_position_scheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 SOME = ("t5", "absolute+t5", "absolute+deberta", "sinusoidal", "tupe", "relative_key", "absolute+rope", "kerple+alibi")

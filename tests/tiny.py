@@ -17,9 +17,9 @@ from transformers import BertModel
 import hf_posenc  # noqa: F401
 from hf_posenc import position_parameters, registry
 from hf_posenc.integrations import hooks as plugin
-from hf_posenc.modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
-from hf_posenc.modeling.scheme import AttentionScheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionScheme
+from hf_posenc.modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # Stock model type -> sizes; ELECTRA's embeddings are narrower than its layers, as in its checkpoints.

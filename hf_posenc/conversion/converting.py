@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from .. import inspection
 from ..integrations import onnx as exporting
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.relative_positions import t5_bucket
-from ..modeling.schemes import scheme_names
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.relative_positions import t5_bucket
+from ..modeling.schemes.table import scheme_names
 from ..parameters import position_parameters
 from ..registry import family_of, variant_config
 from . import digests

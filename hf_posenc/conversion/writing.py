@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ..files import whole_folder
 from ..integrations.onnx import export_model
 from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
-from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.models.configuration_posenc import PositionConfigMixin
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 

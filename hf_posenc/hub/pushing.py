@@ -29,7 +29,7 @@ from ..integrations.sentence_transformers import (
     module_files,
     module_paths,
 )
-from ..modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from ..registry import CONFIG_CLASSES
 
 

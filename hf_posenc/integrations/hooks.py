@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConf
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
-from ..modeling.configuration_posenc import (
+from ..modeling.models.configuration_posenc import (
     CONFIGS,
     FLAGS,
     LEGACY_KEY,

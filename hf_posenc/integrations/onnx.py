@@ -23,11 +23,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .. import inspection
 from ..files import check_file, whole_file
-from ..modeling.attention import PositionSelfAttention, eager_position_attention, score_bias
-from ..modeling.blockwise import Term
-from ..modeling.masks import allowed, windowed
-from ..modeling.packing import padding_is_read
-from ..modeling.scheme import RelativeTerm
+from ..modeling.kernels.attention import eager_position_attention, score_bias
+from ..modeling.kernels.blockwise import Term
+from ..modeling.kernels.masks import windowed
+from ..modeling.kernels.packing import padding_is_read
+from ..modeling.models.self_attention import PositionSelfAttention
+from ..modeling.schemes.positions import allowed
+from ..modeling.schemes.terms import RelativeTerm
 from ..registry import CONFIG_CLASSES, saved_class
 from ..weights import load_whole
 from .stock_attention import deberta, mpnet

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
 from ..inside import module_inside
-from ..modeling.attention import attend_without_terms, split_heads
-from ..modeling.blockwise import allowed
-from ..modeling.family import Family
-from ..modeling.modeling_posenc import PosencPreTrainedModel
-from ..modeling.packing import Packing, loss_reads_padding, packing_of
-from ..modeling.scheme import is_traced
+from ..modeling.kernels.attention import attend_without_terms, split_heads
+from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of
+from ..modeling.models.family import Family
+from ..modeling.models.modeling_posenc import PosencPreTrainedModel
+from ..modeling.schemes.positions import allowed
 from ..modeling.stock_interface import ModelInputs, Receives, tells_versions
+from ..modeling.torch_state import is_traced
 from .changes import INSTALLED, Changes
 
 

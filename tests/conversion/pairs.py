@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from hf_posenc import registry
-from hf_posenc.modeling.schemes import SCHEMES, scheme_names
+from hf_posenc.modeling.schemes.table import SCHEMES, scheme_names
 
 
 FAMILIES = list(tiny.FAMILIES)

@@ -15,7 +15,7 @@ from transformers.testing_utils import torch_device
 from transformers_suite.loader import GenerationTesterMixin
 
 from hf_posenc import registry
-from hf_posenc.modeling.modeling_posenc import PosencPreTrainedModel
+from hf_posenc.modeling.models.modeling_posenc import PosencPreTrainedModel
 
 
 class ModelTester:
