@@ -66,6 +66,8 @@ def register_scheme(scheme: type[PositionScheme]) -> type[PositionScheme]:
             was imported or imports what a checkpoint cannot bring, or another scheme has the name.
     """
     _check(scheme)
+    if scheme.__module__.startswith(FROM_CHECKPOINT):
+        return scheme  # the checkpoint whose config names it registers it, by the text that lies there
     return schemes.register(scheme, _source(scheme))
 
 

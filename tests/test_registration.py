@@ -575,9 +575,18 @@ class TestTravelling:
         assert not (tmp_path / "t5" / "key_decay.py").exists()
         assert "scheme_files" not in json.loads((tmp_path / "t5" / "config.json").read_text())
 
+    @pytest.mark.parametrize("decorated", [False, True])
     @pytest.mark.parametrize(("plugin", "trust"), [(False, True), (True, True)])
-    def test_it_loads_by_trust_and_is_saved_again_as_it_was(self, saved, tmp_path, plugin, trust):
-        model = AutoModel.from_pretrained(saved)
+    def test_it_loads_by_trust_and_is_saved_again_as_it_was(self, files, tmp_path, plugin, trust, decorated):
+        text = FILES["key_decay.py"]
+        if decorated:  # the file registers its scheme itself
+            text = text.replace("class KeyDecay", "@register_scheme\nclass KeyDecay")
+            text = text.replace("from hf_posenc.scheme import ", "from hf_posenc.scheme import register_scheme, ")
+        (files / "key_decay.py").write_text(text, encoding="utf-8")
+        register_files([files / "key_decay.py"])
+        model, saved = build("absolute+key_decay", position_two_sided=False), tmp_path / "saved"
+        model.save_pretrained(saved)
+        assert decorated == ("@register_scheme" in (saved / "key_decay.py").read_text(encoding="utf-8"))
         torch.save((inputs(), output(model)), tmp_path / "outputs.pt")
         places = {"outputs": str(tmp_path / "outputs.pt"), "folder": str(saved), "again": str(tmp_path / "again")}
         code = LOAD.format(trust=trust, package="hf_posenc" if plugin else "transformers_modules", **places)
