@@ -7,7 +7,7 @@ transformers back as it was, and `install()` installs the hooks again.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .in_memory import with_position_scheme
+from .custom_schemes import register_entry_points, register_scheme
 from .integrations.hooks import install, uninstall
 from .integrations.peft import train_positions
 from .integrations.stock_attention import set_attn_implementation
@@ -87,7 +87,7 @@ from .modeling.models.modeling_xlm_roberta import (
 )
 from .modeling.schemes.caching import cache_projections
 from .parameters import freeze_all_but_positions, position_parameters
-from .registration import register_entry_points, register_scheme
+from .with_position_scheme import with_position_scheme
 
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ CONFIGURATION = Path(inspect.getfile(configuration_posenc)).name
 # What the files of registered schemes import from: it is saved with them alone.
 SCHEME = PACKAGE / "scheme.py"
 # In there: schemes are checked when they are registered here, and beside a checkpoint taken as they are.
-REGISTERS = "from .registration import register_scheme", "from .table import register as register_scheme"
+REGISTERS = "from .custom_schemes import register_scheme", "from .table import register as register_scheme"
 
 RELATIVE_IMPORT = re.compile(r"^(\s*from )(\.+)((?:\w+\.)*)(\w+)(?= import)", re.MULTILINE)
 

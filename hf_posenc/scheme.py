@@ -5,6 +5,7 @@ else: it lies beside every checkpoint with the scheme, where these imports becom
 docs/own-scheme.md builds three schemes from nothing.
 """
 
+from .custom_schemes import register_scheme
 from .modeling.schemes.base import AttentionContext, AttentionScheme, EmbeddingScheme, PositionScheme
 from .modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Kind, Number, Subset, init
 from .modeling.schemes.parameters import (
@@ -29,7 +30,6 @@ from .modeling.schemes.positions import Positions
 from .modeling.schemes.relative_positions import deberta_bucket, expand_to_pairs, relative_distances, t5_bucket
 from .modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from .modeling.torch_state import is_traced
-from .registration import register_scheme
 
 
 __all__ = [

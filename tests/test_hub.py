@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import peft
 import pytest
-import test_registration
+import test_custom_schemes
 import tiny
 import torch
 import transformers
@@ -47,14 +47,14 @@ from transformers import (
 )
 
 import hf_posenc
-from hf_posenc import registry, train_positions
+from hf_posenc import train_positions, variants
 from hf_posenc.checkpoint_code import code_files
+from hf_posenc.custom_schemes import register_files
 from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, load_config
 from hf_posenc.integrations import onnx
 from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
-from hf_posenc.registration import register_files
 
 
 TOLERANCE = 1e-6
@@ -135,7 +135,7 @@ def test_every_scheme_family_and_head_is_pushed():
     assert {name for *_, scheme, _ in PUSHED for name in scheme.split("+")} == {*SCHEMES}
     assert {variant_class(family, head) for family, head, *_ in PUSHED} >= {
         *(variant_class(family) for family in FAMILIES),
-        *(registry.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
+        *(variants.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
     }
     assert len(PUSHED) >= len(heads_that_compute("bert")) + 2 * (len(FAMILIES) - 1)
 
@@ -390,7 +390,7 @@ class TestPush:
 
     def test_the_file_of_a_registered_scheme_too(self, hub, tmp_path, schemes_of_the_package):
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         model = build("absolute+key_decay", position_two_sided=False)
         model.save_pretrained(tmp_path / "saved")
@@ -399,7 +399,7 @@ class TestPush:
         for repo in ("me/own-scheme", "me/own-scheme-by-transformers"):
             files = hub.repositories[repo].files()
             assert {name: files[name].decode() for name in files if name.endswith(".py")} == code_files(model.config)
-            test_registration.forget()
+            test_custom_schemes.forget()
             with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
                 AutoModel.from_pretrained(repo)
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
@@ -408,7 +408,7 @@ class TestPush:
     def test_the_file_of_a_scheme_is_the_folder_s(self, hub, tmp_path, schemes_of_the_package):
         """... whatever is registered since: the weights belong to it."""
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         model = build("absolute+key_decay")
         model.save_pretrained(tmp_path / "saved")
@@ -419,16 +419,16 @@ class TestPush:
         for path in tmp_path.glob("saved/*.py"):
             assert files[path.name] == path.read_bytes(), path.name
         assert json.loads(files["config.json"]) == json.loads((tmp_path / "saved" / "config.json").read_text())
-        test_registration.forget()
+        test_custom_schemes.forget()
         loaded = AutoModel.from_pretrained("me/scheme-of-the-folder", trust_remote_code=True)
         assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
 
     def test_a_scheme_that_is_registered_from_another_file_is_said(self, hub, tmp_path, schemes_of_the_package):
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         build("absolute+key_decay").save_pretrained(tmp_path / "saved")
-        test_registration.forget()
+        test_custom_schemes.forget()
         register_files([file.rename(tmp_path / "renamed.py")])
         with pytest.raises(
             ValueError, match="'key_decay' as key_decay.KeyDecay, and it is registered as renamed.KeyDecay"

@@ -10,8 +10,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from hf_posenc import analysis, convert
-from hf_posenc.cli import main
 from hf_posenc.hub.pushing import shared_files
+from hf_posenc_cli import main
 
 
 # By BERT's names; what is said begins with the entry's own name.

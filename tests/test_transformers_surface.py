@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.utils.hub import PushToHubMixin
 
 import hf_posenc
-from hf_posenc import registry
+from hf_posenc import variants
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.integrations import unpadding
@@ -312,7 +312,7 @@ def frequencies_of_scaled_rotations_come_from_a_table():
 
 @item("loss_function")
 def heads_that_write_text_divide_their_loss_themselves():
-    for stock, variant in registry.VARIANT_MODELS.items():
+    for stock, variant in variants.VARIANT_MODELS.items():
         if any("label" in name for name in inspect.signature(stock.forward).parameters):
             reads = "loss_function" in inspect.unwrap(stock.forward).__code__.co_names
             assert reads == variant.stock_loss_divides, stock

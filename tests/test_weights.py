@@ -17,7 +17,7 @@ from hf_posenc.hub.cards import write_card
 from hf_posenc.hub.pushing import shared_files
 from hf_posenc.inspection import load_config
 from hf_posenc.integrations import onnx
-from hf_posenc.registry import VARIANT_MODELS
+from hf_posenc.variants import VARIANT_MODELS
 from hf_posenc.weights import load_whole, tensor_names
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..in_memory import change_scheme
 from ..inspection import check_exists, checked_config
 from ..language_reference import language_reference
 from ..modeling.kernels.attention import score_bias
@@ -29,8 +28,9 @@ from ..modeling.schemes.parameters import without_bias
 from ..modeling.schemes.table import scheme_names
 from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from ..parameters import position_parameters
-from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
+from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 from ..weights import weights_of
+from ..with_position_scheme import change_scheme
 
 
 # The config class of a family's variant -> its base model.

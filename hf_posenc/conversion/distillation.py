@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..files import whole_file
 from ..modeling.schemes.parameters import PositionTable
 from ..parameters import position_parameters
-from ..registry import family_of
+from ..variants import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
 from .texts import SHORTEST, Windows
 

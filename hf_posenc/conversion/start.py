@@ -9,7 +9,7 @@ from ..modeling.models.family import Family
 from ..modeling.schemes.base import AttentionScheme
 from ..modeling.schemes.sinusoidal import precise_dtype, sinusoids
 from ..modeling.schemes.table import SCHEMES, scheme_names
-from ..registry import scheme_of
+from ..variants import scheme_of
 from .checkpoints import check_installed, keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 

@@ -17,7 +17,7 @@ from ..inside import module_inside, outermost
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import ALIASES, SCHEMES
 from ..parameters import position_parameters
-from ..registry import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
+from ..variants import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
 from . import (
     check_exists,
     flag_rows,

@@ -30,7 +30,7 @@ from ..modeling.kernels.packing import padding_is_read
 from ..modeling.models.self_attention import PositionSelfAttention
 from ..modeling.schemes.positions import allowed
 from ..modeling.schemes.terms import RelativeTerm
-from ..registry import CONFIG_CLASSES, saved_class
+from ..variants import CONFIG_CLASSES, saved_class
 from ..weights import load_whole
 from .stock_attention import deberta, mpnet
 from .stock_attention.attention import TokenMask

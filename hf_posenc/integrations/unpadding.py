@@ -77,7 +77,7 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     """The families, by the class of their stock base model."""
     from transformers import DebertaModel, DebertaV2Model
 
-    from ..registry import BASE_MODELS
+    from ..variants import BASE_MODELS
 
     families = {stock: variant.position_classes.family for stock, variant in BASE_MODELS.items()}
     return families | {DebertaModel: DEBERTA, DebertaV2Model: DEBERTA_V2}
@@ -211,7 +211,7 @@ def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
 @functools.cache
 def _self_attentions() -> dict[type[nn.Module], tuple[Family, Callable]]:
     """The stock self-attentions of the families with variants: family, and eager attention function."""
-    from ..registry import VARIANT_MODELS
+    from ..variants import VARIANT_MODELS
 
     parts = {variant.position_classes for variant in VARIANT_MODELS.values()}
     stock = (

@@ -16,11 +16,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import hf_posenc
 from hf_posenc import convert, from_stock, to_stock, with_position_scheme
-from hf_posenc.cli import main
 from hf_posenc.export import stock
 from hf_posenc.export.stock import export
 from hf_posenc.export.stock.architectures import MPNet
 from hf_posenc.hub.pushing import push
+from hf_posenc_cli import main
 
 
 TEXTS = ["w9 w17 w23", " ".join(tiny_checkpoints.WORDS[:25])]

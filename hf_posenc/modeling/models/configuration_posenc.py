@@ -42,13 +42,6 @@ READ_FROM = "_read_from"
 # Entry of a config.json: registered scheme -> "module.Class" of the file beside it.
 SCHEME_FILES = "scheme_files"
 
-# Flags and values that had other names before the first release.
-RENAMED = {
-    "position_clip": "position_max_distance",
-    "position_values": "position_on_values",
-    "position_scale": "position_amplitude",
-}
-
 
 def _edit_distance(first: str, second: str) -> int:
     """Number of insertions, deletions, substitutions and swaps of neighbours that lead from one to the other.
@@ -69,9 +62,7 @@ def _edit_distance(first: str, second: str) -> int:
 
 @functools.cache
 def _nearest_flag(name: str, flags: tuple[str, ...]) -> str | None:
-    """The flag that `name` once was, or probably is a misspelling of: within two edits, or with `position` shortened."""
-    if name in RENAMED:
-        return RENAMED[name]
+    """The flag that `name` probably is a misspelling of: within two edits, or with `position` shortened."""
     for flag in flags:
         if abs(len(flag) - len(name)) <= 2 and _edit_distance(name, flag) <= 2:
             return flag

@@ -37,10 +37,9 @@ class Kind:
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of several words; `renamed` leads from words that once were among them to those of today."""
+    """One of several words."""
 
     choices: tuple[str, ...]
-    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def annotation(self) -> Any:
@@ -53,8 +52,7 @@ class Choice(Kind):
     def check(self, flag: str, value: Any) -> None:
         possible = "one of " + ", ".join(repr(choice) for choice in self.choices)
         if isinstance(value, str) and value not in self.choices:
-            nearest = [dict(self.renamed)[value]] if value in dict(self.renamed) else None
-            nearest = nearest or difflib.get_close_matches(value, self.choices, n=1)
+            nearest = difflib.get_close_matches(value, self.choices, n=1)
             if nearest:
                 possible += f" (did you mean {nearest[0]!r}?)"
         require(flag, value, isinstance(value, str), value in self.choices, possible)
@@ -169,7 +167,7 @@ UNPAD = Flag("unpad", Boolean(), True, "layers leave padding out, on CPUs, where
 def init() -> Flag:
     """`position_init`."""
     help = "initial values: such that nothing changes at first, or as the paper has them"
-    return Flag("position_init", Choice(("silent", "paper"), (("reference", "paper"),)), "silent", help)
+    return Flag("position_init", Choice(("silent", "paper")), "silent", help)
 
 
 def form(help: str) -> Flag:

@@ -16,12 +16,13 @@ from tiny import build, fill_positions, inputs, stock_config
 from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import hf_posenc
-from hf_posenc import cli, register_scheme, registration, with_position_scheme
+import hf_posenc_cli as cli
+from hf_posenc import custom_schemes, register_scheme, with_position_scheme
 from hf_posenc.checkpoint_code import at_home, travelling
+from hf_posenc.custom_schemes import register_files
 from hf_posenc.hub.cards import write_card
 from hf_posenc.modeling.schemes import table as schemes
 from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES, SOURCES
-from hf_posenc.registration import register_files
 
 
 pytestmark = pytest.mark.usefixtures("schemes_of_the_package")
@@ -175,10 +176,10 @@ class TestRegistering:
         class Entry(importlib.metadata.EntryPoint):
             pass
 
-        broken = Entry("broken", "nowhere:Scheme", registration.ENTRY_POINTS)
-        right = Entry("key_decay", "key_decay:KeyDecay", registration.ENTRY_POINTS)
-        monkeypatch.setattr(registration, "entry_points", lambda group: [broken, right])
-        registration.register_entry_points()
+        broken = Entry("broken", "nowhere:Scheme", custom_schemes.ENTRY_POINTS)
+        right = Entry("key_decay", "key_decay:KeyDecay", custom_schemes.ENTRY_POINTS)
+        monkeypatch.setattr(custom_schemes, "entry_points", lambda group: [broken, right])
+        custom_schemes.register_entry_points()
         assert "key_decay" in SCHEMES
         assert any("nowhere:Scheme" in line and "left out" in line for line in said)
 

@@ -19,7 +19,7 @@ from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMi
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
 from .modeling.schemes.flags import UNPAD
 from .modeling.schemes.table import FLAGS
-from .registry import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
+from .variants import STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
 
 # The entry of a config that says what a model was before `to_stock` made it one of Transformers.
