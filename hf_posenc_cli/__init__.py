@@ -368,7 +368,7 @@ def export_onnx(
     batch and length. What depends on parameters alone is in the file as numbers. Before the file is there, ONNX Runtime has
     computed what PyTorch computes, at several shapes and with padding. Needs the extra `export`.
     """
-    from hf_posenc.integrations import onnx
+    from hf_posenc.export.onnx import exporting as onnx
 
     typer.echo(onnx.export(checkpoint, out, revision))
 

@@ -50,9 +50,9 @@ import hf_posenc
 from hf_posenc import train_positions, variants
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.custom_schemes import register_files
+from hf_posenc.export.onnx import exporting as onnx
 from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, load_config
-from hf_posenc.integrations import onnx
 from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 

@@ -187,8 +187,8 @@ class TestEmptyNames:
     def test_of_functions(self, saved, tmp_path, monkeypatch):
         from hf_posenc import hub, inspect
         from hf_posenc.conversion import compare
+        from hf_posenc.export.onnx import exporting as onnx
         from hf_posenc.hub.cards import write_card
-        from hf_posenc.integrations import onnx
 
         monkeypatch.chdir(saved["bert"])
         for call in (

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
-from ..integrations import onnx as exporting
+from ..export.onnx import exporting
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.relative_positions import t5_bucket
 from ..modeling.schemes.table import scheme_names

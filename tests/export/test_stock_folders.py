@@ -350,7 +350,7 @@ def test_minilm_converted_needs_no_plugin_and_gives_the_variants_vectors(minilm,
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["t5", "absolute+t5", "deberta"])
 def test_our_onnx_export_takes_it(scheme, tmp_path):
-    from hf_posenc.integrations import onnx
+    from hf_posenc.export.onnx import exporting as onnx
 
     export(saved(tmp_path / "model", scheme), tmp_path / "out")
     onnx.export(str(tmp_path / "out"), tmp_path / "model.onnx")  # which compares what is computed

@@ -383,7 +383,7 @@ def test_without_the_plugin_s_hooks_too(tmp_path):
 def test_exported_it_computes_what_it_did(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from hf_posenc.integrations.onnx import export_model
+    from hf_posenc.export.onnx.exporting import export_model
 
     export_model(AutoModel.from_pretrained(BEFORE / name).eval(), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
