@@ -14,7 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import hf_posenc_cli
-from hf_posenc.modeling import schemes
+from hf_posenc.modeling.schemes import table as schemes
 
 
 # Two workers on two cores: more threads would only get into each other's way.
@@ -79,7 +79,7 @@ def schemes_of_the_package() -> Iterator[None]:
     schemes._parsed.cache_clear()
     hf_posenc_cli._with_position_flags(hf_posenc_cli.convert)
     for name in {*sys.modules} - modules:
-        if name.startswith(("hf_posenc_scheme_", "hf_posenc.modeling.from_checkpoint_")):
+        if name.startswith(("hf_posenc_scheme_", "hf_posenc_from_checkpoint_")):
             del sys.modules[name]
 
 

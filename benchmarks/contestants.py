@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from hf_posenc import PosencBertConfig, PosencBertModel, position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 STOCK = "BERT"

@@ -32,7 +32,7 @@ from transformers import BertConfig, BertForTokenClassification
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.tables import as_markdown
 
 

@@ -29,7 +29,7 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.modeling.family import BERT
+from hf_posenc.modeling.models.family import BERT
 from hf_posenc.tables import as_markdown
 
 

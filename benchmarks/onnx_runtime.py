@@ -27,7 +27,7 @@ from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model,
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401
-from hf_posenc.integrations.onnx import export_model
+from hf_posenc.export.onnx.exporting import export_model
 from hf_posenc.tables import as_markdown
 
 

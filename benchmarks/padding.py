@@ -40,7 +40,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.modeling import packing
+from hf_posenc.modeling.kernels import packing
 from hf_posenc.tables import as_markdown
 
 

@@ -24,10 +24,10 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  the one import: from here on, position_scheme=... works
+from hf_posenc.custom_schemes import register_files
 from hf_posenc.inspection import flag_rows, longest_sequence, unpad_row
-from hf_posenc.modeling.flags import UNPAD, Dictionary, Number, Subset
-from hf_posenc.modeling.schemes import FLAGS, SCHEMES, kind_of, scheme_names
-from hf_posenc.registration import register_files
+from hf_posenc.modeling.schemes.flags import UNPAD, Dictionary, Number, Subset
+from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES, kind_of, scheme_names
 
 
 class HelpFormatter(ArgumentDefaultsHelpFormatter):

@@ -21,8 +21,8 @@ from records import check_writable, differences, write_json
 from torch import distributed
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
-from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.schemes import Source, sources_of
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes.table import Source, sources_of
 from hf_posenc.training import PositionTrainer, check_rate
 
 

@@ -7,13 +7,12 @@ transformers back as it was, and `install()` installs the hooks again.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .in_memory import with_position_scheme
+from .custom_schemes import register_entry_points, register_scheme
 from .integrations.hooks import install, uninstall
 from .integrations.peft import train_positions
 from .integrations.stock_attention import set_attn_implementation
 from .integrations.unpadding import unpad
-from .modeling.caching import cache_projections
-from .modeling.configuration_posenc import (
+from .modeling.models.configuration_posenc import (
     PosencBertConfig,
     PosencCamembertConfig,
     PosencDistilBertConfig,
@@ -22,7 +21,7 @@ from .modeling.configuration_posenc import (
     PosencRobertaConfig,
     PosencXLMRobertaConfig,
 )
-from .modeling.modeling_bert import (
+from .modeling.models.modeling_bert import (
     PosencBertForMaskedLM,
     PosencBertForMultipleChoice,
     PosencBertForNextSentencePrediction,
@@ -33,7 +32,7 @@ from .modeling.modeling_bert import (
     PosencBertLMHeadModel,
     PosencBertModel,
 )
-from .modeling.modeling_camembert import (
+from .modeling.models.modeling_camembert import (
     PosencCamembertForCausalLM,
     PosencCamembertForMaskedLM,
     PosencCamembertForMultipleChoice,
@@ -42,7 +41,7 @@ from .modeling.modeling_camembert import (
     PosencCamembertForTokenClassification,
     PosencCamembertModel,
 )
-from .modeling.modeling_distilbert import (
+from .modeling.models.modeling_distilbert import (
     PosencDistilBertForMaskedLM,
     PosencDistilBertForMultipleChoice,
     PosencDistilBertForQuestionAnswering,
@@ -50,7 +49,7 @@ from .modeling.modeling_distilbert import (
     PosencDistilBertForTokenClassification,
     PosencDistilBertModel,
 )
-from .modeling.modeling_electra import (
+from .modeling.models.modeling_electra import (
     PosencElectraForCausalLM,
     PosencElectraForMaskedLM,
     PosencElectraForMultipleChoice,
@@ -60,7 +59,7 @@ from .modeling.modeling_electra import (
     PosencElectraForTokenClassification,
     PosencElectraModel,
 )
-from .modeling.modeling_mpnet import (
+from .modeling.models.modeling_mpnet import (
     PosencMPNetForMaskedLM,
     PosencMPNetForMultipleChoice,
     PosencMPNetForQuestionAnswering,
@@ -68,7 +67,7 @@ from .modeling.modeling_mpnet import (
     PosencMPNetForTokenClassification,
     PosencMPNetModel,
 )
-from .modeling.modeling_roberta import (
+from .modeling.models.modeling_roberta import (
     PosencRobertaForCausalLM,
     PosencRobertaForMaskedLM,
     PosencRobertaForMultipleChoice,
@@ -77,7 +76,7 @@ from .modeling.modeling_roberta import (
     PosencRobertaForTokenClassification,
     PosencRobertaModel,
 )
-from .modeling.modeling_xlm_roberta import (
+from .modeling.models.modeling_xlm_roberta import (
     PosencXLMRobertaForCausalLM,
     PosencXLMRobertaForMaskedLM,
     PosencXLMRobertaForMultipleChoice,
@@ -86,8 +85,9 @@ from .modeling.modeling_xlm_roberta import (
     PosencXLMRobertaForTokenClassification,
     PosencXLMRobertaModel,
 )
+from .modeling.schemes.caching import cache_projections
 from .parameters import freeze_all_but_positions, position_parameters
-from .registration import register_entry_points, register_scheme
+from .with_position_scheme import with_position_scheme
 
 
 if TYPE_CHECKING:

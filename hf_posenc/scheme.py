@@ -5,37 +5,31 @@ else: it lies beside every checkpoint with the scheme, where these imports becom
 docs/own-scheme.md builds three schemes from nothing.
 """
 
-from .modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Kind, Number, Subset, init
-from .modeling.relative_positions import deberta_bucket, expand_to_pairs, relative_distances, t5_bucket
-from .modeling.scheme import (
-    AttentionContext,
-    AttentionScheme,
+from .custom_schemes import register_scheme
+from .modeling.schemes.base import AttentionContext, AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Kind, Number, Subset, init
+from .modeling.schemes.parameters import (
     Constant,
-    EmbeddingScheme,
     Identity,
     Initial,
     Normal,
-    PairTerm,
     PositionConstant,
     PositionLayerNorm,
     PositionLinear,
     PositionParameter,
-    Positions,
-    PositionScheme,
     PositionTable,
-    ProductTerm,
-    RelativeTerm,
     SmallPositionLinear,
-    SumTerm,
     Uniform,
-    is_traced,
     ones,
     whole_table,
     without_bias,
     xavier,
     zeros,
 )
-from .registration import register_scheme
+from .modeling.schemes.positions import Positions
+from .modeling.schemes.relative_positions import deberta_bucket, expand_to_pairs, relative_distances, t5_bucket
+from .modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
+from .modeling.torch_state import is_traced
 
 
 __all__ = [

@@ -24,13 +24,15 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from .modeling.attention import EMBEDDINGS, ENCODER, FEWEST_SCORES
-from .modeling.configuration_posenc import CONFIGS, PositionConfigMixin
-from .modeling.scheme import AttentionContext, AttentionScheme, EmbeddingScheme, PositionConstant, PositionScheme
-from .modeling.schemes import SCHEMES, SOURCES
+from .custom_schemes import register_scheme
+from .modeling.kernels.attention import FEWEST_SCORES
+from .modeling.models.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.models.self_attention import EMBEDDINGS, ENCODER
+from .modeling.schemes.base import AttentionContext, AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.schemes.parameters import PositionConstant
+from .modeling.schemes.table import SCHEMES, SOURCES
 from .parameters import position_parameters
-from .registration import register_scheme
-from .registry import CONFIG_CLASSES, STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS
+from .variants import CONFIG_CLASSES, STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS
 
 
 VOCABULARY, HEADS = 99, 4

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from .modeling.scheme import SmallPositionLinear
+from .modeling.schemes.parameters import SmallPositionLinear
 from .parameters import position_parameters
 
 

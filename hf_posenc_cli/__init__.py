@@ -90,7 +90,7 @@ def check_scheme(
     Gradients, backends, padding, packed documents, caches, dtypes, the start, saving, export: a sentence for each. The exit code is 1 where
     one fails. Formulas are compared in Python: `hf_posenc.testing.check_scheme(MyScheme, formula=...)`.
     """
-    from hf_posenc.registration import register_files
+    from hf_posenc.custom_schemes import register_files
     from hf_posenc.testing import check_scheme
 
     reports = [check_scheme(scheme) for scheme in register_files(files)]
@@ -147,7 +147,6 @@ def card(
     license: Annotated[str | None, typer.Option(help="The Hub's name of its licence, such as apache-2.0.")] = None,
     language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
-    output: Annotated[Path | None, typer.Option(hidden=True)] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Write the card anew; what is there is lost, whoever wrote it.")
     ] = False,
@@ -160,19 +159,8 @@ def card(
     """
     from hf_posenc.hub.cards import write_card
 
-    out = _instead_of("--output", output, out)
     known = {"base_model": base_model, "license": license, "language": language}
     typer.echo(write_card(folder, results, repo, out, force, **known))
-
-
-def _instead_of(old: str, value: Any, new: Any, instead: str = "--out") -> Any:
-    """The value of an option that was given by its name of before, with a warning; otherwise that of its name."""
-    if value is None:
-        return new
-    if new is not None:
-        raise typer.BadParameter(f"{old} is {instead} by its name of before: give one of the two")
-    typer.echo(f"hf-posenc: {old} is called {instead} now", err=True)
-    return value
 
 
 def _option(flag: str) -> introspection.Parameter:
@@ -228,7 +216,6 @@ Text = Annotated[
 @_with_position_flags
 def convert(
     model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
-    folder: Annotated[Path | None, typer.Argument(help="The folder to write, as --out names it now.")] = None,
     *,
     out: Annotated[Path | None, typer.Option(help="The folder to write; whole or not at all. Required.")] = None,
     position_scheme: Annotated[
@@ -296,7 +283,6 @@ def convert(
     one did. The user's own domain matters: name text of it with --text. What the checkpoint has by itself (absolute), with a
     greater --max-length, gives a stock checkpoint with a longer table.
     """
-    out = _instead_of("the second argument", folder, out)
     if out is None:
         raise typer.BadParameter("Missing option '--out'.")
     from hf_posenc.conversion import convert
@@ -324,10 +310,8 @@ def compare(
         int | None, typer.Option("--max-length", help="The longest text to measure. Default: that of the conversion.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the figures to.")] = None,
-    report: Annotated[Path | None, typer.Option("--report", hidden=True)] = None,
 ) -> None:
     """Measure how far a conversion agrees with its original."""
-    out = _instead_of("--report", report, out)
     from hf_posenc.conversion import compare
     from hf_posenc.files import check_file, write_whole
 
@@ -384,7 +368,7 @@ def export_onnx(
     batch and length. What depends on parameters alone is in the file as numbers. Before the file is there, ONNX Runtime has
     computed what PyTorch computes, at several shapes and with padding. Needs the extra `export`.
     """
-    from hf_posenc.integrations import onnx
+    from hf_posenc.export.onnx import exporting as onnx
 
     typer.echo(onnx.export(checkpoint, out, revision))
 
@@ -464,8 +448,8 @@ def _register_schemes(files: list[str]) -> None:
     """Register the schemes of files, and give `convert` the flags of all schemes that are not in flags.json."""
     if not files and not entry_points(group="hf_posenc.schemes"):
         return
+    from hf_posenc.custom_schemes import register_files
     from hf_posenc.inspection import flags_by_name
-    from hf_posenc.registration import register_files
 
     register_files(files)
     FLAGS.update(flags_by_name())

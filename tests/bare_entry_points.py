@@ -18,7 +18,7 @@ from tiny import (
 from transformers import AutoModel, BertConfig
 
 import hf_posenc
-from hf_posenc import registry
+from hf_posenc import variants
 
 
 # The modules of the schemes that stock checkpoints have not.
@@ -58,7 +58,7 @@ def use_all(folder: str, family: str) -> None:
     torch.set_num_threads(1)
     config_class = FAMILIES[family]
     for stock in heads_that_compute(family):
-        variant = registry.VARIANT_MODELS[stock]
+        variant = variants.VARIANT_MODELS[stock]
         name = variant.__name__
         place, saved = os.path.join(folder, stock.__name__), os.path.join(folder, name)
         torch.manual_seed(0)

@@ -20,9 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling import packing
-from hf_posenc.modeling.embeddings import COMBINE
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.kernels import packing
+from hf_posenc.modeling.models.embeddings import COMBINE
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 FSDP2_CONFIG = Path(__file__).resolve().parent.parent / "examples" / "accelerate_fsdp2.yaml"

@@ -30,9 +30,9 @@ CORE = (
     "tests/test_stock_attention_clients.py",
     "tests/test_adapters.py",
     "tests/test_readme.py",
-    "tests/modeling/test_absolute.py",
-    "tests/modeling/test_t5.py",
-    "tests/modeling/test_deberta.py",
+    "tests/modeling/schemes/test_absolute.py",
+    "tests/modeling/schemes/test_t5.py",
+    "tests/modeling/schemes/test_deberta.py",
 )
 
 

@@ -50,12 +50,12 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_posenc import freeze_all_but_positions, position_parameters, registry, train_positions
+from hf_posenc import freeze_all_but_positions, position_parameters, train_positions, variants
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.integrations import peft as adapters
 from hf_posenc.integrations.changes import Changes
-from hf_posenc.modeling.scheme import AttentionContext
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionContext
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 
 
@@ -192,14 +192,14 @@ class TestDefaultTargets:
         got = self.targets(build("deberta+t5+transformer_xl", family), config_class)
         assert any(name.endswith(f".{FAMILIES[family].family.value}") for name in got)
         assert not [name for name in got if "pos" in name or "rel" in name]
-        stock = next(cls for cls in heads(family) if registry.VARIANT_MODELS[cls] is variant_class(family))
+        stock = next(cls for cls in heads(family) if variants.VARIANT_MODELS[cls] is variant_class(family))
         try:
             expected = self.targets(stock(stock_config(family)), config_class)
         except ValueError as no_default:
             # PEFT does not know the stock type itself: that of the family that it is built as, then.
             assert "target_modules" in str(no_default)
             parent = "bert" if family in ("electra", "distilbert") else "roberta"
-            stock = next(cls for cls in heads(parent) if registry.VARIANT_MODELS[cls] is variant_class(parent))
+            stock = next(cls for cls in heads(parent) if variants.VARIANT_MODELS[cls] is variant_class(parent))
             expected = self.targets(stock(stock_config(parent)), config_class)
             for theirs, own in OWN_NAMES.get(family, {}).items():
                 expected = {re.sub(theirs, own, name) for name in expected}

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModel
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.schemes import ALIASES, ALL, SCHEMES
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes.table import ALIASES, ALL, SCHEMES
 
 
 pytestmark = pytest.mark.slow

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from hf_posenc import PosencBertModel
-from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.flags import Choice, Dictionary
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes.flags import Choice, Dictionary
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 NAMES = ", ".join(FAMILIES)

@@ -21,9 +21,9 @@ from tiny import FAMILIES, Sentences, aligned, build, heads, inputs, stock_confi
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification, Trainer, TrainingArguments
 
 import hf_posenc
-from hf_posenc import registry
+from hf_posenc import variants
 from hf_posenc.hub.cards import ModelCardCallback, Results, make_card, write_card, written
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # What the Hub accepts, as far as cards from here may use it.
@@ -138,7 +138,7 @@ class TestMetadata:
     def test_every_head_has_a_tag_that_the_hub_knows_or_none(self, family):
         tags = {}
         for stock in heads(family):
-            name = registry.VARIANT_MODELS[stock].__name__
+            name = variants.VARIANT_MODELS[stock].__name__
             card = make_card(variant("rope", family, name), repo_id="me/x")
             tags[stock.__name__] = card.data.pipeline_tag
             assert f"`{card.text.split('to be loaded as `')[1].split('`')[0]}`" in card.text
@@ -375,7 +375,7 @@ class TestResultsFile:
 
 class TestWriteCard:
     def test_the_command_in_a_card_writes_it_again(self, tmp_path, monkeypatch):
-        from hf_posenc.cli import main
+        from hf_posenc_cli import main
 
         monkeypatch.chdir(tmp_path)
         model = build("absolute+t5", head="ForSequenceClassification")
@@ -780,7 +780,7 @@ def test_the_card_of_a_real_run_is_published():
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
 class TestPublishedCards:
     def test_is_what_its_command_writes(self, path, monkeypatch):
-        from hf_posenc.cli import main
+        from hf_posenc_cli import main
 
         monkeypatch.chdir(ROOT)
         before = path.read_text(encoding="utf-8")

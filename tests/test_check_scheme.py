@@ -4,18 +4,19 @@ import math
 import re
 
 import pytest
-import test_registration
+import test_custom_schemes
 import torch
 
-from hf_posenc import cli, testing
-from hf_posenc.modeling.kerple import SMALLEST
-from hf_posenc.modeling.schemes import SCHEMES
-from hf_posenc.registration import register_files
+import hf_posenc_cli as cli
+from hf_posenc import testing
+from hf_posenc.custom_schemes import register_files
+from hf_posenc.modeling.schemes.kerple import SMALLEST
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.testing import CHECKS, check_scheme
 
 
 pytestmark = pytest.mark.usefixtures("schemes_of_the_package")
-files = test_registration.files
+files = test_custom_schemes.files
 
 BEGIN = """
 import torch

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 ATTENTION = "encoder.layer.1.attention.self"
@@ -100,7 +100,7 @@ KEYS = [
     ),
     ("kerple", {}, {f"{ATTENTION}.kerple_r1.weight": (4,), f"{ATTENTION}.kerple_r2.weight": (4,)}),
 ]
-for _file in sorted((Path(__file__).parent / "modeling").glob("test_*.py")):
+for _file in sorted((Path(__file__).parent / "modeling").rglob("test_*.py")):
     if "\nCHECKPOINT_KEYS = " in _file.read_text(encoding="utf-8"):
         KEYS += runpy.run_path(str(_file))["CHECKPOINT_KEYS"]
 

@@ -19,8 +19,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTo
 
 import hf_posenc
 from hf_posenc import position_parameters
-from hf_posenc.cli import app, main
-from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+from hf_posenc.modeling.schemes.table import ALIASES, SCHEMES
+from hf_posenc_cli import app, main
 
 
 V4 = Path(__file__).parent / "reference" / "v4"
@@ -124,15 +124,6 @@ class TestHelp:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.endswith("\nset()\n") and f"transformers {transformers.__version__}" in done.stdout
-
-    @pytest.mark.parametrize(
-        "line", ["card {folder} --output {out}", "convert {folder} {out} --position_scheme t5 --max_length 1"]
-    )
-    def test_names_of_before_work_and_say_so(self, line, run, variant, tmp_path):
-        _, _, err = run(line.format(folder=variant, out=tmp_path / "out"))
-        assert "is called --out now" in err
-        code, _, err = run(line.format(folder=variant, out=tmp_path / "out") + f" --out {tmp_path}")
-        assert code == 2 and "by its name of before" in err
 
     def test_the_command_is_installed_with_the_package(self):
         project = (ROOT / "pyproject.toml").read_text()
@@ -374,6 +365,6 @@ class TestCardAndPush:
         assert "Mine." not in path.read_text() and ModelCard.load(path).data.library_name == "transformers"
 
     def test_output_goes_where_it_is_asked_to(self, run, variant, tmp_path):
-        code, out, _ = run(f"card {variant} --output {tmp_path / 'cards' / 'x.md'}")
+        code, out, _ = run(f"card {variant} --out {tmp_path / 'cards' / 'x.md'}")
         assert code == 0 and ModelCard.load(tmp_path / "cards/x.md").data.library_name == "transformers"
         assert not (variant / "README.md").exists()

@@ -40,7 +40,6 @@ from transformers import (
 
 import hf_posenc
 import hf_posenc_cli
-from hf_posenc import cli
 from hf_posenc.conversion import distillation
 from hf_posenc.training import PositionTrainer
 
@@ -246,7 +245,7 @@ def parse_script(script: str, words: list[str], monkeypatch) -> None:
 def parse_posenc(words: list[str]) -> None:
     words, files = hf_posenc_cli.split_scheme_files(words)
     assert all(Path(file).is_file() for file in files)
-    group = typer.main.get_command(cli.app)
+    group = typer.main.get_command(hf_posenc_cli.app)
     with group.make_context("hf-posenc", [*words], resilient_parsing=False) as context:
         name, command, rest = group.resolve_command(context, words)
         command.make_context(name, rest, parent=context).close()
@@ -258,7 +257,7 @@ def check_command(words: list[str], note: str, monkeypatch) -> None:
         parse_posenc(rest)
         if not note.startswith("parsed: "):
             with pytest.raises(SystemExit) as ended:
-                cli.main(rest)
+                hf_posenc_cli.main(rest)
             assert not ended.value.code
     elif program == "accelerate":
         from accelerate.commands.launch import launch_command_parser

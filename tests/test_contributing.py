@@ -13,9 +13,10 @@ from torch import nn
 import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.integrations import hooks as plugin
-from hf_posenc.modeling.family import Family
-from hf_posenc.modeling.scheme import PositionConstant, PositionScheme
-from hf_posenc.modeling.schemes import FLAGS, SCHEMES
+from hf_posenc.modeling.models.family import Family
+from hf_posenc.modeling.schemes.base import PositionScheme
+from hf_posenc.modeling.schemes.parameters import PositionConstant
+from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -33,8 +34,8 @@ def test_every_promise_is_held_by_tests():
 def test_a_scheme_is_a_file_with_its_source_and_a_test():
     for name, scheme in SCHEMES.items():
         file = Path(inspect.getfile(scheme))
-        assert file.parent.name == "modeling", name
-        assert (ROOT / "tests" / "modeling" / f"test_{file.stem}.py").is_file(), name
+        assert file.parent == ROOT / "hf_posenc" / "modeling" / "schemes", name
+        assert (ROOT / "tests" / "modeling" / "schemes" / f"test_{file.stem}.py").is_file(), name
         assert scheme.paper == "–" or "Source: " in scheme.__doc__, name
         assert f"`{scheme.name}`" in README, name
 
@@ -109,11 +110,12 @@ def test_a_family_is_public():
         assert f"Posenc{family.prefix}Config" in hf_posenc.__all__
         for name in family.auto_classes.values():
             assert name in hf_posenc.__all__ and hasattr(hf_posenc, name)
-        assert (ROOT / "hf_posenc" / "modeling" / family.modeling_file).is_file()
+        assert (ROOT / "hf_posenc" / "modeling" / "models" / family.modeling_file).is_file()
 
 
 def test_every_modeling_file_is_a_family_of_configs_and_named_where_people_look():
-    files = {file.name for file in (ROOT / "hf_posenc" / "modeling").glob("modeling_*.py")} - {"modeling_posenc.py"}
+    models = ROOT / "hf_posenc" / "modeling" / "models"
+    files = {file.name for file in models.glob("modeling_*.py")} - {"modeling_posenc.py"}
     assert files == {family.modeling_file for family in FAMILIES.values()}
     for page in ("README.md", "docs/padding.md"):
         text = (ROOT / page).read_text(encoding="utf-8").lower().replace("-", "")

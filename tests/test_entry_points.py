@@ -36,7 +36,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 import hf_posenc
-from hf_posenc import position_parameters, registry
+from hf_posenc import position_parameters, variants
 
 
 FLAGS = {"position_scheme": "absolute+t5", "position_buckets": 8}
@@ -83,7 +83,7 @@ def set_by_hand(config, flags: dict):
 
 def auto_classes(family: str, stock: type) -> list[type]:
     """The Auto classes that are said to lead to a stock class's variant."""
-    variant = registry.VARIANT_MODELS[stock].__name__
+    variant = variants.VARIANT_MODELS[stock].__name__
     return [AUTO_CLASSES[auto] for auto, name in FAMILIES[family].auto_classes.items() if name == variant]
 
 
@@ -92,7 +92,7 @@ def entry_points_of_checkpoints(family: str, stock: type, folder: str, saved: st
 
     `folder` has the stock model, `saved` a variant with the same weights whose scheme has no parameters.
     """
-    config_class, variant = STOCK_CONFIGS[family], registry.VARIANT_MODELS[stock]
+    config_class, variant = STOCK_CONFIGS[family], variants.VARIANT_MODELS[stock]
     for cls in (stock, *auto_classes(family, stock)):
         name = cls.__name__
         yield f"{name} with flags", cls.from_pretrained(folder, **flags)
@@ -120,7 +120,7 @@ def entry_points_of_configs(family: str, stock: type, folder: str, flags: dict):
     yield "config by keyword", stock(config=stock_config(family, **flags))
     yield "hand-set config", stock(set_by_hand(stock_config(family), flags))
     yield "config and flags", stock(stock_config(family), **flags)
-    yield "the variant itself", registry.VARIANT_MODELS[stock](variant_config(family, **flags))
+    yield "the variant itself", variants.VARIANT_MODELS[stock](variant_config(family, **flags))
 
 
 @pytest.mark.parametrize("family, stock", EVERY_WAY)
@@ -143,7 +143,7 @@ def test_every_entry_point_gives_the_same_variant(family, stock, tmp_path):
     expected = outputs(fill_positions(opened[0][1]), batch)
     assert (expected - outputs(original, batch)).abs().max() > 1e-3
     for name, model in opened:
-        assert type(model) is registry.VARIANT_MODELS[stock], name
+        assert type(model) is variants.VARIANT_MODELS[stock], name
         assert isinstance(model, stock), name
         assert type(model.config) is FAMILIES[family], name
         assert {flag: getattr(model.config, flag) for flag in flags} == flags, name
@@ -157,7 +157,7 @@ def test_the_native_scheme_is_a_variant_that_computes_what_stock_computes(family
     original.save_pretrained(tmp_path)
     native = FAMILIES[family].family.native_scheme
     model = stock.from_pretrained(tmp_path, position_scheme=native)
-    assert type(model) is registry.VARIANT_MODELS[stock]
+    assert type(model) is variants.VARIANT_MODELS[stock]
     assert model.state_dict().keys() == original.state_dict().keys()
     batch = batch_for(stock, family)
     if native == "absolute":
@@ -179,7 +179,7 @@ ANY_FLAG = {
 @tiny.cross(flag=ANY_FLAG, family=FAMILIES, strength=1)
 def test_any_flag_selects_the_variant_and_position_scheme_defaults_to_what_was_trained(family, flag, tmp_path):
     value, key = ANY_FLAG[flag]
-    stock = next(cls for cls in heads(family) if registry.VARIANT_MODELS[cls] is variant_class(family))
+    stock = next(cls for cls in heads(family) if variants.VARIANT_MODELS[cls] is variant_class(family))
     original = stock(stock_config(family))
     original.save_pretrained(tmp_path)
     flags = {flag: value}
@@ -289,7 +289,7 @@ def test_every_stock_class_has_a_variant_of_its_name(family):
     assert len(abstract) == 1
     assert {*heads(family)} == public - abstract
     for stock in heads(family):
-        variant = registry.VARIANT_MODELS[stock]
+        variant = variants.VARIANT_MODELS[stock]
         assert variant.__name__ == f"Posenc{stock.__name__}"
         assert issubclass(variant, stock)
         assert getattr(hf_posenc, variant.__name__) is variant

@@ -7,7 +7,7 @@ import tiny
 import torch
 from torch.export import Dim
 
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 TABLE = tiny.SIZES["max_position_embeddings"]

@@ -14,7 +14,8 @@ from transformers import (
     MPNetForQuestionAnswering,
 )
 
-from hf_posenc.integrations import onnx as exporting
+from hf_posenc.export.onnx import attention, exporting
+from hf_posenc.export.onnx.graph import OPSET, constant_nodes
 from hf_posenc_cli import main
 
 
@@ -74,7 +75,7 @@ def kinds(program: "onnx.ModelProto") -> collections.Counter:
 @tiny.cross(scheme=SCHEMES, family=tiny.FAMILIES, strength=1)
 def test_variants(family, scheme, tmp_path):
     program = check(tiny.build(scheme, family), tmp_path)
-    assert not exporting.constant_nodes(program)
+    assert not constant_nodes(program)
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_mpnet_answers_questions(tmp_path):
 
 def test_deberta_is_few_nodes_and_its_tables_are_numbers(tmp_path):
     program = check(deberta_v2(), tmp_path)
-    assert not exporting.constant_nodes(program)
+    assert not constant_nodes(program)
     found, layers = kinds(program), tiny.SIZES["num_hidden_layers"]
     assert found["MultiHeadAttention"] == found["QueryKeyScores"] == layers
     assert found["PairRows"] == 1
@@ -159,7 +160,7 @@ def test_deberta_is_few_nodes_and_its_tables_are_numbers(tmp_path):
 def test_the_file_says_how_it_was_made(tmp_path):
     program = check(deberta_v2(), tmp_path)
     says = {entry.key: entry.value for entry in program.metadata_props}
-    assert says["opset"] == str(exporting.OPSET)
+    assert says["opset"] == str(OPSET)
     assert says["operators of ONNX Runtime"] == "MultiHeadAttention"
     assert says["functions"] == "PairRows, QueryKeyScores"
     assert float(says["largest difference from PyTorch"]) < TOLERANCE
@@ -205,7 +206,7 @@ def test_what_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_nothing_is_written_where_results_differ(name, other, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, name, other)
+    monkeypatch.setattr(attention, name, other)
     with pytest.raises(ValueError, match="computes another logits than PyTorch"):
         exporting.export_model(deberta_v2(), tmp_path / "model.onnx")
     assert not [*tmp_path.iterdir()]

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers import BertModel
 
-from hf_posenc.modeling.modeling_posenc import PosencPreTrainedModel
-from hf_posenc.modeling.relative_positions import deberta_bucket
+from hf_posenc.modeling.models.modeling_posenc import PosencPreTrainedModel
+from hf_posenc.modeling.schemes.relative_positions import deberta_bucket
 
 
 TRACED = 12

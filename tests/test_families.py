@@ -10,9 +10,9 @@ from packaging.version import Version
 from tiny import FAMILIES, SIZES, heads, inputs, stock_computes, stock_config, variant_class, variant_config
 from torch import nn
 
-from hf_posenc import registry
-from hf_posenc.modeling.family import Family, Sizes
-from hf_posenc.modeling.schemes import scheme_names
+from hf_posenc import variants
+from hf_posenc.modeling.models.family import Family, Sizes
+from hf_posenc.modeling.schemes.table import scheme_names
 from hf_posenc.modeling.stock_interface import MULTIPLE_CHOICE_POOLS
 
 
@@ -23,7 +23,7 @@ def family(request) -> Family:
 
 def stock_model(family: Family) -> nn.Module:
     return next(
-        cls for cls in heads(family.model_type) if registry.VARIANT_MODELS[cls] is variant_class(family.model_type)
+        cls for cls in heads(family.model_type) if variants.VARIANT_MODELS[cls] is variant_class(family.model_type)
     )(stock_config(family.model_type))
 
 
@@ -147,7 +147,7 @@ def test_a_head_that_stock_built_without_what_it_reads_says_which_version_it_nee
     for stock in heads(family.model_type):
         if stock_computes(stock):
             continue
-        model = registry.VARIANT_MODELS[stock](variant_config(family.model_type, position_scheme="t5")).eval()
+        model = variants.VARIANT_MODELS[stock](variant_config(family.model_type, position_scheme="t5")).eval()
         batch = {name: value[None] for name, value in inputs(family=family.model_type).items()}
         with pytest.raises(
             ImportError, match=f"{type(model).__name__} needs transformers {MULTIPLE_CHOICE_POOLS} or newer"

@@ -10,7 +10,7 @@ from transformers import BertModel, DynamicCache, EncoderDecoderConfig, EncoderD
 
 import hf_posenc
 from hf_posenc import position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 COMPOSITES = ["absolute+relative", "alibi+rope", "tupe+t5"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import peft
 import pytest
-import test_registration
+import test_custom_schemes
 import tiny
 import torch
 import transformers
@@ -47,13 +47,14 @@ from transformers import (
 )
 
 import hf_posenc
-from hf_posenc import registry, train_positions
+from hf_posenc import train_positions, variants
+from hf_posenc.checkpoint_code import code_files
+from hf_posenc.custom_schemes import register_files
+from hf_posenc.export.onnx import exporting as onnx
 from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, load_config
-from hf_posenc.integrations import onnx
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
-from hf_posenc.registration import register_files
 
 
 TOLERANCE = 1e-6
@@ -134,7 +135,7 @@ def test_every_scheme_family_and_head_is_pushed():
     assert {name for *_, scheme, _ in PUSHED for name in scheme.split("+")} == {*SCHEMES}
     assert {variant_class(family, head) for family, head, *_ in PUSHED} >= {
         *(variant_class(family) for family in FAMILIES),
-        *(registry.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
+        *(variants.VARIANT_MODELS[stock] for stock in heads_that_compute("bert")),
     }
     assert len(PUSHED) >= len(heads_that_compute("bert")) + 2 * (len(FAMILIES) - 1)
 
@@ -163,7 +164,7 @@ def test_push_to_hub_leaves_the_import_closure_of_the_family_and_nothing_more(hu
     for (repo, *_), (family, *_) in zip(pushed, PUSHED, strict=True):
         files = hub.repositories[repo].files()
         config = FAMILIES[family]()
-        code = {name: text.encode() for name, text in config.code_files().items()}
+        code = {name: text.encode() for name, text in code_files(config).items()}
         assert {name: content for name, content in files.items() if name.endswith(".py")} == code
         others = files.keys() - code.keys() - {"generation_config.json"}
         assert others == {"config.json", "model.safetensors", "README.md"}
@@ -366,7 +367,7 @@ class TestPush:
             (folder / name).write_text("{}")
         config = AutoModel.from_pretrained(folder).config
         push(folder, "me/clean")
-        code = {*config.code_files()}
+        code = {*code_files(config)}
         assert hub.repositories["me/clean"].files().keys() == {
             *code,
             *("config.json", "model.safetensors", "README.md", "tokenizer.json", "vocab.txt", "results.json"),
@@ -381,7 +382,7 @@ class TestPush:
         (folder / "config.json").write_text(json.dumps(config))
         push(folder, "me/completed")
         files = hub.repositories["me/completed"].files()
-        assert {name for name in files if name.endswith(".py")} == {*classifier().config.code_files()}
+        assert {name for name in files if name.endswith(".py")} == {*code_files(classifier().config)}
         assert "AutoModel" in json.loads(files["config.json"])["auto_map"]
         card = ModelCard(files["README.md"].decode())
         assert card.data.eval_results is None and "Nothing was measured" in card.text
@@ -389,7 +390,7 @@ class TestPush:
 
     def test_the_file_of_a_registered_scheme_too(self, hub, tmp_path, schemes_of_the_package):
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         model = build("absolute+key_decay", position_two_sided=False)
         model.save_pretrained(tmp_path / "saved")
@@ -397,8 +398,8 @@ class TestPush:
         model.push_to_hub("me/own-scheme-by-transformers")
         for repo in ("me/own-scheme", "me/own-scheme-by-transformers"):
             files = hub.repositories[repo].files()
-            assert {name: files[name].decode() for name in files if name.endswith(".py")} == model.config.code_files()
-            test_registration.forget()
+            assert {name: files[name].decode() for name in files if name.endswith(".py")} == code_files(model.config)
+            test_custom_schemes.forget()
             with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
                 AutoModel.from_pretrained(repo)
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
@@ -407,7 +408,7 @@ class TestPush:
     def test_the_file_of_a_scheme_is_the_folder_s(self, hub, tmp_path, schemes_of_the_package):
         """... whatever is registered since: the weights belong to it."""
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         model = build("absolute+key_decay")
         model.save_pretrained(tmp_path / "saved")
@@ -418,16 +419,16 @@ class TestPush:
         for path in tmp_path.glob("saved/*.py"):
             assert files[path.name] == path.read_bytes(), path.name
         assert json.loads(files["config.json"]) == json.loads((tmp_path / "saved" / "config.json").read_text())
-        test_registration.forget()
+        test_custom_schemes.forget()
         loaded = AutoModel.from_pretrained("me/scheme-of-the-folder", trust_remote_code=True)
         assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
 
     def test_a_scheme_that_is_registered_from_another_file_is_said(self, hub, tmp_path, schemes_of_the_package):
         file = tmp_path / "key_decay.py"
-        file.write_text(test_registration.FILES["key_decay.py"], encoding="utf-8")
+        file.write_text(test_custom_schemes.FILES["key_decay.py"], encoding="utf-8")
         register_files([file])
         build("absolute+key_decay").save_pretrained(tmp_path / "saved")
-        test_registration.forget()
+        test_custom_schemes.forget()
         register_files([file.rename(tmp_path / "renamed.py")])
         with pytest.raises(
             ValueError, match="'key_decay' as key_decay.KeyDecay, and it is registered as renamed.KeyDecay"
@@ -695,7 +696,7 @@ class TestFoldersOfSentenceTransformers:
         got = {path.relative_to(pulled).as_posix() for path in pulled.rglob("*") if path.is_file()}
         modules = {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
         settings = {"config.json", "config_sentence_transformers.json", "sentence_bert_config.json"}
-        code = {*AutoModel.from_pretrained(folder).config.code_files()}
+        code = {*code_files(AutoModel.from_pretrained(folder).config)}
         others = {"model.safetensors", "tokenizer.json", "vocab.txt", "README.md"}
         assert got == modules | settings | code | others
         for name in got - {"README.md"}:

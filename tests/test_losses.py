@@ -9,11 +9,8 @@ from torch import distributed, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from hf_posenc import registry
-from hf_posenc.modeling.modeling_bert import (
-    PosencBertForTokenClassification,
-    PosencBertLMHeadModel,
-)
+from hf_posenc import variants
+from hf_posenc.modeling.models.modeling_bert import PosencBertForTokenClassification, PosencBertLMHeadModel
 
 
 def halves(head: str, family: str) -> list[dict]:
@@ -273,7 +270,7 @@ def test_a_part_without_labels_adds_nothing(head):
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_signatures_are_stocks(family):
     for stock in tiny.heads(family):
-        variant = registry.VARIANT_MODELS[stock]
+        variant = variants.VARIANT_MODELS[stock]
         if issubclass(variant, variant.position_classes.model):
             continue
         assert inspect.signature(variant.forward) == inspect.signature(stock.forward), variant

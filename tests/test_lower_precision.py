@@ -16,8 +16,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers import BertModel
 
 import hf_posenc
-from hf_posenc.modeling.packing import Packing
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.kernels.packing import Packing
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # Schemes by themselves, and some that share projections, terms or a table with others.

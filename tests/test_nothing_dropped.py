@@ -30,8 +30,8 @@ from transformers import (
 )
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.schemes import ALL, SCHEMES
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes.table import ALL, SCHEMES
 
 
 LEFT_OUT = "leaves out the absolute positions that this checkpoint was trained with"

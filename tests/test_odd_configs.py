@@ -10,8 +10,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from hf_posenc import analysis, convert
-from hf_posenc.cli import main
 from hf_posenc.hub.pushing import shared_files
+from hf_posenc_cli import main
 
 
 # By BERT's names; what is said begins with the entry's own name.
@@ -187,8 +187,8 @@ class TestEmptyNames:
     def test_of_functions(self, saved, tmp_path, monkeypatch):
         from hf_posenc import hub, inspect
         from hf_posenc.conversion import compare
+        from hf_posenc.export.onnx import exporting as onnx
         from hf_posenc.hub.cards import write_card
-        from hf_posenc.integrations import onnx
 
         monkeypatch.chdir(saved["bert"])
         for call in (

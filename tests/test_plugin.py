@@ -668,4 +668,4 @@ class TestConfigsOfTheCaller:
             {name for name, value in vars(config).items() if entries.get(name) != value}
             for config, (_, entries) in zip((plain.config, model.config), before)
         ]
-        assert changed == [{"architectures", "dtype"}, {"architectures", "dtype", "auto_map"}]
+        assert changed == [{"architectures", "dtype"}, {"architectures", "dtype"}]

@@ -14,10 +14,11 @@ from fresh_process import ROOT
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
+from hf_posenc.checkpoint_code import code_files
 from hf_posenc.inspection import flag_rows, unpad_row
 from hf_posenc.integrations.hooks import CONFIGS
-from hf_posenc.modeling.configuration_posenc import FLAGS
-from hf_posenc.modeling.schemes import ALIASES, SCHEMES
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
+from hf_posenc.modeling.schemes.table import ALIASES, SCHEMES
 
 
 PAGES = {
@@ -83,7 +84,7 @@ def test_a_table_of_other_numbers_is_noticed(tmp_path, monkeypatch):
 
 def test_the_files_that_trust_runs_are_all_named():
     named = {*re.findall(r"`(\w+\.py)`", PAGES["docs/security.md"])}
-    carried = {name for config in CONFIGS for name in config().code_files()}
+    carried = {name for config in CONFIGS for name in code_files(config())}
     assert named == {name for name in carried if name == "modeling_posenc.py" or not name.startswith("modeling_")}
 
 

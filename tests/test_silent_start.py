@@ -18,8 +18,8 @@ from torch import nn
 from transformers import AutoModel, AutoModelForMaskedLM, BertModel, PreTrainedModel
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.embeddings import COMBINE
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.models.embeddings import COMBINE
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 TOLERANCE = 5e-6  # rounding: attention with position terms sums in another order

@@ -17,8 +17,8 @@ import hf_posenc
 from hf_posenc.integrations import stock_attention
 from hf_posenc.integrations.stock_attention import attention as own_attention
 from hf_posenc.integrations.stock_attention import deberta, mpnet
-from hf_posenc.modeling import attention as position_attention
-from hf_posenc.modeling import caching
+from hf_posenc.modeling.kernels import attention as position_attention
+from hf_posenc.modeling.schemes import caching
 
 
 @pytest.fixture

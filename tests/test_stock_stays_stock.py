@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_posenc import PosencBertConfig
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 def observe_stock(families: list[str], sizes: dict, minilm: str, folder: str) -> dict:

@@ -5,6 +5,7 @@ A new release that changes one of these breaks the test that names it.
 
 import inspect
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.utils.hub import PushToHubMixin
 
-from hf_posenc import registry
+import hf_posenc
+from hf_posenc import variants
+from hf_posenc.checkpoint_code import code_files
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.integrations import unpadding
 from hf_posenc.modeling import stock_interface
@@ -280,8 +283,12 @@ def positions_that_follow_padding_are_made_by_a_function():
 def the_files_that_travel_are_found_by_a_function():
     from transformers.dynamic_module_utils import get_relative_import_files
 
-    file = Path(inspect.getfile(stock_interface)).with_name("modeling_bert.py")
-    assert {Path(found).name for found in get_relative_import_files(file)} >= {"stock_interface.py", "scheme.py"}
+    config = hf_posenc.PosencBertConfig()
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        for file in ("modeling_bert.py", "configuration_posenc.py"):
+            found = {Path(path).name for path in get_relative_import_files(Path(folder, file))}
+            assert {file, *found} == {*code_files(config)}
 
 
 @item("transformers.initialization")
@@ -305,7 +312,7 @@ def frequencies_of_scaled_rotations_come_from_a_table():
 
 @item("loss_function")
 def heads_that_write_text_divide_their_loss_themselves():
-    for stock, variant in registry.VARIANT_MODELS.items():
+    for stock, variant in variants.VARIANT_MODELS.items():
         if any("label" in name for name in inspect.signature(stock.forward).parameters):
             reads = "loss_function" in inspect.unwrap(stock.forward).__code__.co_names
             assert reads == variant.stock_loss_divides, stock
@@ -325,11 +332,12 @@ def test_the_page_lists_what_is_checked():
 def test_no_other_file_names_what_stock_modules_hand_to_each_other():
     package = Path(inspect.getfile(plugin)).parent
     files = [
-        *(package / "modeling").glob("*.py"),
+        *Path(inspect.getfile(stock_interface)).parent.rglob("*.py"),
         *(package / "stock_attention").glob("*.py"),
         Path(unpadding.__file__),
     ]
     files += [Path(plugin.__file__)]
+    assert {"modeling_posenc.py", "packing.py", "deberta.py"} <= {file.name for file in files}
     words = (
         "past_key_value",
         "cache_length",

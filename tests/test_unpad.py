@@ -40,8 +40,8 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc.integrations import unpadding
-from hf_posenc.modeling import attention, packing
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.kernels import attention, packing
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -9,7 +9,7 @@ from test_unpad import DEBERTA, stock
 from torch import nn
 
 import hf_posenc
-from hf_posenc.modeling import packing
+from hf_posenc.modeling.kernels import packing
 
 
 BATCH, LENGTH = 4, 48

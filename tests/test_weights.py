@@ -13,11 +13,11 @@ from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedModel
 import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
+from hf_posenc.export.onnx import exporting as onnx
 from hf_posenc.hub.cards import write_card
 from hf_posenc.hub.pushing import shared_files
 from hf_posenc.inspection import load_config
-from hf_posenc.integrations import onnx
-from hf_posenc.registry import VARIANT_MODELS
+from hf_posenc.variants import VARIANT_MODELS
 from hf_posenc.weights import load_whole, tensor_names
 
 

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrizations, parametrize
 from transformers import BertModel, BertPreTrainedModel, GPT2Config, GPT2Model
 
 import hf_posenc
-from hf_posenc import registry, with_position_scheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc import variants, with_position_scheme
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 SOME = ("t5", "absolute+t5", "absolute+deberta", "sinusoidal", "tupe", "relative_key", "absolute+rope", "kerple+alibi")
@@ -20,7 +20,7 @@ SOME = ("t5", "absolute+t5", "absolute+deberta", "sinusoidal", "tupe", "relative
 
 def stock(family: str = "bert", head: str = "Model", **overrides) -> nn.Module:
     torch.manual_seed(0)
-    name = registry.STOCK_MODELS[tiny.variant_class(family, head)]
+    name = variants.STOCK_MODELS[tiny.variant_class(family, head)]
     return name(tiny.stock_config(family, **overrides)).eval()
 
 
@@ -71,7 +71,7 @@ def test_back_to_stock(family):
     model = stock(family, "ForTokenClassification")
     expected, config = output(model, family), model.config.to_dict()
     variant = with_position_scheme(model, FAMILIES[family].family.native_scheme, copy=True)
-    assert type(variant) is registry.VARIANT_MODELS[type(model)]
+    assert type(variant) is variants.VARIANT_MODELS[type(model)]
     torch.testing.assert_close(output(variant, family), expected, rtol=0, atol=2e-6)
     again = with_position_scheme(variant, None)
     assert again is variant and type(again) is type(model) and again.config.to_dict() == config
@@ -92,7 +92,7 @@ def test_a_copy_leaves_the_model():
     before, expected = values(model), output(model)
     other = with_position_scheme(model, "t5", copy=True)
     fill_positions(other)
-    assert type(model) is registry.STOCK_MODELS[type(other)] and not hasattr(model.config, "position_scheme")
+    assert type(model) is variants.STOCK_MODELS[type(other)] and not hasattr(model.config, "position_scheme")
     assert torch.equal(output(model), expected) and all(torch.equal(before[n], v) for n, v in values(model).items())
     assert not any(a is b for a in model.parameters() for b in other.parameters())
 
@@ -204,7 +204,7 @@ def test_refused():
     ):
         with pytest.raises(ValueError, match=message):
             with_position_scheme(model, **flags)
-    assert type(model) in registry.VARIANT_MODELS and "position_embeddings" in vars(model.embeddings)["_modules"]
+    assert type(model) in variants.VARIANT_MODELS and "position_embeddings" in vars(model.embeddings)["_modules"]
 
 
 class Tripled(nn.Linear):

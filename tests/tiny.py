@@ -15,11 +15,11 @@ from torch.utils.data import Dataset
 from transformers import BertModel
 
 import hf_posenc  # noqa: F401
-from hf_posenc import position_parameters, registry
+from hf_posenc import position_parameters, variants
 from hf_posenc.integrations import hooks as plugin
-from hf_posenc.modeling.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
-from hf_posenc.modeling.scheme import AttentionScheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionScheme
+from hf_posenc.modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # Stock model type -> sizes; ELECTRA's embeddings are narrower than its layers, as in its checkpoints.
@@ -38,7 +38,7 @@ SIZES = {
 # The keyword of a cache, and the output's name for it: "cache" since transformers 5.24.
 CACHE = next(name for name, parameter in signature(BertModel.forward).parameters.items() if "Cache" in str(parameter))
 FAMILIES = {config.stock_model_type: config for config in plugin.CONFIGS}
-STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in registry.VARIANT_CONFIGS.items()}
+STOCK_CONFIGS = {variant.stock_model_type: stock for stock, variant in variants.VARIANT_CONFIGS.items()}
 
 
 def settings(family: str, **overrides) -> dict:
@@ -61,7 +61,7 @@ def variant_config(family: str = "bert", **overrides):
 def variant_class(family: str, head: str = "Model"):
     """The variant of a family with a head, by the end of the class's name: "Model", "ForMaskedLM", ..."""
     name = _stock_prefix(family) + head
-    return next(registry.VARIANT_MODELS[stock] for stock in heads(family) if stock.__name__ == name)
+    return next(variants.VARIANT_MODELS[stock] for stock in heads(family) if stock.__name__ == name)
 
 
 def _stock_prefix(family: str) -> str:
@@ -70,7 +70,7 @@ def _stock_prefix(family: str) -> str:
 
 def heads(family: str) -> list[type]:
     """All stock classes of a family that have a variant."""
-    return [stock for stock, variant in registry.VARIANT_MODELS.items() if variant.config_class is FAMILIES[family]]
+    return [stock for stock, variant in variants.VARIANT_MODELS.items() if variant.config_class is FAMILIES[family]]
 
 
 @functools.cache

@@ -20,8 +20,9 @@ from transformers import BertConfig, BertModel
 
 import hf_posenc
 from hf_posenc import inspection
-from hf_posenc.modeling import schemes
-from hf_posenc.modeling.scheme import PositionScheme
+from hf_posenc.checkpoint_code import code_files
+from hf_posenc.modeling.schemes import table as schemes
+from hf_posenc.modeling.schemes.base import PositionScheme
 from hf_posenc.tables import as_markdown
 
 
@@ -50,20 +51,6 @@ def flags(page: str) -> str:
     return replace_table(page, as_markdown(["flag", "values", "for (default)"], [first, *rows], words=3))
 
 
-def files_of_a_checkpoint(module: str) -> str:
-    """The imports by which transformers before 5.10 finds the files of a checkpoint, in the module of its config: one for each
-    scheme's file."""
-    begin = module.index("    from .absolute import")
-    end = module.index("\n\n", begin)
-    lines = module[begin:end].splitlines()
-    known = {line.split()[1] for line in lines}
-    for scheme in schemes.SCHEMES.values():
-        if (file := f".{scheme.__module__.rpartition('.')[2]}") not in known:
-            lines.append(f"    from {file} import {scheme.__name__}  # noqa: F401")
-            known.add(file)
-    return module[:begin] + "\n".join(sorted(lines)) + module[end:]
-
-
 def files_that_trust_runs(page: str) -> str:
     """The list of schemes' files."""
     modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
@@ -73,7 +60,7 @@ def files_that_trust_runs(page: str) -> str:
 
 def files_beside_a_card(card: str) -> str:
     """The list of the files that a published variant of BERT carries."""
-    files = ", ".join(f"`{name}`" for name in sorted(hf_posenc.PosencBertConfig().code_files()))
+    files = ", ".join(f"`{name}`" for name in sorted(code_files(hf_posenc.PosencBertConfig())))
     return re.sub(r"^The code: .*\.$", lambda _: f"The code: {files}.", card, flags=re.MULTILINE)
 
 
@@ -114,7 +101,6 @@ def of_the_code() -> Made:
     yield "docs/schemes.md", flags
     yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | what is computed |", row_of_formulas)
     yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | idea |", row_of_ideas)
-    yield "hf_posenc/modeling/configuration_posenc.py", files_of_a_checkpoint
     yield "docs/security.md", files_that_trust_runs
     for card in sorted((ROOT / "model_cards").glob("*/README.md")):
         yield str(card.relative_to(ROOT)), files_beside_a_card

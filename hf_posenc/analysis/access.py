@@ -14,20 +14,23 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..in_memory import change_scheme
 from ..inspection import check_exists, checked_config
 from ..language_reference import language_reference
-from ..modeling.attention import PositionSelfAttention, score_bias
-from ..modeling.blockwise import Term
-from ..modeling.configuration_posenc import flags_in_use
-from ..modeling.embeddings import Add, Concat, SideBySide
-from ..modeling.family import Family, Sizes
-from ..modeling.scheme import PairTerm, ProductTerm, RelativeTerm, SumTerm, without_bias
-from ..modeling.schemes import scheme_names
-from ..modeling.window import WINDOW, window_settings
+from ..modeling.kernels.attention import score_bias
+from ..modeling.kernels.blockwise import Term
+from ..modeling.kernels.window import window_settings
+from ..modeling.models.configuration_posenc import flags_in_use
+from ..modeling.models.embeddings import Add, Concat, SideBySide
+from ..modeling.models.family import Family, Sizes
+from ..modeling.models.self_attention import PositionSelfAttention
+from ..modeling.schemes.flags import WINDOW
+from ..modeling.schemes.parameters import without_bias
+from ..modeling.schemes.table import scheme_names
+from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from ..parameters import position_parameters
-from ..registry import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
+from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 from ..weights import weights_of
+from ..with_position_scheme import change_scheme
 
 
 # The config class of a family's variant -> its base model.

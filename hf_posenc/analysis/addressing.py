@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from ..modeling.sinusoidal import sinusoids
+from ..modeling.schemes.sinusoidal import sinusoids
 from .records import Record
 
 

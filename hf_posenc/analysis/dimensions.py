@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.sinusoidal import sinusoids
+from ..modeling.schemes.sinusoidal import sinusoids
 from . import style
 from .access import Subject, check_varied, study
 from .averages import covariance

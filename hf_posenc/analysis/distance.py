@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.scheme import RelativeTerm, SumTerm
+from ..modeling.schemes.terms import RelativeTerm, SumTerm
 from . import style
 from .access import LayerScores, Subject, study
 from .records import Record

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.scheme import RelativeTerm
-from ..modeling.sinusoidal import inverse_frequencies, sinusoids
+from ..modeling.schemes.sinusoidal import inverse_frequencies, sinusoids
+from ..modeling.schemes.terms import RelativeTerm
 from . import style
 from .access import LayerScores, Subject, check_varied, study
 from .edges import Edge, find_edge

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ..modeling.sinusoidal import sinusoids
+from ..modeling.schemes.sinusoidal import sinusoids
 from . import style
 from .access import Subject, heads_of, study
 from .progress import steps

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.scheme import without_bias
+from ..modeling.schemes.parameters import without_bias
 from . import style
 from .access import Subject, check_varied, study
 from .averages import averages, covariance

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.scheme import without_bias
+from ..modeling.schemes.parameters import without_bias
 from . import style
 from .access import Subject, heads_of, study
 from .progress import steps

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from hf_posenc.modeling.family import Family
-from hf_posenc.modeling.scheme import AttentionScheme
+from hf_posenc.modeling.models.family import Family
+from hf_posenc.modeling.schemes.base import AttentionScheme
 from hf_posenc.parameters import position_parameters
 
 from .checkpoints import keeps_positions

@@ -15,13 +15,13 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
-from ..in_memory import change_scheme
 from ..integrations.sentence_transformers import MODULES, module_paths
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes import SCHEMES, scheme_names
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
-from ..registry import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
+from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
 from ..weights import load_whole
+from ..with_position_scheme import change_scheme
 from .texts import SHORTEST
 
 

@@ -15,12 +15,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
-from ..integrations import onnx as exporting
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.relative_positions import t5_bucket
-from ..modeling.schemes import scheme_names
+from ..export.onnx import exporting
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.relative_positions import t5_bucket
+from ..modeling.schemes.table import scheme_names
 from ..parameters import position_parameters
-from ..registry import family_of, variant_config
+from ..variants import family_of, variant_config
 from . import digests
 from .calibration import calibrate, rotates
 from .checkpoints import (

@@ -15,9 +15,9 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ..files import whole_file
-from ..modeling.scheme import PositionTable
+from ..modeling.schemes.parameters import PositionTable
 from ..parameters import position_parameters
-from ..registry import family_of
+from ..variants import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
 from .texts import SHORTEST, Windows
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..registry import family_of, scheme_of
+from ..variants import family_of, scheme_of
 from .checkpoints import make_student
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_posenc.modeling.attention import score_bias
-from hf_posenc.modeling.family import Family
-from hf_posenc.modeling.scheme import AttentionContext
+from hf_posenc.modeling.kernels.attention import score_bias
+from hf_posenc.modeling.models.family import Family
+from hf_posenc.modeling.schemes.base import AttentionContext
 
 
 # Inputs as a tokenizer gives them: `input_ids` and `attention_mask`, (batch, length) each.

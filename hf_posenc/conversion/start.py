@@ -3,13 +3,13 @@
 import torch
 from torch import nn
 
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.embeddings import Concat
-from ..modeling.family import Family
-from ..modeling.scheme import AttentionScheme
-from ..modeling.schemes import SCHEMES, scheme_names
-from ..modeling.sinusoidal import precise_dtype, sinusoids
-from ..registry import scheme_of
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.models.embeddings import Concat
+from ..modeling.models.family import Family
+from ..modeling.schemes.base import AttentionScheme
+from ..modeling.schemes.sinusoidal import precise_dtype, sinusoids
+from ..modeling.schemes.table import SCHEMES, scheme_names
+from ..variants import scheme_of
 from .checkpoints import check_installed, keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 

@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from ..export.onnx.exporting import export_model
 from ..files import whole_folder
-from ..integrations.onnx import export_model
 from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
-from ..modeling.configuration_posenc import PositionConfigMixin
+from ..modeling.models.configuration_posenc import PositionConfigMixin
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 

@@ -50,9 +50,10 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from transformers import TrainerCallback
 
 from .. import inspection
+from ..checkpoint_code import code_files
 from ..integrations import sentence_transformers as sentence_folders
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes import SCHEMES, sources_of
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.table import SCHEMES, sources_of
 from .card_files import BEGIN, END, begin_mark, check_card, save_card
 
 
@@ -341,7 +342,7 @@ def make_card(
         longest_measured=max(lengths, default=None),
         auto_class=inspection.auto_class(config),
         sentence_class=sentence_class,
-        code=[*config.code_files()],
+        code=[*code_files(config)],
         own_schemes=own_schemes,
         regenerate=command,
     )

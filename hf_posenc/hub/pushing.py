@@ -19,7 +19,6 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from ..in_memory import EXPORTED
 from ..inspection import check_named, load_config, read_config, read_entries
 from ..integrations.sentence_transformers import (
     MODULES,
@@ -29,8 +28,9 @@ from ..integrations.sentence_transformers import (
     module_files,
     module_paths,
 )
-from ..modeling.configuration_posenc import SCHEME_FILES, PositionConfigMixin
-from ..registry import CONFIG_CLASSES
+from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from ..variants import CONFIG_CLASSES
+from ..with_position_scheme import EXPORTED
 
 
 CARD = "README.md"

@@ -23,12 +23,12 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME, cached_file, has_file, logging
 
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
-from ..modeling.scheme import PositionScheme
-from ..modeling.schemes import ALL, FLAGS, SCHEMES, kind_of, scheme_names
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.base import PositionScheme
+from ..modeling.schemes.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
+from ..modeling.schemes.table import ALL, FLAGS, SCHEMES, kind_of, scheme_names
 from ..parameters import position_parameters
-from ..registry import CONFIG_CLASSES, families, family_of, saved_class, variant_config
+from ..variants import CONFIG_CLASSES, families, family_of, saved_class, variant_config
 from ..weights import class_of_weights, tensor_names
 from .sizes import check_sizes, config_of
 

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.utils import find_adapter_config_file, has_file
+from transformers.utils import find_adapter_config_file
 
+from ..checkpoint_code import has_code
 from ..hub import pushing as hub
 from ..inside import module_inside, outermost
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes import ALIASES, SCHEMES
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.table import ALIASES, SCHEMES
 from ..parameters import position_parameters
-from ..registry import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
+from ..variants import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
 from . import (
     check_exists,
     flag_rows,
@@ -207,8 +208,7 @@ def _without(model: str, revision: str | None, entries: dict, config: PositionCo
             "what it leaves out, as UNEXPECTED keys"
         ]
     lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
-    missing = [name for name in config.code_files() if not has_file(model, name, revision=revision)]
-    if "auto_map" not in entries or missing:
+    if not has_code(model, entries, revision):
         return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
     return [
         "with trust_remote_code=True the Auto classes run the code beside it: equal outputs",

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils import CONFIG_NAME
 
-from ..modeling.family import Family
+from ..modeling.models.family import Family
 
 
 # Numbers that all configs have, by BERT's names, and the largest that each may be: beyond, it is a mistake, and takes the memory.

@@ -24,7 +24,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING, AutoConf
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 from transformers.utils import logging
 
-from ..modeling.configuration_posenc import (
+from ..custom_schemes import provide_schemes, trusting_code
+from ..modeling.models.configuration_posenc import (
     CONFIGS,
     FLAGS,
     LEGACY_KEY,
@@ -35,8 +36,7 @@ from ..modeling.configuration_posenc import (
     legacy_scheme,
 )
 from ..modeling.stock_interface import tells_versions
-from ..registration import provide_schemes, trusting_code
-from ..registry import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
+from ..variants import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
 from . import saving, stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method

@@ -19,10 +19,10 @@ from typing import Any
 from torch import nn
 
 from ..inside import module_inside, outermost
-from ..modeling.attention import PositionSelfAttention
-from ..modeling.configuration_posenc import PositionConfigMixin
-from ..modeling.modeling_posenc import PositionEncoder
-from ..modeling.scheme import PositionConstant, PositionParameter
+from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.models.modeling_posenc import PositionEncoder
+from ..modeling.models.self_attention import PositionSelfAttention
+from ..modeling.schemes.parameters import PositionConstant, PositionParameter
 from .changes import AtImport, Changes, hook_method
 
 

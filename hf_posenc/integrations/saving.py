@@ -13,12 +13,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..in_memory import NOT_STOCK
-from ..modeling.configuration_posenc import FLAGS, READ_FROM, PositionConfigMixin, carries_flags, stored_flags
-from ..modeling.flags import UNPAD
-from ..modeling.modeling_posenc import PosencPreTrainedModel, check_built_as_configured
-from ..modeling.window import window_settings
-from ..registry import BASE_MODELS, STOCK_CONFIGS, VARIANT_CONFIGS
+from ..modeling.kernels.window import window_settings
+from ..modeling.models.configuration_posenc import FLAGS, READ_FROM, PositionConfigMixin, carries_flags, stored_flags
+from ..modeling.models.modeling_posenc import PosencPreTrainedModel, check_built_as_configured
+from ..modeling.schemes.flags import UNPAD
+from ..variants import BASE_MODELS, STOCK_CONFIGS, VARIANT_CONFIGS
+from ..with_position_scheme import NOT_STOCK
 
 
 logger = logging.get_logger(__name__)

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
 from ..inside import module_inside
-from ..modeling.attention import attend_without_terms, split_heads
-from ..modeling.blockwise import allowed
-from ..modeling.family import Family
-from ..modeling.modeling_posenc import PosencPreTrainedModel
-from ..modeling.packing import Packing, loss_reads_padding, packing_of
-from ..modeling.scheme import is_traced
+from ..modeling.kernels.attention import attend_without_terms, split_heads
+from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of
+from ..modeling.models.family import Family
+from ..modeling.models.modeling_posenc import PosencPreTrainedModel
+from ..modeling.schemes.positions import allowed
 from ..modeling.stock_interface import ModelInputs, Receives, tells_versions
+from ..modeling.torch_state import is_traced
 from .changes import INSTALLED, Changes
 
 
@@ -77,7 +77,7 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
     """The families, by the class of their stock base model."""
     from transformers import DebertaModel, DebertaV2Model
 
-    from ..registry import BASE_MODELS
+    from ..variants import BASE_MODELS
 
     families = {stock: variant.position_classes.family for stock, variant in BASE_MODELS.items()}
     return families | {DebertaModel: DEBERTA, DebertaV2Model: DEBERTA_V2}
@@ -211,7 +211,7 @@ def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
 @functools.cache
 def _self_attentions() -> dict[type[nn.Module], tuple[Family, Callable]]:
     """The stock self-attentions of the families with variants: family, and eager attention function."""
-    from ..registry import VARIANT_MODELS
+    from ..variants import VARIANT_MODELS
 
     parts = {variant.position_classes for variant in VARIANT_MODELS.values()}
     stock = (

@@ -18,7 +18,7 @@ from hf_posenc.analysis.order import REVERSED, SHUFFLED
 from hf_posenc.analysis.sentences import JOINED, MUTUAL, NAMED, NAMED_MUTUAL, ROLES
 from hf_posenc.analysis.windows import cut
 from hf_posenc.files import write_whole
-from hf_posenc.modeling.sinusoidal import sinusoids
+from hf_posenc.modeling.schemes.sinusoidal import sinusoids
 
 
 ROTATIONS, WINDOWS, LENGTH, GROUPS = 1000, 1024, 128, 10

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2Model
 
 from hf_posenc import analysis
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 LAYERS = range(tiny.SIZES["num_hidden_layers"])

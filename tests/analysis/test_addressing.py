@@ -6,7 +6,7 @@ import torch
 
 from hf_posenc.analysis import addressing, addressing_of_all
 from hf_posenc.analysis.addressing import index, normalised_index, parabola, rotated_sinusoids, sinusoids_of
-from hf_posenc.modeling.sinusoidal import sinusoids
+from hf_posenc.modeling.schemes.sinusoidal import sinusoids
 
 
 @pytest.mark.parametrize("encoding", [index, normalised_index])

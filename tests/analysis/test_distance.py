@@ -6,7 +6,7 @@ import tiny
 import torch
 
 from hf_posenc import analysis
-from hf_posenc.modeling.alibi import alibi_slopes
+from hf_posenc.modeling.schemes.alibi import alibi_slopes
 
 
 def words(length: int = 12) -> torch.Tensor:

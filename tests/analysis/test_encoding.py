@@ -9,7 +9,7 @@ import torch
 
 from hf_posenc import analysis
 from hf_posenc.analysis.encoding import sinusoid_map
-from hf_posenc.modeling.alibi import alibi_slopes
+from hf_posenc.modeling.schemes.alibi import alibi_slopes
 
 
 def test_the_classic_map_of_sinusoids_in_both_layouts():

@@ -10,8 +10,8 @@ import reading
 import tiny
 
 from hf_posenc import analysis
-from hf_posenc.modeling.scheme import AttentionScheme, PositionScheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionScheme, PositionScheme
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 # Figures that read documents with a tokenizer, and how little of them will do here.

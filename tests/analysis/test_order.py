@@ -19,8 +19,8 @@ from hf_posenc.analysis import (
 from hf_posenc.analysis.order import REVERSED, SHUFFLED, reorder
 from hf_posenc.analysis.sentences import MUTUAL, NAMED, NAMED_MUTUAL, ROLES, SENTENCES, Reordering
 from hf_posenc.analysis.windows import cut
-from hf_posenc.modeling.scheme import AttentionScheme
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.base import AttentionScheme
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 PURE = [name for name, scheme in SCHEMES.items() if issubclass(scheme, AttentionScheme) and scheme.pure_relative]

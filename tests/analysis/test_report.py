@@ -15,8 +15,8 @@ from transformers import BertModel
 
 from hf_posenc.analysis import FIGURES, SCHEME, check_page, figure_named, read_texts, report, study
 from hf_posenc.analysis.files import drawn, plot_to_file
-from hf_posenc.cli import main
 from hf_posenc.files import write_whole
+from hf_posenc_cli import main
 
 
 QUICK = ("encoding", "clock-hands", "phase-shift")
@@ -288,5 +288,5 @@ class TestCommands:
 
     @pytest.mark.slow
     def test_other_commands_do_without_matplotlib(self, tmp_path):
-        code = "import sys, hf_posenc.cli; print([name for name in sys.modules if name.startswith('matplotlib')])"
+        code = "import sys, hf_posenc, hf_posenc_cli; print([name for name in sys.modules if name.startswith('matplotlib')])"
         assert run_fresh(code, tmp_path, plugin=True).strip() == "[]"

@@ -7,8 +7,8 @@ import tiny
 import torch
 from torch import nn
 
-from hf_posenc import registry
-from hf_posenc.modeling.schemes import SCHEMES, scheme_names
+from hf_posenc import variants
+from hf_posenc.modeling.schemes.table import SCHEMES, scheme_names
 
 
 FAMILIES = list(tiny.FAMILIES)
@@ -34,7 +34,7 @@ def original(family: str, head: str = "Model", **overrides) -> nn.Module:
 def student_of(teacher: nn.Module, folder: Path, position_scheme: str, **flags) -> nn.Module:
     """The variant that `from_pretrained` makes of a model's checkpoint, in eval mode."""
     teacher.save_pretrained(folder)
-    cls = registry.VARIANT_MODELS.get(type(teacher), type(teacher))
+    cls = variants.VARIANT_MODELS.get(type(teacher), type(teacher))
     return cls.from_pretrained(folder, position_scheme=position_scheme, **flags).eval()
 
 

@@ -26,8 +26,8 @@ import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
 from hf_posenc.conversion.report import REPORT, ConversionReport
-from hf_posenc.modeling.schemes import SCHEMES
-from hf_posenc.modeling.sinusoidal import sinusoids
+from hf_posenc.modeling.schemes.sinusoidal import sinusoids
+from hf_posenc.modeling.schemes.table import SCHEMES
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ class TestLonger:
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_length=96, train="none")
         distances = -torch.arange(96)
         config = model.config
-        rows = hf_posenc.modeling.relative_positions.t5_bucket(
+        rows = hf_posenc.modeling.schemes.relative_positions.t5_bucket(
             distances, config.position_buckets, config.position_max_distance
         )
         assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}

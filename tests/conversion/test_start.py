@@ -27,8 +27,8 @@ from hf_posenc.conversion.start import (
     start,
     table_rows,
 )
-from hf_posenc.modeling.alibi import alibi_slopes
-from hf_posenc.modeling.sinusoidal import sinusoids
+from hf_posenc.modeling.schemes.alibi import alibi_slopes
+from hf_posenc.modeling.schemes.sinusoidal import sinusoids
 from hf_posenc.training import tables_and_biases
 
 

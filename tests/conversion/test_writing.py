@@ -16,12 +16,12 @@ from fresh_process import ROOT
 from transformers import AutoModel, PreTrainedModel
 
 from hf_posenc import convert
-from hf_posenc.cli import main
 from hf_posenc.conversion.checkpoints import load_checkpoint
 from hf_posenc.conversion.distillation import distill
 from hf_posenc.conversion.measuring import Yardstick
 from hf_posenc.conversion.targets import normalised_error
 from hf_posenc.conversion.texts import Windows, read_documents
+from hf_posenc_cli import main
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ class TestNothingHalfWritten:
     @pytest.mark.slow
     def test_a_full_disk(self, checkpoint, words, tmp_path):
         code = (
-            "import resource, sys\nfrom hf_posenc.cli import main\n"
+            "import resource, sys\nfrom hf_posenc_cli import main\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))\n"
             f"main(['convert', {str(checkpoint)!r}, {str(tmp_path / 'out')!r}, '--position_scheme', 't5', '--text', "
             f"{str(words[0])!r}, '--train', 'none'])"
@@ -397,7 +397,7 @@ def test_the_command_line_converts_and_compares(checkpoint, words, tmp_path, cap
                 str(tmp_path / "out"),
                 "--text",
                 str(words[0]),
-                "--report",
+                "--out",
                 str(tmp_path / "link"),
             ]
         )
@@ -410,5 +410,5 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(tmp
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file" / "report.json", tmp_path):
         with pytest.raises(SystemExit) as exit:
-            main(["compare", "nowhere", "nowhere", "--report", str(place)])
+            main(["compare", "nowhere", "nowhere", "--out", str(place)])
         assert exit.value.code == 2 and f"hf-posenc: {place} " in capsys.readouterr().err

@@ -36,11 +36,11 @@ import sys
 sys.argv = ["gpu.py", "--device", "cpu", "--quick", "--minutes", "0.5"]
 sys.path.insert(0, {str(BENCHMARK.parent)!r})
 import gpu
-from hf_posenc.modeling import attention
+from hf_posenc.modeling.models import self_attention
 gpu.speed_builders = lambda *arguments: {{}}
 gpu.SCHEMES = ["t5", "none"]
 gpu.STOCK_FAMILIES = ()
-attention.whole_position_attention = lambda query, key, value, bias, *rest: query.transpose(1, 2)
+self_attention.whole_position_attention = lambda query, key, value, bias, *rest: query.transpose(1, 2)
 gpu.main()
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -27,7 +27,7 @@ from transformers import (
     EvalPrediction,
 )
 
-from hf_posenc.modeling.configuration_posenc import FLAGS
+from hf_posenc.modeling.models.configuration_posenc import FLAGS
 
 
 # Whoever asks for a connection that leaves the machine is written down.

@@ -26,7 +26,7 @@ from hf_posenc import (
     position_parameters,
     train_positions,
 )
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.scheme import SmallPositionLinear, zeros
 
 

@@ -16,11 +16,11 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 import hf_posenc
 from hf_posenc import convert, from_stock, to_stock, with_position_scheme
-from hf_posenc.cli import main
 from hf_posenc.export import stock
 from hf_posenc.export.stock import export
 from hf_posenc.export.stock.architectures import MPNet
 from hf_posenc.hub.pushing import push
+from hf_posenc_cli import main
 
 
 TEXTS = ["w9 w17 w23", " ".join(tiny_checkpoints.WORDS[:25])]
@@ -350,7 +350,7 @@ def test_minilm_converted_needs_no_plugin_and_gives_the_variants_vectors(minilm,
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["t5", "absolute+t5", "deberta"])
 def test_our_onnx_export_takes_it(scheme, tmp_path):
-    from hf_posenc.integrations import onnx
+    from hf_posenc.export.onnx import exporting as onnx
 
     export(saved(tmp_path / "model", scheme), tmp_path / "out")
     onnx.export(str(tmp_path / "out"), tmp_path / "model.onnx")  # which compares what is computed

@@ -25,9 +25,9 @@ import tiny  # noqa: E402
 from loop import note  # noqa: E402
 
 import hf_posenc  # noqa: E402
-from hf_posenc.modeling import packing  # noqa: E402
-from hf_posenc.modeling.caching import cache_projections  # noqa: E402
-from hf_posenc.modeling.schemes import SCHEMES  # noqa: E402
+from hf_posenc.modeling.kernels import packing  # noqa: E402
+from hf_posenc.modeling.schemes.caching import cache_projections  # noqa: E402
+from hf_posenc.modeling.schemes.table import SCHEMES  # noqa: E402
 
 
 TOLERANCE = 1e-7

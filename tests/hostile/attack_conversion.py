@@ -25,8 +25,8 @@ import tiny_checkpoints  # noqa: E402
 from loop import note  # noqa: E402
 
 import hf_posenc  # noqa: E402
-from hf_posenc.modeling import packing  # noqa: E402
-from hf_posenc.modeling.schemes import SCHEMES  # noqa: E402
+from hf_posenc.modeling.kernels import packing  # noqa: E402
+from hf_posenc.modeling.schemes.table import SCHEMES  # noqa: E402
 
 
 SCHEME_NAMES = [*SCHEMES, "absolute+t5", "tupe+t5", "sinusoidal+deberta", "absolute+alibi"]

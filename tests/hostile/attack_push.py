@@ -37,7 +37,7 @@ from hub_server import Fault, File, LoopbackHub  # noqa: E402
 from loop import note  # noqa: E402
 
 import hf_posenc.hub.pushing  # noqa: E402
-from hf_posenc import cli  # noqa: E402
+import hf_posenc_cli as cli  # noqa: E402
 
 
 REPO = "me/model"

@@ -3,7 +3,7 @@
 import pytest
 from tiny import PATHS
 
-from hf_posenc.modeling import attention
+from hf_posenc.modeling.kernels import attention
 
 
 def compute_in_blocks(monkeypatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import hf_posenc.modeling
 
 
-FILES = sorted(Path(hf_posenc.modeling.__file__).parent.glob("*.py"))
+FILES = sorted(Path(hf_posenc.modeling.__file__).parent.rglob("*.py"))
 
 
 def test_classes_and_functions_are_short():

@@ -5,15 +5,15 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import hf_posenc
 from hf_posenc.integrations import hooks as plugin
 
 
 PACKAGE = Path(hf_posenc.__file__).parent
 MODELING = PACKAGE / "modeling"
-FILES = sorted(MODELING.glob("*.py"))
+FILES = sorted(MODELING.rglob("*.py"))
+# The rooms, each of which may import those before it.
+ROOMS = (MODELING, *(MODELING / room for room in ("schemes", "kernels", "models")))
 # All of the standard library that is needed; nothing here reaches a network, a process, or code in a string.
 STANDARD_LIBRARY = {
     *(
@@ -71,10 +71,15 @@ def imports(node: ast.AST, guarded: bool = False) -> Iterator[tuple[ast.Import |
             yield from imports(child, guarded)
 
 
+def imported(node: ast.ImportFrom, folder: Path) -> Path:
+    """The file that a relative import in a file of a folder names."""
+    return [folder, *folder.parents][node.level - 1].joinpath(*(node.module or "").split(".")).with_suffix(".py")
+
+
 def neighbours(path: Path) -> set[Path]:
-    """The files that a file imports as `from .name import ...`."""
+    """The files that a file imports from by relative imports."""
     nodes = [node for node, _ in imports(tree(path)) if isinstance(node, ast.ImportFrom) and node.level]
-    return {path.with_name(f"{node.module}.py") for node in nodes}
+    return {imported(node, path.parent) for node in nodes}
 
 
 def closure(path: Path) -> set[Path]:
@@ -91,7 +96,8 @@ def wrong_imports(module: ast.Module, folder: Path) -> list[str]:
     wrong = []
     for node, guarded in imports(module):
         if isinstance(node, ast.ImportFrom) and node.level:
-            ok = node.level == 1 and node.module and folder.joinpath(f"{node.module}.py").is_file()
+            file = imported(node, folder)
+            ok = node.module and file.is_file() and file.parent in ROOMS
             names = []
         else:
             ok = True
@@ -129,21 +135,37 @@ def wrong_doings(module: ast.Module) -> list[str]:
 
 def test_there_are_files():
     assert {"modeling_bert.py", "configuration_posenc.py", "attention.py", "t5.py"} <= {path.name for path in FILES}
-    assert not [path for path in MODELING.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    assert {path.parent for path in FILES} == {*ROOMS}
+
+
+def test_no_arrow_runs_up():
+    """A file imports from its own room and from those before it."""
+    places = {room: place for place, room in enumerate(ROOMS)}
+    arrows = [(path, other) for path in FILES for other in neighbours(path)]
+    assert len(arrows) > 100
+    assert [each for each in arrows if places[each[1].parent] > places[each[0].parent]] == []
+
+
+def test_there_is_no_circle():
+    left = {path: neighbours(path) for path in FILES}
+    while done := [path for path, others in left.items() if not others & left.keys()]:
+        for path in done:
+            del left[path]
+    assert not left
 
 
 def in_files(wrong) -> dict[str, list[str]]:
     """What is wrong in each file that has something wrong."""
-    found = {path.name: wrong(tree(path)) for path in FILES}
+    found = {path.name: wrong(tree(path), path.parent) for path in FILES}
     return {name: lines for name, lines in found.items() if lines}
 
 
 def test_what_travels_imports_only_torch_transformers_the_standard_library_and_neighbours():
-    assert in_files(lambda module: wrong_imports(module, MODELING)) == {}
+    assert in_files(wrong_imports) == {}
 
 
 def test_what_travels_runs_no_other_code_and_reaches_no_network():
-    assert in_files(wrong_doings) == {}
+    assert in_files(lambda module, _: wrong_doings(module)) == {}
 
 
 MUST_NOT_TRAVEL = [
@@ -156,6 +178,8 @@ MUST_NOT_TRAVEL = [
     "from ..plugin import install",
     "from . import t5",
     "from .absent import Thing",
+    "from ...plugin import install",
+    "from ..schemes import t5",
     "import triton",
     "try:\n    import triton\nexcept ValueError:\n    pass",
     "try:\n    pass\nexcept ImportError:\n    import triton",
@@ -163,12 +187,12 @@ MUST_NOT_TRAVEL = [
 
 
 def test_imports_that_must_not_travel_are_found():
-    assert [code for code in MUST_NOT_TRAVEL if not wrong_imports(ast.parse(code), MODELING)] == []
+    assert [code for code in MUST_NOT_TRAVEL if not wrong_imports(ast.parse(code), MODELING / "models")] == []
 
 
 def test_triton_may_be_tried():
     code = "try:\n    import triton\nexcept ImportError:\n    triton = None"
-    assert wrong_imports(ast.parse(code), MODELING) == []
+    assert wrong_imports(ast.parse(code), MODELING / "models") == []
 
 
 MUST_NOT_BE_DONE = [
@@ -193,24 +217,9 @@ def test_doings_that_must_not_travel_are_found():
     assert [code for code in MUST_NOT_BE_DONE if not wrong_doings(ast.parse(code))] == []
 
 
-@pytest.mark.parametrize("config", plugin.CONFIGS, ids=lambda config: config.stock_model_type)
-def test_the_files_that_travel_are_the_import_closure_of_the_family_s_file(config):
-    expected = closure(MODELING / config.modeling_file)
-    assert config().code_files() == {path.name: path.read_text(encoding="utf-8") for path in expected}
-    others = {other.modeling_file for other in plugin.CONFIGS if other is not config}
-    assert not others & {path.name for path in expected}
-
-
-@pytest.mark.parametrize("config", plugin.CONFIGS, ids=lambda config: config.stock_model_type)
-def test_the_two_files_that_transformers_loads_import_all_others(config):
-    # Before 5.10 it copies, of a checkpoint in a folder, these two and what they import themselves.
-    loaded = {MODELING / config.modeling_file, MODELING / "configuration_posenc.py"}
-    assert loaded.union(*map(neighbours, loaded)) == closure(MODELING / config.modeling_file)
-
-
 def test_every_file_travels_with_some_family():
-    travelling = set().union(*(closure(MODELING / config.modeling_file) for config in plugin.CONFIGS))
-    assert travelling == {*FILES} - {MODELING / "__init__.py"}
+    travelling = set().union(*(closure(MODELING / "models" / config.modeling_file) for config in plugin.CONFIGS))
+    assert travelling == {path for path in FILES if path.name != "__init__.py"}
 
 
 def test_importing_the_plugin_imports_no_command_line_no_cards_and_no_plots():

@@ -11,10 +11,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import BertModel
 
 import hf_posenc
-from hf_posenc.modeling.packing import loss_reads_padding
-from hf_posenc.modeling.scheme import may_carry_tangents
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.kernels.packing import loss_reads_padding
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.stock_interface import ModelInputs
+from hf_posenc.modeling.torch_state import may_carry_tangents
 
 
 pytestmark = [pytest.mark.usefixtures("blocks_for_all_lengths"), pytest.mark.slow]

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from filelock import FileLock
 
-from hf_posenc import registry
+from hf_posenc import variants
 from hf_posenc.integrations import hooks as plugin
 
 
@@ -131,12 +131,10 @@ def _name_variants(modeling: ModuleType) -> None:
 
     Into the test module's own tables: transformers has to cope with the variants as they are.
     """
-    variants = {stock.__name__: variant.__name__ for stock, variant in registry.VARIANT_MODELS.items()}
+    names = {stock.__name__: variant.__name__ for stock, variant in variants.VARIANT_MODELS.items()}
     for table_name, table in list(vars(modeling).items()):
         if table_name.endswith("_MAPPING_NAMES"):
             named = {
-                c.model_type: variants[table[c.stock_model_type]]
-                for c in plugin.CONFIGS
-                if c.stock_model_type in table
+                c.model_type: names[table[c.stock_model_type]] for c in plugin.CONFIGS if c.stock_model_type in table
             }
             setattr(modeling, table_name, {**table, **named})

@@ -14,8 +14,8 @@ from transformers import set_seed
 from transformers.testing_utils import torch_device
 from transformers_suite.loader import GenerationTesterMixin
 
-from hf_posenc import registry
-from hf_posenc.modeling.modeling_posenc import PosencPreTrainedModel
+from hf_posenc import variants
+from hf_posenc.modeling.models.modeling_posenc import PosencPreTrainedModel
 
 
 class ModelTester:
@@ -35,7 +35,7 @@ class ModelTester:
         self.config_class = config_class
         self.flags = flags
         # Of a stock config class, its variant's.
-        self.family = registry.VARIANT_CONFIGS.get(config_class, config_class).family
+        self.family = variants.VARIANT_CONFIGS.get(config_class, config_class).family
 
     def get_config(self):
         types = {"type_vocab_size": self.type_vocab_size} if self.family.token_types else {}
@@ -184,7 +184,7 @@ def random_positions() -> Iterator[None]:
 
 def run(modeling: ModuleType, configuration: ModuleType, family: str, flags: dict | None = None) -> Outcomes:
     """Run all common tests with every class of a family: the variants with `flags`, the stock classes without."""
-    classes = {stock: registry.VARIANT_MODELS[stock] if flags else stock for stock in heads(family)}
+    classes = {stock: variants.VARIANT_MODELS[stock] if flags else stock for stock in heads(family)}
     members = {
         "family": family,
         "configuration": configuration,

@@ -12,7 +12,7 @@ from transformers_suite.test_common_tests import common_tests  # noqa: F401  the
 
 from hf_posenc.integrations.stock_attention import attention as stock_attention
 from hf_posenc.integrations.stock_attention import mpnet
-from hf_posenc.modeling import attention
+from hf_posenc.modeling.kernels import attention
 
 
 pytestmark = pytest.mark.slow

@@ -58,7 +58,8 @@ def save(folder: Path, scheme: str, family: str, head: str, flags: dict) -> None
     # Id 1 is the padding of some, and `[unused0]` of the others.
     stock = to_stock(model, max_length=lengths[-1], single_text=True)
     stock.save_pretrained(folder)
-    torch.save({"auto_class": type(model)._auto_class, "calls": calls}, folder / "computed.pt")
+    served_by = next(auto for auto, name in model.config.auto_classes.items() if name == type(model).__name__)
+    torch.save({"auto_class": served_by, "calls": calls}, folder / "computed.pt")
 
 
 def save_sentences(folder: Path, scheme: str) -> None:

@@ -47,7 +47,8 @@ def save(folder: Path, scheme: str, family: str, head: str, settings: dict) -> N
         words = {"input_ids": inputs["input_ids"][:2, :5], "attention_mask": inputs["attention_mask"][:2, :5]}
         expected["text"] = model.generate(**words, max_new_tokens=5, do_sample=False, eos_token_id=None)
     model.save_pretrained(folder)
-    torch.save({"auto_class": type(model)._auto_class, "inputs": inputs, "expected": expected}, folder / "computed.pt")
+    served_by = next(auto for auto, name in model.config.auto_classes.items() if name == type(model).__name__)
+    torch.save({"auto_class": served_by, "inputs": inputs, "expected": expected}, folder / "computed.pt")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 import torch
 from transformers import DebertaV2Config, JinaEmbeddingsV3Config, MPNetConfig, PreTrainedConfig
 
-from ...modeling.configuration_posenc import PositionConfigMixin
-from ...modeling.deberta import Deberta
-from ...modeling.rotary import LENGTH_DEPENDENT, Rope
-from ...modeling.t5 import T5
-from ...modeling.window import WINDOW, window_settings
+from ...modeling.kernels.window import window_settings
+from ...modeling.models.configuration_posenc import PositionConfigMixin
+from ...modeling.schemes.deberta import Deberta
+from ...modeling.schemes.flags import WINDOW
+from ...modeling.schemes.rotary import LENGTH_DEPENDENT, Rope
+from ...modeling.schemes.t5 import T5
 from .names import (
     DEBERTA_TABLE,
     DEBERTA_V2,

@@ -16,8 +16,8 @@ from ...conversion.writing import CARD, checked_output, copy_files, cut_at, kept
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...integrations.sentence_transformers import MODULES, PIPELINE_TAGS, model_class, module_paths
-from ...modeling.configuration_posenc import PositionConfigMixin
-from ...registry import VARIANT_MODELS, saved_class
+from ...modeling.models.configuration_posenc import PositionConfigMixin
+from ...variants import VARIANT_MODELS, saved_class
 from ...weights import load_whole
 from .architectures import Architecture
 from .making import (

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...inside import module_inside
-from ...modeling.modeling_posenc import PosencPreTrainedModel
+from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ..changes import Changes, hook_class_method, hook_method
 from . import deberta, mpnet
 from .attention import IMPLEMENTATIONS

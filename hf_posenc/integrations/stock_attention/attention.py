@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from ...modeling.attention import (
+from ...modeling.kernels.attention import (
     carrying_tangents,
     flex_position_attention,
     is_compiled,
@@ -13,8 +13,9 @@ from ...modeling.attention import (
     suits_blocks,
     whole_position_attention,
 )
-from ...modeling.blockwise import Term, blockwise_attention
-from ...modeling.scheme import PairTerm, is_traced
+from ...modeling.kernels.blockwise import Term, blockwise_attention
+from ...modeling.schemes.terms import PairTerm
+from ...modeling.torch_state import is_traced
 from ..unpadding import packing_of_states
 
 

@@ -16,12 +16,13 @@ from transformers import DebertaPreTrainedModel, DebertaV2PreTrainedModel
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from ...modeling.attention import split_heads
-from ...modeling.caching import Products, cached, caches_on, is_plain, vectors_of
-from ...modeling.distance_products import declare_constant
-from ...modeling.relative_positions import expand_to_pairs, relative_distances
-from ...modeling.scheme import RelativeTerm, is_traced
+from ...modeling.constants import declare_constant
+from ...modeling.kernels.attention import split_heads
+from ...modeling.schemes.caching import Products, cached, caches_on, is_plain, vectors_of
+from ...modeling.schemes.relative_positions import expand_to_pairs, relative_distances
+from ...modeling.schemes.terms import RelativeTerm
 from ...modeling.stock_interface import Receives
+from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
 from ..unpadding import current_packing, note_hooked
 from .attention import IMPLEMENTATIONS, TokenMask, self_attend

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
-from ...modeling.attention import dense_mask, score_bias, split_heads
-from ...modeling.blockwise import Term, allowed
-from ...modeling.modeling_posenc import PositionEncoder
-from ...modeling.relative_positions import expand_to_pairs, relative_distances
-from ...modeling.scheme import PairTerm, RelativeTerm, is_traced
+from ...modeling.kernels.attention import dense_mask, score_bias, split_heads
+from ...modeling.kernels.blockwise import Term
+from ...modeling.models.modeling_posenc import PositionEncoder
+from ...modeling.schemes.positions import allowed
+from ...modeling.schemes.relative_positions import expand_to_pairs, relative_distances
+from ...modeling.schemes.terms import PairTerm, RelativeTerm
 from ...modeling.stock_interface import Receives
+from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
 from ..unpadding import current_packing, note_hooked, packing_of_states
 from .attention import IMPLEMENTATIONS, self_attend

@@ -1,0 +1,345 @@
+"""Schemes from outside the package: how their files are read and checked, and how checkpoints bring them.
+
+A registered scheme is one of the table in modeling/schemes/table.py, as the package's own are. Beside it, the table keeps the text of the
+scheme's file as checkpoints carry it: imports of hf_posenc are those of its siblings there.
+"""
+
+import hashlib
+import importlib.util
+import inspect
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from transformers.utils import cached_file, logging
+
+from .checkpoint_code import HOMES, SCHEME, at_home, travelling
+from .modeling.models.configuration_posenc import SCHEME_FILES
+from .modeling.schemes import table as schemes
+from .modeling.schemes.base import AttentionScheme, EmbeddingScheme, PositionScheme
+from .modeling.schemes.flags import Flag, Kind
+from .modeling.schemes.table import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
+
+
+logger = logging.get_logger(__name__)
+
+ENTRY_POINTS = "hf_posenc.schemes"
+# The names of modules that were run beside checkpoints, without their digests.
+FROM_CHECKPOINT = "hf_posenc_from_checkpoint_"
+# What no flag may be called, and why.
+TAKEN = {
+    "position_scheme": "it names the schemes",
+    "position_embedding_type": "transformers 4 called relative positions so, and old checkpoints have it",
+    "position_ids": "models take it as an argument",
+    "position_learning_rate": "scripts and the trainer take it as an argument",
+}
+# Keywords of `from_pretrained` that say where files are.
+PLACE = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
+
+# Whether the Auto class that reads a config was told to run the code beside it.
+_trusts_code: ContextVar[bool] = ContextVar("trusts_code", default=False)
+
+
+def register_scheme(scheme: type[PositionScheme]) -> type[PositionScheme]:
+    """Add a position scheme to those of the package, for this process: `position_scheme="absolute+mine"` works from then on.
+
+    The class's file is carried by every checkpoint with the scheme. `check_scheme` of `hf_posenc.testing` checks what it computes.
+
+    Args:
+        scheme: a subclass of `AttentionScheme` or `EmbeddingScheme` at the first level of a file, with `name`, `formula`, `paper`
+            and `extrapolates`. The same class again is nothing; of a file that was changed and imported again, it is replaced.
+
+    Returns:
+        The class, so that this can decorate it.
+
+    Raises:
+        TypeError: no such subclass.
+        ValueError: something is missing or wrong (the message names it), the class has no file, the file was changed since it
+            was imported or imports what a checkpoint cannot bring, or another scheme has the name.
+    """
+    _check(scheme)
+    if scheme.__module__.startswith(FROM_CHECKPOINT):
+        return scheme  # the checkpoint whose config names it registers it, by the text that lies there
+    return schemes.register(scheme, _source(scheme))
+
+
+def register_files(paths: Iterable[str | Path]) -> list[type[PositionScheme]]:
+    """Run the files of schemes and register each scheme that they define.
+
+    Args:
+        paths: Python files, each with one scheme or several.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: it has no scheme, cannot be run, or as for [`register_scheme`].
+        TypeError: as for [`register_scheme`].
+    """
+    return [scheme for path in paths for scheme in _register_file(Path(path).absolute())]
+
+
+def _register_file(path: Path) -> list[type[PositionScheme]]:
+    content = path.read_bytes()
+    # Two files of one name are two modules; the text tells a file that was changed.
+    module = _run(path, content, f"hf_posenc_scheme_{_digest(str(path).encode() + content)}_{path.stem}")
+    found = _schemes_in(module)
+    if not found:
+        raise ValueError(f"{path} defines no position scheme: no subclass of AttentionScheme or EmbeddingScheme")
+    for scheme in found:
+        register_scheme(scheme)
+    return found
+
+
+def _schemes_in(module: ModuleType) -> list[type[PositionScheme]]:
+    """The schemes that a module defines, but for base classes of its own, which have no name."""
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and issubclass(value, PositionScheme)
+    ]
+    return [cls for cls in classes if cls.__module__ == module.__name__ and "name" in vars(cls)]
+
+
+def _run(path: Path, content: bytes, name: str) -> ModuleType:
+    """A file as a module of a name; what was run under it is not run again.
+
+    Its content is compiled as it is: what Python has compiled before (`__pycache__`) may be of another one of the same second.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    if path.suffix != ".py":
+        raise ValueError(f"{path} is no Python file")
+    specification = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module
+    try:
+        exec(specification.loader.source_to_code(content, path), vars(module))
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, (ValueError, TypeError)):
+            raise
+        raise ValueError(f"{path} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def _text(path: Path, content: bytes) -> str:
+    """The text of a Python file, without a byte order mark and with its lines ended as here.
+
+    Raises:
+        ValueError: it is no text in UTF-8, which it has to be beside a checkpoint.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError as error:
+        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+    if encoding not in ("utf-8", "utf-8-sig"):
+        raise ValueError(f"{path} says that its encoding is {encoding}: save it as UTF-8, and say nothing")
+    return io.TextIOWrapper(io.BytesIO(content), encoding).read()
+
+
+def register_entry_points() -> None:
+    """Register the schemes that installed packages name in the entry point group `hf_posenc.schemes`; a broken one is logged."""
+    for entry in entry_points(group=ENTRY_POINTS):
+        module = sys.modules.get(entry.module)
+        if module is not None and not hasattr(module, entry.attr):
+            continue  # it is being imported, and is why hf_posenc is: its decorator registers the scheme
+        try:
+            register_scheme(entry.load())
+        except Exception as error:  # whatever a package does wrong, hf_posenc is imported
+            logger.warning(f"the position scheme {entry.value} of an installed package is left out: {error}")
+
+
+def _check(scheme: type[PositionScheme]) -> None:
+    """Raise what [`register_scheme`] raises for a class."""
+    if not (isinstance(scheme, type) and issubclass(scheme, (AttentionScheme, EmbeddingScheme))):
+        raise TypeError(f"a scheme is a subclass of AttentionScheme or EmbeddingScheme, got {scheme!r}")
+    who = scheme.__qualname__
+    if not scheme.__qualname__.isidentifier():
+        raise ValueError(f"{who} must stand at the first level of its file, where others can import it")
+    for attribute in ("name", "formula", "paper", "extrapolates"):
+        value = getattr(scheme, attribute, None)
+        if not (isinstance(value, str) and value.strip()) or "\n" in value:
+            raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/own-scheme.md")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme.name):
+        raise ValueError(f"{who}.name must be made of small letters, digits and underscores, got {scheme.name!r}")
+    if scheme.name == ALL:
+        raise ValueError(f"{who}.name: {ALL!r} stands for every scheme; give it another name")
+    if scheme.name in ALIASES:
+        raise ValueError(f"{who}.name: {scheme.name!r} is another name of {ALIASES[scheme.name]!r}")
+    if issubclass(scheme, AttentionScheme):
+        unknown = {*scheme.backends} - {*AttentionScheme.backends}
+        if unknown or not scheme.backends:
+            possible = ", ".join(AttentionScheme.backends)
+            raise ValueError(f"{who}.backends must name some of {possible}, got {scheme.backends!r}")
+    if not isinstance(scheme.flags, tuple):
+        raise TypeError(f"{who}.flags must be a tuple of Flag, got {scheme.flags!r}; of one flag it is (Flag(...),)")
+    for flag in scheme.flags:
+        _check_flag(scheme, flag)
+    names = [flag.name for flag in scheme.flags]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{who}.flags: {name!r} is there twice")
+
+
+def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
+    who = f"{scheme.__qualname__}.flags"
+    if not isinstance(flag, Flag):
+        raise TypeError(f"{who} must be a tuple of Flag, got {flag!r}")
+    if not re.fullmatch(r"position_[a-z0-9_]+", flag.name):
+        raise ValueError(
+            f"{who}: the name of a flag must be 'position_' and small letters, digits and underscores, got {flag.name!r}"
+        )
+    if flag.name in TAKEN:
+        raise ValueError(
+            f"{who}: {flag.name!r} is something else already: {TAKEN[flag.name]}; give the flag another name"
+        )
+    if not isinstance(flag.kind, Kind):
+        raise TypeError(
+            f"{who}: the kind of {flag.name!r} must be one of hf_posenc.scheme's with its arguments, such as Integer(1), got {flag.kind!r}"
+        )
+    if ALL in FLAGS.get(flag.name, {}):
+        raise ValueError(
+            f"{who}: {flag.name!r} is a flag of the attention, whatever the scheme is: give it another name"
+        )
+    # The flags of all embedding schemes have values in the class too, for those that leave some out.
+    if hasattr(scheme, flag.attribute) and flag not in EmbeddingScheme.flags:
+        raise ValueError(
+            f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which it has already"
+        )
+    for name, other in FLAGS.get(flag.name, {}).items():
+        if name != scheme.name and other.kind != flag.kind:
+            raise ValueError(
+                f"{who}: {flag.name!r} must be what it is for {name} ({other.kind}), or have another name; got {flag.kind}"
+            )
+    if flag.default is not None:
+        flag.kind.check(flag.name, flag.default)
+
+
+def _source(scheme: type[PositionScheme]) -> Source:
+    """The file of a scheme as it travels.
+
+    Raises:
+        ValueError: there is none, or it imports what a checkpoint cannot bring.
+    """
+    path = None
+    if scheme.__module__ != "__main__":
+        try:
+            path = Path(inspect.getfile(scheme)).absolute()
+        except (OSError, TypeError):  # typed into an interpreter
+            pass
+    if path is None or path.suffix != ".py" or not path.is_file():
+        raise ValueError(
+            f"{scheme.__qualname__} must be defined in a file of its own, imported from there: checkpoints carry the file, and a "
+            "script, a notebook or an interpreter's input is none that others could import"
+        )
+    if not path.stem.isidentifier():
+        raise ValueError(f"the name of {path} must be one that Python can import")
+    if path.name in (*HOMES, SCHEME.name):
+        raise ValueError(f"{path} has the name of a file of hf_posenc that lies beside every checkpoint; rename it")
+    content = path.read_bytes()
+    _check_unchanged(scheme, path, content)
+    return Source(path, travelling(_text(path, content), path))
+
+
+def _check_unchanged(scheme: type[PositionScheme], path: Path, content: bytes) -> None:
+    """Raise ValueError unless a scheme's class was defined by what its file holds now: checkpoints would carry what never ran."""
+    code, module = scheme._code_of_file, scheme.__module__
+    if code is None:
+        raise ValueError(f"{scheme.__qualname__} must be defined while {path} is imported, and was defined later")
+    to_code = getattr(getattr(sys.modules.get(module), "__loader__", None), "source_to_code", None)
+    if to_code is None:
+        return  # as pytest's, which rewrites what it imports
+    try:
+        same = to_code(content, path) == code
+    except (SyntaxError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{path} is not what it was when {scheme.__qualname__} was defined, and checkpoints would carry what never ran: import it anew, "
+            f"by importlib.reload({module}) or in another process, and register the new class (where Python does not see the change, delete "
+            "__pycache__ beside the file)"
+        )
+
+
+@contextmanager
+def trusting_code(trusts: bool) -> Iterator[None]:
+    """While a config is read: whether code that lies beside it may be run."""
+    token = _trusts_code.set(trusts)
+    try:
+        yield
+    finally:
+        _trusts_code.reset(token)
+
+
+def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any]) -> None:
+    """See to it that the schemes of a checkpoint which are not the package's own are registered.
+
+    Args:
+        entries: of its config.json.
+        place: where that was read, a folder or a name on the Hub.
+        keywords: of `from_pretrained`.
+
+    Raises:
+        ValueError: they are not, and its code is not trusted; or another scheme has the name of one, of the package or of another
+            checkpoint.
+    """
+    files = entries.get(SCHEME_FILES)
+    for name, reference in files.items() if isinstance(files, dict) else ():
+        module, _, cls = str(reference).rpartition(".")
+        if not (module.isidentifier() and cls.isidentifier()):
+            raise ValueError(f"{place}: {SCHEME_FILES} of its config must be 'module.Class', got {reference!r}")
+        if name in SCHEMES and name not in SOURCES:
+            raise ValueError(
+                f"{place} has a position_scheme {name!r} of its own, in {module}.py, and hf_posenc another of that name: load it "
+                "in a process without hf_posenc, by trust_remote_code=True"
+            )
+        if name not in SCHEMES and not _trusts_code.get():
+            raise ValueError(
+                f"{place} has position_scheme {name!r}, which is not hf_posenc's own: it brings it in {module}.py. Import its "
+                f"author's file and register it first, hf_posenc.register_scheme({cls}), or --scheme_file on the command line; or "
+                "read that file, and load the checkpoint by an Auto class with trust_remote_code=True"
+            )
+        where = {keyword: keywords[keyword] for keyword in PLACE if keywords.get(keyword) is not None}
+        file = cached_file(
+            place,
+            f"{module}.py",
+            **where,
+            _raise_exceptions_for_gated_repo=name not in SCHEMES,
+            _raise_exceptions_for_missing_entries=name not in SCHEMES,
+            _raise_exceptions_for_connection_errors=name not in SCHEMES,
+        )
+        if name not in SCHEMES:
+            _register_beside(Path(file), name, cls)
+            continue
+        if file is None or _text(Path(file), Path(file).read_bytes()) == SOURCES[name].text:
+            continue
+        if SCHEMES[name].__module__.startswith(FROM_CHECKPOINT):
+            raise ValueError(
+                f"{place} brings a position_scheme {name!r} in {module}.py with another text than {SOURCES[name].path}, which was loaded "
+                "before: a process can have one of them; load the other in a process of its own"
+            )
+        logger.warning_once(
+            f"{place} brings another text of the position_scheme {name!r} in {module}.py than {SOURCES[name].path}, which is "
+            "registered and used: where they compute something else, its outputs are others."
+        )
+
+
+def _register_beside(file: Path, name: str, cls: str) -> None:
+    """Register a scheme from the file that lies beside a checkpoint, which imports its siblings: here, those of this package."""
+    content = file.read_bytes()
+    text = _text(file, content)
+    module = _run(file, at_home(text).encode(), f"{FROM_CHECKPOINT}{_digest(content)}")
+    scheme = getattr(module, cls, None)
+    _check(scheme)
+    if scheme.name != name:
+        raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
+    schemes.register(scheme, Source(file.absolute(), text))

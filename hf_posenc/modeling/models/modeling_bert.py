@@ -1,0 +1,140 @@
+"""BERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers.models.bert.modeling_bert import (
+    BertEmbeddings,
+    BertEncoder,
+    BertForMaskedLM,
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertLayer,
+    BertLMHeadModel,
+    BertModel,
+    BertSelfAttention,
+    eager_attention_forward,
+)
+
+from .configuration_posenc import PosencBertConfig
+from .embeddings import PositionEmbeddings
+from .family import BERT
+from .losses import mean_over_all, number_of_labels
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .self_attention import PositionSelfAttention
+
+
+class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
+    """[`BertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+    family = BERT
+
+
+class PosencBertSelfAttention(PositionSelfAttention, BertSelfAttention):
+    """[`BertSelfAttention`] with attention-level schemes."""
+
+    family = BERT
+
+
+class PosencBertLayer(PositionLayer, BertLayer):
+    """[`BertLayer`] that adds the embedding-level positions to its input."""
+
+
+class PosencBertEncoder(PositionEncoder, BertEncoder):
+    """[`BertEncoder`] that works the positions out once for all layers."""
+
+    family = BERT
+
+
+class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
+    """[`BertModel`] with the position schemes of its [`PosencBertConfig`]."""
+
+    config_class = PosencBertConfig
+    _no_split_modules = ["BertLayer"]
+
+
+CLASSES = FamilyClasses(
+    family=BERT,
+    embeddings=PosencBertEmbeddings,
+    encoder=PosencBertEncoder,
+    layer=PosencBertLayer,
+    self_attention=PosencBertSelfAttention,
+    model=PosencBertModel,
+    eager=eager_attention_forward,
+)
+PosencBertModel.position_classes = CLASSES
+
+
+class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
+    """[`BertForPreTraining`] over a [`PosencBertModel`].
+
+    Its loss is the mean over masked words plus the mean over sequences (next sentence). `num_items_in_batch` counts masked
+    words: the first mean becomes the sum over own ones divided by it, the second stays as it is. Nothing counts the
+    sequences of all parts of a step, so `Trainer` is told to take the mean of the parts' losses instead, which is exact for
+    the second where parts have as many sequences.
+    """
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+    accepts_loss_kwargs = False  # read by Trainer
+
+    def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
+        words, labels = values[1], arguments["labels"]
+        own = number_of_labels(labels)
+        mean = cross_entropy(words.view(-1, words.shape[-1]), labels.view(-1))
+        # Without masked words their mean, and the stock loss with it, is not a number.
+        sequences = cross_entropy(values[2].view(-1, 2), arguments["next_sentence_label"].view(-1))
+        return mean_over_all(mean, own, number) + sequences
+
+
+class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
+    """[`BertLMHeadModel`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+    stock_loss_divides = True
+
+
+class PosencBertForMaskedLM(PosencPreTrainedModel, BertForMaskedLM):
+    """[`BertForMaskedLM`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+
+
+class PosencBertForNextSentencePrediction(PosencPreTrainedModel, BertForNextSentencePrediction):
+    """[`BertForNextSentencePrediction`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+
+
+class PosencBertForSequenceClassification(PosencPreTrainedModel, BertForSequenceClassification):
+    """[`BertForSequenceClassification`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+
+
+class PosencBertForMultipleChoice(PosencPreTrainedModel, BertForMultipleChoice):
+    """[`BertForMultipleChoice`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+
+
+class PosencBertForTokenClassification(PosencPreTrainedModel, BertForTokenClassification):
+    """[`BertForTokenClassification`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES
+
+
+class PosencBertForQuestionAnswering(PosencPreTrainedModel, BertForQuestionAnswering):
+    """[`BertForQuestionAnswering`] over a [`PosencBertModel`]."""
+
+    config_class = PosencBertConfig
+    position_classes = CLASSES

@@ -1,0 +1,106 @@
+"""CamemBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.camembert.modeling_camembert import (
+    CamembertEmbeddings,
+    CamembertEncoder,
+    CamembertForCausalLM,
+    CamembertForMaskedLM,
+    CamembertForMultipleChoice,
+    CamembertForQuestionAnswering,
+    CamembertForSequenceClassification,
+    CamembertForTokenClassification,
+    CamembertLayer,
+    CamembertModel,
+    CamembertSelfAttention,
+    eager_attention_forward,
+)
+
+from .configuration_posenc import PosencCamembertConfig
+from .embeddings import PaddedPositionEmbeddings
+from .family import CAMEMBERT
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .self_attention import PositionSelfAttention
+
+
+class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
+    """[`CamembertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+    family = CAMEMBERT
+
+
+class PosencCamembertSelfAttention(PositionSelfAttention, CamembertSelfAttention):
+    """[`CamembertSelfAttention`] with attention-level schemes."""
+
+    family = CAMEMBERT
+
+
+class PosencCamembertLayer(PositionLayer, CamembertLayer):
+    """[`CamembertLayer`] that adds the embedding-level positions to its input."""
+
+
+class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
+    """[`CamembertEncoder`] that works the positions out once for all layers."""
+
+    family = CAMEMBERT
+
+
+class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel):
+    """[`CamembertModel`] with the position schemes of its [`PosencCamembertConfig`]."""
+
+    config_class = PosencCamembertConfig
+    _no_split_modules = ["CamembertLayer"]
+
+
+CLASSES = FamilyClasses(
+    family=CAMEMBERT,
+    embeddings=PosencCamembertEmbeddings,
+    encoder=PosencCamembertEncoder,
+    layer=PosencCamembertLayer,
+    self_attention=PosencCamembertSelfAttention,
+    model=PosencCamembertModel,
+    eager=eager_attention_forward,
+)
+PosencCamembertModel.position_classes = CLASSES
+
+
+class PosencCamembertForMaskedLM(PosencPreTrainedModel, CamembertForMaskedLM):
+    """[`CamembertForMaskedLM`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES
+
+
+class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
+    """[`CamembertForCausalLM`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES
+    stock_loss_divides = True
+
+
+class PosencCamembertForSequenceClassification(PosencPreTrainedModel, CamembertForSequenceClassification):
+    """[`CamembertForSequenceClassification`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES
+
+
+class PosencCamembertForMultipleChoice(PosencPreTrainedModel, CamembertForMultipleChoice):
+    """[`CamembertForMultipleChoice`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES
+
+
+class PosencCamembertForTokenClassification(PosencPreTrainedModel, CamembertForTokenClassification):
+    """[`CamembertForTokenClassification`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES
+
+
+class PosencCamembertForQuestionAnswering(PosencPreTrainedModel, CamembertForQuestionAnswering):
+    """[`CamembertForQuestionAnswering`] over a [`PosencCamembertModel`]."""
+
+    config_class = PosencCamembertConfig
+    position_classes = CLASSES

@@ -1,0 +1,122 @@
+"""DistilBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.models.distilbert.modeling_distilbert import (
+    DistilBertForMaskedLM,
+    DistilBertForMultipleChoice,
+    DistilBertForQuestionAnswering,
+    DistilBertForSequenceClassification,
+    DistilBertForTokenClassification,
+    DistilBertModel,
+    DistilBertSelfAttention,
+    Embeddings,
+    Transformer,
+    TransformerBlock,
+    eager_attention_forward,
+)
+
+from .configuration_posenc import PosencDistilBertConfig
+from .embeddings import PositionEmbeddings
+from .family import DISTILBERT
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .self_attention import PositionSelfAttention
+
+
+class PosencDistilBertEmbeddings(PositionEmbeddings, Embeddings):
+    """[`Embeddings`] with an embedding-level scheme in place of the table of positions."""
+
+    family = DISTILBERT
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+    ) -> torch.Tensor:
+        return super().forward(input_ids, position_ids=position_ids, inputs_embeds=inputs_embeds)
+
+
+class PosencDistilBertSelfAttention(PositionSelfAttention, DistilBertSelfAttention):
+    """[`DistilBertSelfAttention`] with attention-level schemes."""
+
+    family = DISTILBERT
+
+
+class PosencDistilBertTransformerBlock(PositionLayer, TransformerBlock):
+    """[`TransformerBlock`] that adds the embedding-level positions to its input."""
+
+
+class PosencDistilBertTransformer(PositionEncoder, Transformer):
+    """[`Transformer`] that works the positions out once for all layers."""
+
+    family = DISTILBERT
+
+
+class PosencDistilBertParts(PosencPreTrainedModel):
+    """What base model and heads share."""
+
+    config_class = PosencDistilBertConfig
+
+    def _init_stock_weights(self, module: nn.Module) -> None:
+        if isinstance(module, PosencDistilBertEmbeddings) and not module.fills_table:
+            # As stock does, but for sinusoids in a table that is gone, or that starts silent.
+            init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
+        else:
+            super()._init_stock_weights(module)
+
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The table of absolute positions; ValueError without one."""
+        self._check_table()
+        return super().get_position_embeddings()
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """As in transformers; ValueError without a table of absolute positions."""
+        self._check_table()
+        super().resize_position_embeddings(new_num_position_embeddings)
+
+    def _check_table(self) -> None:
+        if not self.base_model.embeddings.has_table:
+            raise ValueError(
+                f"position_scheme={self.config.position_scheme!r} has no table of absolute positions: only 'absolute' and "
+                "'tupe' have one"
+            )
+
+
+class PosencDistilBertModel(PosencDistilBertParts, PositionModel, DistilBertModel):
+    """[`DistilBertModel`] with the position schemes of its [`PosencDistilBertConfig`]."""
+
+    _no_split_modules = ["TransformerBlock"]
+
+
+CLASSES = FamilyClasses(
+    family=DISTILBERT,
+    embeddings=PosencDistilBertEmbeddings,
+    encoder=PosencDistilBertTransformer,
+    layer=PosencDistilBertTransformerBlock,
+    self_attention=PosencDistilBertSelfAttention,
+    model=PosencDistilBertModel,
+    eager=eager_attention_forward,
+)
+PosencDistilBertParts.position_classes = CLASSES
+
+
+class PosencDistilBertForMaskedLM(PosencDistilBertParts, DistilBertForMaskedLM):
+    """[`DistilBertForMaskedLM`] over a [`PosencDistilBertModel`]."""
+
+
+class PosencDistilBertForSequenceClassification(PosencDistilBertParts, DistilBertForSequenceClassification):
+    """[`DistilBertForSequenceClassification`] over a [`PosencDistilBertModel`]."""
+
+
+class PosencDistilBertForMultipleChoice(PosencDistilBertParts, DistilBertForMultipleChoice):
+    """[`DistilBertForMultipleChoice`] over a [`PosencDistilBertModel`]."""
+
+
+class PosencDistilBertForTokenClassification(PosencDistilBertParts, DistilBertForTokenClassification):
+    """[`DistilBertForTokenClassification`] over a [`PosencDistilBertModel`]."""
+
+
+class PosencDistilBertForQuestionAnswering(PosencDistilBertParts, DistilBertForQuestionAnswering):
+    """[`DistilBertForQuestionAnswering`] over a [`PosencDistilBertModel`]."""

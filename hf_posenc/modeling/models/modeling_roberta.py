@@ -1,0 +1,106 @@
+"""RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.roberta.modeling_roberta import (
+    RobertaEmbeddings,
+    RobertaEncoder,
+    RobertaForCausalLM,
+    RobertaForMaskedLM,
+    RobertaForMultipleChoice,
+    RobertaForQuestionAnswering,
+    RobertaForSequenceClassification,
+    RobertaForTokenClassification,
+    RobertaLayer,
+    RobertaModel,
+    RobertaSelfAttention,
+    eager_attention_forward,
+)
+
+from .configuration_posenc import PosencRobertaConfig
+from .embeddings import PaddedPositionEmbeddings
+from .family import ROBERTA
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .self_attention import PositionSelfAttention
+
+
+class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
+    """[`RobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+    family = ROBERTA
+
+
+class PosencRobertaSelfAttention(PositionSelfAttention, RobertaSelfAttention):
+    """[`RobertaSelfAttention`] with attention-level schemes."""
+
+    family = ROBERTA
+
+
+class PosencRobertaLayer(PositionLayer, RobertaLayer):
+    """[`RobertaLayer`] that adds the embedding-level positions to its input."""
+
+
+class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
+    """[`RobertaEncoder`] that works the positions out once for all layers."""
+
+    family = ROBERTA
+
+
+class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
+    """[`RobertaModel`] with the position schemes of its [`PosencRobertaConfig`]."""
+
+    config_class = PosencRobertaConfig
+    _no_split_modules = ["RobertaLayer"]
+
+
+CLASSES = FamilyClasses(
+    family=ROBERTA,
+    embeddings=PosencRobertaEmbeddings,
+    encoder=PosencRobertaEncoder,
+    layer=PosencRobertaLayer,
+    self_attention=PosencRobertaSelfAttention,
+    model=PosencRobertaModel,
+    eager=eager_attention_forward,
+)
+PosencRobertaModel.position_classes = CLASSES
+
+
+class PosencRobertaForMaskedLM(PosencPreTrainedModel, RobertaForMaskedLM):
+    """[`RobertaForMaskedLM`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
+    """[`RobertaForCausalLM`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES
+    stock_loss_divides = True
+
+
+class PosencRobertaForSequenceClassification(PosencPreTrainedModel, RobertaForSequenceClassification):
+    """[`RobertaForSequenceClassification`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencRobertaForMultipleChoice(PosencPreTrainedModel, RobertaForMultipleChoice):
+    """[`RobertaForMultipleChoice`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencRobertaForTokenClassification(PosencPreTrainedModel, RobertaForTokenClassification):
+    """[`RobertaForTokenClassification`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencRobertaForQuestionAnswering(PosencPreTrainedModel, RobertaForQuestionAnswering):
+    """[`RobertaForQuestionAnswering`] over a [`PosencRobertaModel`]."""
+
+    config_class = PosencRobertaConfig
+    position_classes = CLASSES

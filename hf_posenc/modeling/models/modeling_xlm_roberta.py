@@ -1,0 +1,106 @@
+"""XLM-RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+
+from transformers.models.xlm_roberta.modeling_xlm_roberta import (
+    XLMRobertaEmbeddings,
+    XLMRobertaEncoder,
+    XLMRobertaForCausalLM,
+    XLMRobertaForMaskedLM,
+    XLMRobertaForMultipleChoice,
+    XLMRobertaForQuestionAnswering,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaForTokenClassification,
+    XLMRobertaLayer,
+    XLMRobertaModel,
+    XLMRobertaSelfAttention,
+    eager_attention_forward,
+)
+
+from .configuration_posenc import PosencXLMRobertaConfig
+from .embeddings import PaddedPositionEmbeddings
+from .family import XLM_ROBERTA
+from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
+from .self_attention import PositionSelfAttention
+
+
+class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
+    """[`XLMRobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+
+    family = XLM_ROBERTA
+
+
+class PosencXLMRobertaSelfAttention(PositionSelfAttention, XLMRobertaSelfAttention):
+    """[`XLMRobertaSelfAttention`] with attention-level schemes."""
+
+    family = XLM_ROBERTA
+
+
+class PosencXLMRobertaLayer(PositionLayer, XLMRobertaLayer):
+    """[`XLMRobertaLayer`] that adds the embedding-level positions to its input."""
+
+
+class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
+    """[`XLMRobertaEncoder`] that works the positions out once for all layers."""
+
+    family = XLM_ROBERTA
+
+
+class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaModel):
+    """[`XLMRobertaModel`] with the position schemes of its [`PosencXLMRobertaConfig`]."""
+
+    config_class = PosencXLMRobertaConfig
+    _no_split_modules = ["XLMRobertaLayer"]
+
+
+CLASSES = FamilyClasses(
+    family=XLM_ROBERTA,
+    embeddings=PosencXLMRobertaEmbeddings,
+    encoder=PosencXLMRobertaEncoder,
+    layer=PosencXLMRobertaLayer,
+    self_attention=PosencXLMRobertaSelfAttention,
+    model=PosencXLMRobertaModel,
+    eager=eager_attention_forward,
+)
+PosencXLMRobertaModel.position_classes = CLASSES
+
+
+class PosencXLMRobertaForMaskedLM(PosencPreTrainedModel, XLMRobertaForMaskedLM):
+    """[`XLMRobertaForMaskedLM`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
+    """[`XLMRobertaForCausalLM`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES
+    stock_loss_divides = True
+
+
+class PosencXLMRobertaForSequenceClassification(PosencPreTrainedModel, XLMRobertaForSequenceClassification):
+    """[`XLMRobertaForSequenceClassification`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencXLMRobertaForMultipleChoice(PosencPreTrainedModel, XLMRobertaForMultipleChoice):
+    """[`XLMRobertaForMultipleChoice`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencXLMRobertaForTokenClassification(PosencPreTrainedModel, XLMRobertaForTokenClassification):
+    """[`XLMRobertaForTokenClassification`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES
+
+
+class PosencXLMRobertaForQuestionAnswering(PosencPreTrainedModel, XLMRobertaForQuestionAnswering):
+    """[`XLMRobertaForQuestionAnswering`] over a [`PosencXLMRobertaModel`]."""
+
+    config_class = PosencXLMRobertaConfig
+    position_classes = CLASSES

@@ -1,0 +1,262 @@
+"""The self-attention that asks its schemes: what it projects, rotates and hands to a backend."""
+
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers.cache_utils import Cache
+from transformers.utils import logging
+
+from ..kernels.attention import (
+    attend_without_terms,
+    by_distance,
+    carrying_tangents,
+    dense_mask,
+    eager_position_attention,
+    flex_position_attention,
+    leaves_causal_mask_to_kernel,
+    reads_through_views,
+    score_bias,
+    suits_blocks,
+    whole_position_attention,
+    with_window,
+)
+from ..kernels.blockwise import Term, blockwise_attention
+from ..kernels.cached_positions import keep_beside, past_length_of, self_attention_cache
+from ..kernels.packing import Packing
+from ..kernels.window import Window, reach_of
+from ..schemes.base import AttentionContext, AttentionScheme, checked_rotation, checked_terms, nothing_replaced
+from ..schemes.terms import RelativeTerm
+from ..stock_interface import Receives, stock_forward
+from ..torch_state import is_exporting, is_traced
+from .family import Family
+
+
+logger = logging.get_logger(__name__)
+
+# Under these names the encoder, which has the parameters that layers share, and the embeddings, which have the table of
+# absolute positions, come to each layer beside the schemes' own.
+ENCODER, EMBEDDINGS = "encoder", "embeddings"
+
+
+class ModuleReference:
+    """A reference to a module, as an argument of a layer, that accelerate does not move.
+
+    accelerate moves what has a `to` to the layer's device, and a module would go along.
+    """
+
+    def __init__(self, module: nn.Module | None):
+        self.module = module
+
+
+class PositionSelfAttention:
+    """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
+
+    Attributes:
+        family: the family's description.
+        position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        reach: how many places away keys are seen; None for all.
+        receives: how the stock self-attention is called.
+    """
+
+    family: ClassVar[Family]
+    receives: ClassVar[Receives]
+    position_schemes: tuple[AttentionScheme, ...]
+    reach: int | None = None
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if "receives" not in vars(cls):
+            cls.receives = Receives.of(stock_forward(cls))
+
+    @property
+    def query_projection(self) -> nn.Module:
+        return getattr(self, self.family.query)
+
+    @property
+    def key_projection(self) -> nn.Module:
+        return getattr(self, self.family.key)
+
+    @property
+    def value_projection(self) -> nn.Module:
+        return getattr(self, self.family.value)
+
+    @property
+    def num_heads(self) -> int:
+        return getattr(self, self.family.heads_count)
+
+    @property
+    def head_dim(self) -> int:
+        return getattr(self, self.family.head_dim)
+
+    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
+        """Register the schemes' parameters of a layer."""
+        self.position_schemes = schemes
+        self.reach = reach_of(config, layer)
+        self._stock_eager = stock_eager
+        for scheme in schemes:
+            with nothing_replaced(scheme, self):
+                scheme.add_layer_parameters(self, config)
+            self.scaling = scheme.scaling(self.scaling)
+
+    def project(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_state: dict | None,
+        packing: Packing | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[AttentionContext]]:
+        """Query, key and value as the schemes rotate them, and each scheme's context.
+
+        They have the shape (batch, heads, length, head_dim), or packed (1, heads, tokens, head_dim).
+        """
+        if self.position_schemes and position_state is None:
+            raise ValueError(
+                "this self-attention has position schemes: call its model or encoder, which knows positions"
+            )
+        hidden_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query = self.query_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        key = self.key_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        value = self.value_projection(hidden_states).view(*hidden_shape).transpose(1, 2)
+        is_unpacked = packing is not None and any(scheme.rotates for scheme in self.position_schemes)
+        if is_unpacked:
+            query, key = packing.pad_heads(query), packing.pad_heads(key)
+        where = attention_mask, position_state, hidden_states, packing
+        query, key, contexts = self.rotate(query, key, *where)
+        if is_unpacked:
+            query, key = packing.unpad_heads(query), packing.unpad_heads(key)
+        return query, key, value, contexts
+
+    def rotate(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        position_state: dict | None,
+        hidden_states: torch.Tensor,
+        packing: Packing | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
+        """Query and key, (batch, heads, length, head_dim), as the schemes rotate them, and each scheme's context.
+
+        Args:
+            hidden_states: that they were projected from; packed where there is a packing.
+        """
+        contexts = []
+        for scheme in self.position_schemes:
+            modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
+            own = *position_state[scheme.name], hidden_states, packing
+            context = AttentionContext(*modules, query, key, attention_mask, *own)
+            if scheme.rotates:
+                query, key = checked_rotation(scheme, scheme.rotate(context), query, key)
+            context.kept = scheme.keep(context)
+            contexts.append(context)
+        return query, key, contexts
+
+    def terms_by_scheme(
+        self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
+    ) -> Iterator[tuple[AttentionScheme, torch.Tensor, list[Term]]]:
+        """Each scheme, the query of the content score with it and those before it, and its score terms.
+
+        Query and key are as they are rotated.
+        """
+        content_query = query
+        for scheme, context in zip(self.position_schemes, contexts, strict=True):
+            context.query, context.key = query, key
+            content_query = scheme.content_query(self, content_query)
+            yield scheme, content_query, checked_terms(scheme, scheme.terms(context))
+
+    def score_terms(
+        self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
+    ) -> tuple[torch.Tensor, list[Term]]:
+        """The query of the content score, and the score terms of all schemes, given query and key as they are rotated."""
+        content_query, terms = query, []
+        for _, with_scheme, own in self.terms_by_scheme(query, key, contexts):
+            content_query, terms = with_scheme, terms + own
+        return content_query, terms
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *args,
+        position_state: dict | None = None,
+        packing: Packing | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        attention_mask, cache, kwargs = self.receives.mask_and_cache(args, kwargs)
+        input_shape = hidden_states.shape[:-1]
+        query, key, value, contexts = self.project(hidden_states, attention_mask, position_state, packing)
+        window = self.window_beside(cache)
+        if cache is not None:
+            key, value = self_attention_cache(cache).update(key, value, self.layer_idx)
+            for scheme, context in zip(self.position_schemes, contexts):
+                if context.kept is not None:
+                    own = scheme.name, context.kept, context.positions.offset
+                    context.kept = keep_beside(cache, self.layer_idx, *own)
+        content_query, terms = self.score_terms(query, key, contexts)
+        if packing is None:
+            output, weights = self._attend(content_query, key, value, attention_mask, query, terms, window, kwargs)
+        else:
+
+            def attend(content_query, key, value, query, terms, mask):
+                return self._attend(content_query, key, value, mask, query, terms, window, {**kwargs})[0]
+
+            output, weights = packing.attend(attend, (content_query, key, value, query), terms), None
+        if is_exporting():
+            # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
+            # (ONNX) leaves another, and the view below would not fit it.
+            output = output.clone(memory_format=torch.contiguous_format)
+        output = output.reshape(*input_shape, -1).contiguous()
+        if self.family.output is not None:
+            output = getattr(self, self.family.output)(output)
+        return output, weights
+
+    def window_beside(self, cache: Cache | None = None) -> Window | None:
+        """What the queries see that come after a cache; None for everything.
+
+        Raises:
+            ValueError: the cache forgets its first tokens: how far away the others are is not known.
+        """
+        if self.reach is None or cache is None:
+            return None if self.reach is None else Window(self.reach)
+        return Window(self.reach, past_length_of(cache, self.layer_idx))
+
+    @carrying_tangents
+    def _attend(self, content_query, key, value, attention_mask, query, terms, window, kwargs):
+        """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
+        implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
+        settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
+        dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
+        if window and not is_traced() and window.sees_all(key.shape[2]):
+            window = None
+        if (terms or window) and dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
+            raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")
+        if (terms or window) and implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
+            scaling, dropout = settings["scaling"], settings["dropout"]
+            is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)
+            mask = None if is_causal else dense_mask(attention_mask, self, query, key)
+            inputs = content_query, query, key, value, terms, mask
+            return blockwise_attention(*inputs, scaling, dropout, is_causal, window), None
+        if window:
+            attention_mask = with_window(attention_mask, window, implementation, self, query, key)
+        if not terms:
+            states = content_query, key, value
+            return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
+
+        if not reads_through_views(query):
+            terms = [by_distance(term) for term in terms]
+        value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
+        if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{implementation} has no value-side position term here; this self-attention is computed by eager."
+            )
+        if implementation == "flex_attention" and not value_terms:
+            settings |= {"term_query": query, "terms": terms}
+            return flex_position_attention(self, content_query, key, value, attention_mask, **settings)
+        bias = score_bias(query, key, terms)
+        if value_terms or implementation == "eager":
+            settings |= {"position_bias": bias, "value_terms": value_terms}
+            return eager_position_attention(self, content_query, key, value, attention_mask, **settings)
+        mask = dense_mask(attention_mask, self, query, key)
+        scaling, dropout = settings["scaling"], settings["dropout"]
+        return whole_position_attention(content_query, key, value, bias, mask, scaling, dropout), None

@@ -1,0 +1,97 @@
+"""Which variant stands for which stock class of transformers, by the families' descriptions.
+
+A variant's class is named as the stock class with "Posenc" before it, and stands in the file of its family, which has taken the stock class from
+transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .modeling.models import configuration_posenc
+from .modeling.models.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.models.family import Family
+from .modeling.models.modeling_posenc import PosencPreTrainedModel
+
+
+def _modeling(family: Family) -> ModuleType:
+    return import_module(f".modeling.models.{family.modeling_file.removesuffix('.py')}", __package__)
+
+
+# Stock config class -> the variant's.
+VARIANT_CONFIGS: dict[type[PreTrainedConfig], type[PositionConfigMixin]] = {
+    getattr(configuration_posenc, f"{config.family.prefix}Config"): config for config in CONFIGS
+}
+# Stock model class -> the variant's, base models and heads.
+VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
+    getattr(module, name): getattr(module, f"Posenc{name}")
+    for family in (config.family for config in CONFIGS)
+    for module in (_modeling(family),)
+    for name in (f"{family.prefix}{head}" for head in dict.fromkeys(family.heads.values()))
+}
+# The base models among these.
+BASE_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
+    stock: variant for stock, variant in VARIANT_MODELS.items() if variant.position_classes.model is variant
+}
+# The other way round.
+STOCK_CONFIGS: dict[type[PositionConfigMixin], type[PreTrainedConfig]] = {v: s for s, v in VARIANT_CONFIGS.items()}
+STOCK_MODELS: dict[type[PosencPreTrainedModel], type[PreTrainedModel]] = {v: s for s, v in VARIANT_MODELS.items()}
+# Model type -> config class, stock and variant.
+CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
+    config.model_type: config for config in (*VARIANT_CONFIGS, *STOCK_CONFIGS)
+}
+
+
+def families() -> str:
+    """The stock model types that have position schemes, for messages."""
+    return ", ".join(config.model_type for config in VARIANT_CONFIGS)
+
+
+def family_of(config: PreTrainedConfig) -> Family:
+    """The description of the family of a config, stock or variant.
+
+    Raises:
+        ValueError: the config is of no family that has position schemes.
+    """
+    variant = VARIANT_CONFIGS.get(type(config), type(config))
+    if not issubclass(variant, PositionConfigMixin):
+        raise ValueError(
+            f"model type {config.model_type!r} has no position schemes; the families that have some are {families()}"
+        )
+    return variant.family
+
+
+def variant_config(config: PreTrainedConfig, position_scheme: str, **flags: Any) -> PositionConfigMixin:
+    """The config of a variant with the sizes of a config, stock or variant, validated. Flags that a variant has stay, as far as they apply.
+
+    Raises:
+        TypeError, ValueError: a flag is wrong.
+    """
+    cls = VARIANT_CONFIGS.get(type(config), type(config))
+    return cls.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
+
+
+def scheme_of(config: PreTrainedConfig) -> str:
+    """The `position_scheme` of a config; of a stock one, what its family's checkpoints were trained with."""
+    return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
+
+
+def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class that a checkpoint was saved as, stock or variant; the base model where its config does not say.
+
+    Raises:
+        ValueError: the config is of no family that has position schemes, or a stock one that names classes without.
+    """
+    family, classes = family_of(config), STOCK_MODELS if type(config) in STOCK_CONFIGS else VARIANT_MODELS
+    named = {cls.__name__: cls for cls in classes if cls.config_class is type(config)}
+    names = config.architectures or ()
+    for name in names:
+        # A stock head with a variant in it is loaded as the variant of the head.
+        for own in (name, f"Posenc{name}"):
+            if own in named:
+                return named[own]
+    if names and classes is VARIANT_MODELS:
+        raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(named)}")
+    return next(cls for name, cls in named.items() if name.endswith(f"{family.prefix}Model"))
