@@ -29,9 +29,6 @@ READS_LOCALLY = (
     "away was measured."
 )
 
-# Stages by their names of before 0.3.
-_RENAMED = {"heal": "distill"}
-
 
 @dataclass
 class ConversionReport:
@@ -130,16 +127,8 @@ class ConversionReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ConversionReport":
-        """The report of a `conversion.json`, of earlier versions too, whose distillation was called healing."""
-        entries = json.loads(text)
-        if "healing" in entries:
-            entries["distillation"] = entries.pop("healing")
-            entries["seconds"] = {
-                _RENAMED.get(stage, stage): time for stage, time in entries.get("seconds", {}).items()
-            }
-            for row in entries.get("rows", ()):
-                row["stage"] = _RENAMED.get(row["stage"], row["stage"])
-        return cls(**entries)
+        """The report of a `conversion.json`."""
+        return cls(**json.loads(text))
 
 
 def _finite(value: Any) -> Any:

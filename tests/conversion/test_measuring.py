@@ -88,13 +88,6 @@ def test_lengths_that_the_text_does_not_have_are_left_out(models):
         Yardstick(models[0], Windows(["w5 w6"], tiny_checkpoints.tokenizer()), 16, 16)
 
 
-def test_a_report_of_before_is_read():
-    report = ConversionReport("a", "t5", {}, 128, 128, rows=[{"stage": "distill", "length": 128}])
-    report.distillation, report.seconds = [{"step": 1}], {"distill": 2.0}
-    old = report.to_json().replace('"distillation"', '"healing"').replace('"distill"', '"heal"')
-    assert '"healing"' in old and ConversionReport.from_json(old) == report
-
-
 def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
     model = tiny_checkpoints.stock(head="ForMaskedLM")
     yardstick = Yardstick(model, text, 16, 48)

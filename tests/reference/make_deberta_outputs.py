@@ -8,7 +8,8 @@ It runs with the code of commit f96aaee, once; the tests only read what it left:
 
 Each folder of a model holds config.json and model.safetensors as `save_pretrained` wrote them (not the code, which lay there too), each
 folder of an adapter what PEFT wrote, and `stock` is the stock BERT that the adapters were trained on. outputs.safetensors has, for
-each length L, `L.input_ids`, `L.attention_mask` and `L.last_hidden_state`; the last length is three times the largest distance.
+each folder and each length L, `FOLDER.L.input_ids`, `FOLDER.L.attention_mask` and `FOLDER.L.last_hidden_state`; the last length is three
+times the largest distance.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
@@ -69,8 +70,9 @@ def save_outputs(model: nn.Module, folder: Path, pad_token_id: int, generator: t
             "attention_mask": attention_mask,
         }
         outputs = {**inputs, "last_hidden_state": model.eval()(**inputs).last_hidden_state}
-        tensors |= {f"{length}.{name}": value.contiguous() for name, value in outputs.items()}
-    save_file(tensors, folder / "outputs.safetensors")
+        tensors |= {f"{folder.name}.{length}.{name}": value.contiguous() for name, value in outputs.items()}
+    file = OUTPUTS / "outputs.safetensors"
+    save_file((load_file(file) if file.is_file() else {}) | tensors, file)
 
 
 def make_models() -> None:

@@ -38,10 +38,16 @@ TOLERANCE = 1e-5
 every_old_model = pytest.mark.parametrize("name", MODELS)
 
 
+def saved_outputs(name: str) -> dict[str, torch.Tensor]:
+    """Inputs and outputs of a model or an adapter, by `LENGTH.what`."""
+    every = load_file(BEFORE / "outputs.safetensors")
+    return {key.removeprefix(f"{name}."): value for key, value in every.items() if key.startswith(f"{name}.")}
+
+
 @torch.no_grad()
 def differences(model: nn.Module, name: str) -> list[float]:
     """How far a model is from what the code of before computed, by length."""
-    saved, found = load_file(BEFORE / name / "outputs.safetensors"), []
+    saved, found = saved_outputs(name), []
     for length in LENGTHS:
         batch = {key: saved[f"{length}.{key}"] for key in ("input_ids", "attention_mask")}
         output = model.eval()(**batch).last_hidden_state.float()
@@ -358,7 +364,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 model = AutoModel.from_pretrained({str(tmp_path / "again")!r}, trust_remote_code=True).eval()
 assert type(model).__module__.startswith("transformers_modules.")
-saved = load_file({str(BEFORE / name / "outputs.safetensors")!r})
+saved = load_file({str(BEFORE / "outputs.safetensors")!r})
+saved = {{key.removeprefix("{name}."): value for key, value in saved.items() if key.startswith("{name}.")}}
 with torch.no_grad():
     output = model(input_ids=saved["48.input_ids"], attention_mask=saved["48.attention_mask"]).last_hidden_state
 assert ((output - saved["48.last_hidden_state"]) * saved["48.attention_mask"][..., None]).abs().max() < {TOLERANCE}
@@ -387,7 +394,7 @@ def test_exported_it_computes_what_it_did(name, tmp_path):
 
     export_model(AutoModel.from_pretrained(BEFORE / name).eval(), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    saved = load_file(BEFORE / name / "outputs.safetensors")
+    saved = saved_outputs(name)
     for length in LENGTHS:
         given = {
             each.name: saved.get(f"{length}.{each.name}", torch.zeros(2, length, dtype=torch.long))
