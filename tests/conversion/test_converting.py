@@ -355,8 +355,9 @@ class TestReport:
     def test_a_killed_conversion_that_is_resumed_has_the_same_report(self, checkpoint, tmp_path):
         def command(out, *more):
             return [
-                *(sys.executable, "-m", "hf_posenc", "convert", str(checkpoint), str(out), "--position_scheme", "t5"),
-                *("--text", str(words_of(checkpoint)[0]), "--max_steps", "120", *more),
+                *(sys.executable, "-m", "hf_posenc", "convert", str(checkpoint), "--out", str(out)),
+                *("--position-scheme", "t5"),
+                *("--text", str(words_of(checkpoint)[0]), "--max-steps", "120", *more),
             ]
 
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -385,8 +386,8 @@ class TestReport:
 @pytest.mark.slow
 def test_two_processes_learn_from_two_texts_and_write_one_model(checkpoint, tmp_path):
     def run(out, *launcher):
-        command = [sys.executable, "-m", *launcher, "hf_posenc", "convert", str(checkpoint), str(out)]
-        command += ["--position_scheme", "t5", "--text", str(words_of(checkpoint)[0]), "--max_steps", "30"]
+        command = [sys.executable, "-m", *launcher, "hf_posenc", "convert", str(checkpoint), "--out", str(out)]
+        command += ["--position-scheme", "t5", "--text", str(words_of(checkpoint)[0]), "--max-steps", "30"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         environment["GLOO_SOCKET_IFNAME"] = worker.loopback()
         process = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=240)
