@@ -16,6 +16,7 @@ Writes results/conversion.json after each; what is there is left alone unless `-
 """
 
 import argparse
+import copy
 import csv
 import io
 import json
@@ -145,10 +146,12 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
     )
     found: dict[str, dict[int, dict]] = {}
     rope = model.config.position_scheme == "rope"
-    for length in LENGTHS[1:]:
+    for text in yardstick.texts[1:]:
+        length, alone = text.length, copy.copy(yardstick)
+        alone.texts = [text]  # each scaling is of one length
         for name, flags in (scalings(model.config.sizes.head_dim, length) if rope else {"none": {}}).items():
             scaled = hf_posenc.with_position_scheme(model, model.config.position_scheme, **flags) if flags else model
-            [row] = [row for row in yardstick.measure(scaled.eval(), name) if row["length"] == length]
+            [row] = alone.measure(scaled.eval(), name)
             found.setdefault(name, {})[length] = {
                 key: row[key]
                 for key in ("token_cosine", "centred_cosine", "spearman", "neighbours_kept")

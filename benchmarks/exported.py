@@ -45,6 +45,12 @@ def build(scheme: str, kind: str, length: int, layers: int) -> nn.Module:
     return exported
 
 
+def inputs_of(shape: str) -> dict[str, torch.Tensor]:
+    """A batch, with padding where it has more than one sequence."""
+    batch, length = map(int, shape.split("x"))
+    return make_batch(Size(length=length), batch, 0.125 if batch > 1 else 0.0, "cpu")
+
+
 def kinds(scheme: str) -> list[str]:
     """What there is of a scheme; Jina's architecture has Transformers' own kernels in any case."""
     return [SCHEME, EXPORTED] + [FAST] * (scheme != "rope")
@@ -59,8 +65,8 @@ def memory(scheme: str, kind: str, shape: str, arguments: argparse.Namespace) ->
 
 def measure(scheme: str, shape: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Seconds and bytes of a scheme's models, by kind."""
-    batch, length = map(int, shape.split("x"))
-    inputs = make_batch(Size(length=length), batch, 0.125 if batch > 1 else 0.0, "cpu")
+    inputs = inputs_of(shape)
+    length = inputs["input_ids"].shape[1]
     calls = {
         kind: partial(step, build(scheme, kind, length, arguments.layers), inputs, "forward") for kind in kinds(scheme)
     }
@@ -96,9 +102,9 @@ def main() -> None:
     logging.set_verbosity_error()
     if arguments.memory_of:
         scheme, kind, shape = arguments.memory_of
-        batch, length = map(int, shape.split("x"))
-        inputs = make_batch(Size(length=length), batch, 0.125 if batch > 1 else 0.0, "cpu")
-        print(measure_memory_of(build(scheme, kind, length, arguments.layers), inputs, "forward", "cpu"))
+        inputs = inputs_of(shape)
+        model = build(scheme, kind, inputs["input_ids"].shape[1], arguments.layers)
+        print(measure_memory_of(model, inputs, "forward", "cpu"))
         return
     results = [measure(scheme, shape, arguments) for scheme in SCHEMES for shape in SHAPES]
     report.write(NAME, {"layers": arguments.layers, "rounds": arguments.rounds, "results": results})

@@ -9,7 +9,6 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.modeling.models.family import Family
-from hf_posenc.modeling.schemes.base import AttentionScheme
 from hf_posenc.parameters import position_parameters
 
 from .checkpoints import keeps_positions
@@ -186,7 +185,7 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
         student: a variant, base model or with a head.
         teacher: the model of the same checkpoint, stock or variant.
         batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
-            some 2,000 tokens, one of vectors more.
+            some 2,000 tokens, one of vectors more, projections 20,000 or so.
         steps: of the minimisation, each one or two passes over the text in a layer.
     """
     family: Family = student.config.family
@@ -209,7 +208,7 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
 
 def rotates(attention: nn.Module) -> bool:
     """Whether a scheme rotates queries and keys (`rope`): all that their projections give then counts by the distance."""
-    return any(type(scheme).rotate is not AttentionScheme.rotate for scheme in attention.position_schemes)
+    return any(scheme.rotates for scheme in attention.position_schemes)
 
 
 def _sweep(
@@ -220,7 +219,8 @@ def _sweep(
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     kept = []
     for layer in range(len(own.layers)):
-        attention, turns = own.attention(layer), rotates(own.attention(layer))
+        attention = own.attention(layer)
+        turns = rotates(attention)
         observations = [
             observe(own, layer, index, original.run_for_weights(layer, index), batch, again=turns)
             for index, batch in enumerate(batches)

@@ -6,37 +6,26 @@ import math
 import re
 
 import long_documents
-import long_texts
 import pytest
 import tiny
 import torch
 from long_documents import Encoder, Reading, Score, chunks, interval, ndcg, truncated, whole
-from long_prose import prose
+from long_prose import save_reader, write_articles
 from recorded import change_lines, read_lines
-from scripts import save_checkpoint
 from transformers import AutoModel
 
 from hf_posenc.conversion import extend
 
 
-DIGITS = [f"{mark}{digit}" for digit in range(10) for mark in ("", "##")]
-
-
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Twelve articles to learn from, and as many to find things in."""
-    folder = tmp_path_factory.mktemp("text")
-    for name, first in (("train.txt", 0), ("test.txt", 12)):
-        articles = (f" \n = Title {n} = \n \n {prose(n)} \n" for n in range(first, first + 12))
-        (folder / name).write_text("".join(articles), encoding="utf-8")
-    return folder
+    return write_articles(tmp_path_factory.mktemp("text"), "train.txt", "test.txt", number=12)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, texts):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    known = " ".join([long_texts.FILLER, *sum(long_texts.facts(), ()), "pass key remember what is the for"])
-    return save_checkpoint(folder, f"{(texts / 'test.txt').read_text()} {known}", *DIGITS, dropout=0.0)
+    return save_reader(tmp_path_factory.mktemp("checkpoint"), texts / "test.txt")
 
 
 @pytest.fixture

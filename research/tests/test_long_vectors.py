@@ -6,36 +6,25 @@ import re
 import statistics
 
 import chunk_pooling
-import long_texts
 import long_vectors
 import pytest
 import tiny
 import torch
 from long_documents import chunks
-from long_prose import prose
+from long_prose import save_reader, write_articles
 from long_vectors import Method, cosines, every, late_chunks, neighbours, one, spans, states_of
-from scripts import save_checkpoint
 from transformers import AutoModel
-
-
-DIGITS = [f"{mark}{digit}" for digit in range(10) for mark in ("", "##")]
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Two files of eight articles."""
-    folder = tmp_path_factory.mktemp("text")
-    for name, first in (("valid.txt", 0), ("test.txt", 8)):
-        articles = (f" \n = Title {n} = \n \n {prose(n)} \n" for n in range(first, first + 8))
-        (folder / name).write_text("".join(articles), encoding="utf-8")
-    return folder
+    return write_articles(tmp_path_factory.mktemp("text"), "valid.txt", "test.txt", number=8)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory, texts):
-    folder = tmp_path_factory.mktemp("checkpoint")
-    known = " ".join([long_texts.FILLER, *sum(long_texts.facts(), ()), "pass key remember what is the for"])
-    return save_checkpoint(folder, f"{(texts / 'test.txt').read_text()} {known}", *DIGITS, dropout=0.0)
+    return save_reader(tmp_path_factory.mktemp("checkpoint"), texts / "test.txt")
 
 
 @pytest.fixture
