@@ -150,7 +150,7 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
         length, alone = text.length, copy.copy(yardstick)
         alone.texts = [text]  # each scaling is of one length
         for name, flags in (scalings(model.config.sizes.head_dim, length) if rope else {"none": {}}).items():
-            scaled = hf_posenc.with_position_scheme(model, model.config.position_scheme, **flags) if flags else model
+            scaled = hf_posenc.with_position_scheme(model, model.config.position_scheme, copy=True, **flags)
             [row] = alone.measure(scaled.eval(), name)
             found.setdefault(name, {})[length] = {
                 key: row[key]
