@@ -213,6 +213,14 @@ class TestOwnersAndPermissions:
 
 
 class TestNothingStays:
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_of_a_folder_after_an_error(self, error, folder):
+        (folder / "out").mkdir()
+        with pytest.raises(error), whole_folder(folder / "out") as made:
+            (made / "a").write_text("new")
+            raise error
+        assert names(folder) == ["out"] and names(folder / "out") == []
+
     @pytest.mark.parametrize("there", ["nothing", "a file", "a link", "a link that dangles", "a device"])
     def test_after_an_error(self, there, folder, device):
         path = folder / "a"

@@ -214,6 +214,19 @@ def test_no_vectors_are_given_for_a_module_that_is_more_than_a_matrix(kept_with_
         assert caching.vectors_of(linear, [linear]) is None
 
 
+class Quantized(torch.Tensor):
+    """A parameter of another class, as torchao's are."""
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_a_layer_with_quantized_parameters_is_not_plain(kept, name):
+    """Its scale may be one for all rows that are projected in one call."""
+    linear = kept.linear.eval()
+    assert caching.is_plain(linear)
+    setattr(linear, name, nn.Parameter(getattr(linear, name).detach().as_subclass(Quantized)))
+    assert not caching.is_plain(linear)
+
+
 def test_which_changes_are_seen_is_not_known_beforehand(kept):
     """Whoever knows the vector that tells changes can make one that it does not tell."""
     vector = torch.randn(256, generator=torch.Generator().manual_seed(0))
