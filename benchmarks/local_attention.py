@@ -29,7 +29,6 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.modeling.models.family import BERT
 from hf_posenc.tables import as_markdown
 
 
@@ -125,7 +124,7 @@ def measure_profile(name: str) -> dict[str, float]:
     """Milliseconds of a pass in bfloat16, by what they are spent on."""
     model, ids = reader(name)
     layers = model.encoder.layer
-    attentions = [BERT.self_attention_of(layer) for layer in layers]
+    attentions = [layer.attention.self for layer in layers]
     projections = [(one.query, one.key, one.value) for one in attentions]
     groups = {
         "self-attention": attentions,

@@ -46,7 +46,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.files import whole_file, write_whole
-from hf_posenc.modeling.schemes import caching
+from hf_posenc.modeling.kernels import caching
 from hf_posenc.tables import as_markdown
 
 

@@ -12,16 +12,9 @@ from .integrations.hooks import install, uninstall
 from .integrations.peft import train_positions
 from .integrations.stock_attention import set_attn_implementation
 from .integrations.unpadding import unpad
-from .modeling.models.configuration_posenc import (
-    PosencBertConfig,
-    PosencCamembertConfig,
-    PosencDistilBertConfig,
-    PosencElectraConfig,
-    PosencMPNetConfig,
-    PosencRobertaConfig,
-    PosencXLMRobertaConfig,
-)
+from .modeling.kernels.caching import cache_projections
 from .modeling.models.modeling_bert import (
+    PosencBertConfig,
     PosencBertForMaskedLM,
     PosencBertForMultipleChoice,
     PosencBertForNextSentencePrediction,
@@ -33,6 +26,7 @@ from .modeling.models.modeling_bert import (
     PosencBertModel,
 )
 from .modeling.models.modeling_camembert import (
+    PosencCamembertConfig,
     PosencCamembertForCausalLM,
     PosencCamembertForMaskedLM,
     PosencCamembertForMultipleChoice,
@@ -42,6 +36,7 @@ from .modeling.models.modeling_camembert import (
     PosencCamembertModel,
 )
 from .modeling.models.modeling_distilbert import (
+    PosencDistilBertConfig,
     PosencDistilBertForMaskedLM,
     PosencDistilBertForMultipleChoice,
     PosencDistilBertForQuestionAnswering,
@@ -50,6 +45,7 @@ from .modeling.models.modeling_distilbert import (
     PosencDistilBertModel,
 )
 from .modeling.models.modeling_electra import (
+    PosencElectraConfig,
     PosencElectraForCausalLM,
     PosencElectraForMaskedLM,
     PosencElectraForMultipleChoice,
@@ -60,6 +56,7 @@ from .modeling.models.modeling_electra import (
     PosencElectraModel,
 )
 from .modeling.models.modeling_mpnet import (
+    PosencMPNetConfig,
     PosencMPNetForMaskedLM,
     PosencMPNetForMultipleChoice,
     PosencMPNetForQuestionAnswering,
@@ -68,6 +65,7 @@ from .modeling.models.modeling_mpnet import (
     PosencMPNetModel,
 )
 from .modeling.models.modeling_roberta import (
+    PosencRobertaConfig,
     PosencRobertaForCausalLM,
     PosencRobertaForMaskedLM,
     PosencRobertaForMultipleChoice,
@@ -77,6 +75,7 @@ from .modeling.models.modeling_roberta import (
     PosencRobertaModel,
 )
 from .modeling.models.modeling_xlm_roberta import (
+    PosencXLMRobertaConfig,
     PosencXLMRobertaForCausalLM,
     PosencXLMRobertaForMaskedLM,
     PosencXLMRobertaForMultipleChoice,
@@ -85,7 +84,6 @@ from .modeling.models.modeling_xlm_roberta import (
     PosencXLMRobertaForTokenClassification,
     PosencXLMRobertaModel,
 )
-from .modeling.schemes.caching import cache_projections
 from .parameters import freeze_all_but_positions, position_parameters
 from .with_position_scheme import with_position_scheme
 

@@ -4,6 +4,9 @@ In the package the files lie in rooms below `modeling/`. transformers loads the 
 laid side by side there under their own names, which are unique, and their relative imports are changed to fit. Nothing else is, and nothing but
 this module knows of it.
 
+A checkpoint gets the files that its family's file imports, what these import, and so on. Of the schemes it gets those that it has and those that
+its family was trained with: `built_in.py` is written anew, with these alone. What makes models fast (`modeling/kernels/`) is imported by none of them.
+
 Saved again where hf_posenc is not installed, a model has its code copied by transformers: two files end in what transformers needs for that.
 """
 
@@ -22,9 +25,12 @@ from transformers.utils import CONFIG_NAME, cached_file, has_file
 from . import modeling
 from .files import write_whole
 from .modeling.models import configuration_posenc
-from .modeling.models.configuration_posenc import PositionConfigMixin
+from .modeling.models.configuration_posenc import CLASS_PREFIX, PositionConfigMixin
 from .modeling.models.family import Family
-from .modeling.schemes.table import SCHEMES, Source, sources_of
+from .modeling.schemes import built_in
+from .modeling.schemes.absolute import NoPositions
+from .modeling.schemes.base import PositionScheme
+from .modeling.schemes.table import SCHEMES, Source, scheme_names, sources_of
 
 
 PACKAGE = Path(__file__).parent
@@ -32,6 +38,7 @@ MODELING = Path(inspect.getfile(modeling)).parent
 # File beside a checkpoint -> where it is in the package.
 HOMES: dict[str, Path] = {path.name: path for path in sorted(MODELING.rglob("*.py")) if path.name != "__init__.py"}
 CONFIGURATION = Path(inspect.getfile(configuration_posenc)).name
+BUILT_IN = Path(inspect.getfile(built_in))
 # What the files of registered schemes import from: it is saved with them alone.
 SCHEME = PACKAGE / "scheme.py"
 # In there: schemes are checked when they are registered here, and beside a checkpoint taken as they are.
@@ -41,40 +48,79 @@ RELATIVE_IMPORT = re.compile(r"^(\s*from )(\.+)((?:\w+\.)*)(\w+)(?= import)", re
 
 # What every environment has in which a checkpoint with the file of a scheme can be loaded; transformers requires numpy.
 TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
-# Modules that had other names beside checkpoints before 0.3.0, or none of their own.
-_AT_HOME = {"scheme": "hf_posenc.scheme", "schemes": "hf_posenc.modeling.schemes.table"}
+# Modules that have or had other names beside checkpoints.
+_AT_HOME = {
+    "scheme": "hf_posenc.scheme",
+    "schemes": "hf_posenc.modeling.schemes.table",
+    "relative_positions": "hf_posenc.modeling.schemes.positions",
+}
 
 
 def code_files(config: PositionConfigMixin) -> dict[str, str]:
-    """The code that is saved with a config, name -> text: its family's file, what that imports, and registered schemes."""
+    """The code that is saved with a config, name -> text: its family's file, what that imports, its schemes, and registered ones."""
     registered = sources_of(config.position_scheme)
-    texts = {**_code_of(config.family)}
+    needed = {*config.schemes, *scheme_names(config.family.native_scheme), NoPositions.name}
+    schemes = tuple(scheme for scheme in built_in.BUILT_IN if scheme.name in needed)
+    imported = [name for source in registered.values() for name in RELATIVE_IMPORT.findall(source.text)]
+    texts = {**_code_of(config.family, schemes, frozenset(name[-1] for name in imported))}
     if registered:
         texts[SCHEME.name] = flat(SCHEME.read_text(encoding="utf-8").replace(*REGISTERS))
         texts |= {f"{source.module}.py": source.text for source in registered.values()}
-    texts[CONFIGURATION] += _end_of_configuration(sorted({*texts} - {CONFIGURATION}), registered)
+    texts[config.modeling_file] += _end_of_modeling(config.family, sorted({*texts} - {config.modeling_file}))
+    texts[CONFIGURATION] += _end_of_configuration(registered)
     return {name: texts[name] for name in sorted(texts)}
 
 
 @functools.cache
-def _code_of(family: Family) -> dict[str, str]:
-    texts = {path.name: flat(path.read_text(encoding="utf-8")) for path in reached(HOMES[family.modeling_file])}
-    texts[family.modeling_file] += _end_of_modeling(family)
+def _code_of(
+    family: Family, schemes: tuple[type[PositionScheme], ...], others: frozenset[str] = frozenset()
+) -> dict[str, str]:
+    """The code of a family with some of the schemes.
+
+    Args:
+        others: names of modules that files of registered schemes import.
+    """
+    own = [Path(inspect.getfile(scheme)) for scheme in schemes]
+    if others:
+        own += [SCHEME, *(HOMES[f"{name}.py"] for name in others if f"{name}.py" in HOMES)]
+    files = reached(HOMES[family.modeling_file], *own) - {SCHEME}
+    texts = {path.name: flat(path.read_text(encoding="utf-8")) for path in files}
+    texts[BUILT_IN.name] = _built_in(schemes)
     return texts
 
 
-def reached(file: Path) -> set[Path]:
-    """A file below `modeling/`, what it imports from there, what that imports, and so on."""
-    found, open_ends = set(), {file}
+def _built_in(schemes: tuple[type[PositionScheme], ...]) -> str:
+    """The text of `built_in.py` with some of the schemes."""
+    by_module: dict[str, list[str]] = {}
+    for scheme in schemes:
+        by_module.setdefault(scheme.__module__.rpartition(".")[2], []).append(scheme.__name__)
+    return "\n".join(
+        [
+            '"""The schemes that this checkpoint needs."""',
+            "",
+            *(f"from .{module} import {', '.join(sorted(names))}" for module, names in sorted(by_module.items())),
+            "",
+            f"BUILT_IN = ({', '.join(scheme.__name__ for scheme in schemes)},)",
+            'OTHERS = "others are in hf_posenc: install it, and import it before the model is loaded"',
+            "",
+        ]
+    )
+
+
+def reached(*files: Path) -> set[Path]:
+    """Files of the package, what they import from `modeling/`, what that imports, and so on; of the schemes in the table none by that."""
+    found, open_ends = set(), {*files}
     while open_ends:
         found |= open_ends
-        open_ends = {other for path in open_ends for other in _imported(path)} - found
+        open_ends = {other for path in open_ends - {BUILT_IN} for other in _imported(path)} - found
     return found
 
 
 def _imported(file: Path) -> Iterable[Path]:
     for _, dots, rooms, name in RELATIVE_IMPORT.findall(file.read_text(encoding="utf-8")):
-        yield file.parents[len(dots) - 1].joinpath(*rooms.split(".")[:-1], f"{name}.py")
+        path = file.parents[len(dots) - 1].joinpath(*rooms.split(".")[:-1], f"{name}.py")
+        if MODELING in path.parents:
+            yield path
 
 
 def flat(text: str) -> str:
@@ -82,16 +128,9 @@ def flat(text: str) -> str:
     return RELATIVE_IMPORT.sub(r"\1.\4", text)
 
 
-def _end_of_configuration(others: list[str], registered: dict[str, Source]) -> str:
-    """Lines that transformers looks for, and the schemes that are not of the package."""
-    lines = [
-        "",
-        "",
-        "# transformers copies what these lines name, before 5.10 nothing else. None of them runs.",
-        "if False:",
-        *(f"    from .{name.removesuffix('.py')} import __name__" for name in others),
-        f"{PositionConfigMixin.__name__}._auto_class = 'AutoConfig'",
-    ]
+def _end_of_configuration(registered: dict[str, Source]) -> str:
+    """What transformers looks for in a config's class, and the schemes that are not of the package."""
+    lines = ["", "", f"{PositionConfigMixin.__name__}._auto_class = 'AutoConfig'"]
     if registered:
         classes = {source.module: [] for source in registered.values()}
         for name, source in registered.items():
@@ -103,19 +142,24 @@ def _end_of_configuration(others: list[str], registered: dict[str, Source]) -> s
     return "\n".join([*lines, ""])
 
 
-def _end_of_modeling(family: Family) -> str:
-    """Which Auto class loads each class: transformers copies the code of classes that say so."""
+def _end_of_modeling(family: Family, others: list[str]) -> str:
+    """Which Auto class loads each class: transformers copies the code of classes that say so. And what that code is.
+
+    Args:
+        others: all files but the family's own.
+    """
     first = {name: auto for auto, name in reversed(family.auto_classes.items())}
-    lines = [f"{name}._auto_class = '{auto}'" for name, auto in sorted(first.items())]
-    return "\n".join(
-        [
-            "",
-            "",
-            "# Saved again without hf_posenc, classes with these have their code copied by transformers.",
-            *lines,
-            "",
-        ]
-    )
+    lines = [
+        "",
+        "",
+        "# Saved again without hf_posenc, classes with these have their code copied by transformers.",
+        *(f"{name}._auto_class = '{auto}'" for name, auto in sorted(first.items())),
+        "# It copies what these lines name, before 5.10 nothing else. None of them runs.",
+        "if False:",
+        *(f"    from .{name.removesuffix('.py')} import __name__" for name in others),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def write(config: PositionConfigMixin, folder: str | os.PathLike) -> None:
@@ -137,8 +181,7 @@ def check_folder(config: PositionConfigMixin, folder: str | os.PathLike) -> None
         FileExistsError: the folder holds such a file.
     """
     written = Path(folder, CONFIG_NAME)
-    module = CONFIGURATION.removesuffix(".py")
-    if written.is_file() and f'"{module}.' in written.read_text(encoding="utf-8", errors="ignore"):
+    if written.is_file() and f".{CLASS_PREFIX}" in written.read_text(encoding="utf-8", errors="ignore"):
         return  # it is the folder of a checkpoint with this code
     for name, text in code_files(config).items():
         file = Path(folder, name)

@@ -19,14 +19,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import nn
 from transformers.utils import cached_file, logging
 
 from .checkpoint_code import HOMES, SCHEME, at_home, travelling
+from .modeling.extras import EXTRAS
 from .modeling.models.configuration_posenc import SCHEME_FILES
 from .modeling.schemes import table as schemes
 from .modeling.schemes.base import AttentionScheme, EmbeddingScheme, PositionScheme
 from .modeling.schemes.flags import Flag, Kind
 from .modeling.schemes.table import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
+from .modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
 
 
 logger = logging.get_logger(__name__)
@@ -320,7 +324,8 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
         if name not in SCHEMES:
             _register_beside(Path(file), name, cls)
             continue
-        if file is None or _text(Path(file), Path(file).read_bytes()) == SOURCES[name].text:
+        # Files of the package had other names beside checkpoints before.
+        if file is None or at_home(_text(Path(file), Path(file).read_bytes())) == at_home(SOURCES[name].text):
             continue
         if SCHEMES[name].__module__.startswith(FROM_CHECKPOINT):
             raise ValueError(
@@ -343,3 +348,92 @@ def _register_beside(file: Path, name: str, cls: str) -> None:
     if scheme.name != name:
         raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
     schemes.register(scheme, Source(file.absolute(), text))
+
+
+# Kind of score term -> its tensors, and how many dimensions they may have.
+DIMENSIONS: dict[type, dict[str, tuple[int, ...]]] = {
+    RelativeTerm: {
+        "rows": (1, 3),
+        "query_table": (3,),
+        "key_table": (3,),
+        "bias": (2, 3),
+        "value_table": (2,),
+        "query_bias": (2,),
+    },
+    PairTerm: {"bias": (4,)},
+    ProductTerm: {"query": (4,), "key": (4,)},
+    SumTerm: {"scale": (3,), "query": (3,), "key": (3,)},
+}
+
+
+def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[Term]:
+    """What `terms` of a scheme returned, if it is a list of score terms whose tensors have the right number of dimensions.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a tensor has another number of dimensions.
+    """
+    who = f"`terms` of position_scheme {scheme.name!r}"
+    if not isinstance(terms, list):
+        raise TypeError(f"{who} must return a list of score terms, got {type(terms).__name__}")
+    for term in terms:
+        if (dimensions := DIMENSIONS.get(type(term))) is None:
+            kinds = ", ".join(kind.__name__ for kind in DIMENSIONS)
+            raise TypeError(f"{who} must return a list of {kinds}, got {type(term).__name__} in it")
+        for name, possible in dimensions.items():
+            value = getattr(term, name)
+            if value is not None and value.dim() not in possible:
+                wanted = " or ".join(map(str, possible))
+                raise ValueError(
+                    f"{who} returned a {type(term).__name__} whose {name} must have {wanted} dimensions, got {tuple(value.shape)}"
+                )
+    return terms
+
+
+def checked_rotation(
+    scheme: "AttentionScheme", rotated: Any, query: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `rotate` of a scheme returned, if it is a query and a key of the shapes that it was given.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a shape is another.
+    """
+    who = f"`rotate` of position_scheme {scheme.name!r}"
+    if not isinstance(rotated, tuple) or len(rotated) != 2 or not all(map(torch.is_tensor, rotated)):
+        raise TypeError(f"{who} must return a tuple of query and key, got {type(rotated).__name__}")
+    for name, own, given in zip(("query", "key"), rotated, (query, key)):
+        if own.shape != given.shape:
+            raise ValueError(f"{who} must return a {name} of {tuple(given.shape)}, got {tuple(own.shape)}")
+    return rotated
+
+
+@contextmanager
+def nothing_replaced(scheme: "PositionScheme", module: nn.Module) -> Iterator[None]:
+    """While a scheme registers its parameters on a module.
+
+    Raises:
+        ValueError: under a name that something of the module has already, of transformers or of another scheme.
+    """
+    before = _attributes(module)
+    yield
+    now = _attributes(module)
+    taken = [name for name, value in now.items() if before.get(name, value) is not value]
+    taken += [name for name in now.keys() - before.keys() if hasattr(type(module), name)]
+    if taken:
+        names = " and ".join(repr(name) for name in sorted(taken))
+        raise ValueError(
+            f"position_scheme {scheme.name!r} registers {names} on {type(module).__name__}, which has that already, of transformers "
+            "or of another scheme: give it another name, such as the scheme's"
+        )
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {**vars(module), **module._parameters, **module._buffers, **module._modules}
+
+
+EXTRAS.checked_terms, EXTRAS.checked_rotation, EXTRAS.nothing_replaced = (
+    checked_terms,
+    checked_rotation,
+    nothing_replaced,
+)

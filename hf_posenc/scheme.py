@@ -26,8 +26,7 @@ from .modeling.schemes.parameters import (
     xavier,
     zeros,
 )
-from .modeling.schemes.positions import Positions
-from .modeling.schemes.relative_positions import deberta_bucket, expand_to_pairs, relative_distances, t5_bucket
+from .modeling.schemes.positions import Positions, deberta_bucket, expand_to_pairs, relative_distances, t5_bucket
 from .modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from .modeling.torch_state import is_traced
 

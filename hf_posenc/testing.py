@@ -25,14 +25,14 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
 from .custom_schemes import register_scheme
-from .modeling.kernels.attention import FEWEST_SCORES
-from .modeling.models.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.kernels.fast import FEWEST_SCORES
+from .modeling.models.configuration_posenc import PositionConfigMixin
 from .modeling.models.self_attention import EMBEDDINGS, ENCODER
 from .modeling.schemes.base import AttentionContext, AttentionScheme, EmbeddingScheme, PositionScheme
 from .modeling.schemes.parameters import PositionConstant
 from .modeling.schemes.table import SCHEMES, SOURCES
 from .parameters import position_parameters
-from .variants import CONFIG_CLASSES, STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS
+from .variants import CONFIG_CLASSES, CONFIGS, STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS
 
 
 VOCABULARY, HEADS = 99, 4

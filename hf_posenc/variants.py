@@ -4,32 +4,44 @@ A variant's class is named as the stock class with "Posenc" before it, and stand
 transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
 """
 
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .modeling.models import configuration_posenc
-from .modeling.models.configuration_posenc import CONFIGS, PositionConfigMixin
+from .modeling.models import (
+    modeling_bert,
+    modeling_camembert,
+    modeling_distilbert,
+    modeling_electra,
+    modeling_mpnet,
+    modeling_roberta,
+    modeling_xlm_roberta,
+)
+from .modeling.models.configuration_posenc import PositionConfigMixin
 from .modeling.models.family import Family
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
 
 
-def _modeling(family: Family) -> ModuleType:
-    return import_module(f".modeling.models.{family.modeling_file.removesuffix('.py')}", __package__)
-
-
+# The file and the config class of every family.
+_FAMILIES = (
+    (modeling_bert, modeling_bert.PosencBertConfig),
+    (modeling_roberta, modeling_roberta.PosencRobertaConfig),
+    (modeling_xlm_roberta, modeling_xlm_roberta.PosencXLMRobertaConfig),
+    (modeling_camembert, modeling_camembert.PosencCamembertConfig),
+    (modeling_electra, modeling_electra.PosencElectraConfig),
+    (modeling_distilbert, modeling_distilbert.PosencDistilBertConfig),
+    (modeling_mpnet, modeling_mpnet.PosencMPNetConfig),
+)
+CONFIGS: tuple[type[PositionConfigMixin], ...] = tuple(config for _, config in _FAMILIES)
 # Stock config class -> the variant's.
 VARIANT_CONFIGS: dict[type[PreTrainedConfig], type[PositionConfigMixin]] = {
-    getattr(configuration_posenc, f"{config.family.prefix}Config"): config for config in CONFIGS
+    getattr(module, f"{config.family.prefix}Config"): config for module, config in _FAMILIES
 }
 # Stock model class -> the variant's, base models and heads.
 VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
     getattr(module, name): getattr(module, f"Posenc{name}")
-    for family in (config.family for config in CONFIGS)
-    for module in (_modeling(family),)
-    for name in (f"{family.prefix}{head}" for head in dict.fromkeys(family.heads.values()))
+    for module, config in _FAMILIES
+    for name in (f"{config.family.prefix}{head}" for head in dict.fromkeys(config.family.heads.values()))
 }
 # The base models among these.
 BASE_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {

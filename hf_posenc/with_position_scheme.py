@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from .inside import model_inside, module_inside
 from .integrations.unpadding import remove_hooks
-from .modeling.kernels.window import window_settings
+from .modeling.attention.window import window_settings
 from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
 from .modeling.schemes.flags import UNPAD

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiny
 from fresh_process import run_fresh
 from tiny import FAMILIES, build
 from transformers.dynamic_module_utils import get_relative_import_files, get_relative_imports
@@ -14,6 +15,7 @@ from transformers.dynamic_module_utils import get_relative_import_files, get_rel
 import hf_posenc
 from hf_posenc import checkpoint_code
 from hf_posenc.checkpoint_code import HOMES, MODELING, code_files, flat, reached
+from hf_posenc.modeling.schemes.table import SCHEMES, SOURCES
 
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -57,15 +59,34 @@ if x:
     )
 
 
-@every_family
-def test_a_file_beside_a_checkpoint_is_that_of_the_package_but_for_its_imports(family):
-    config = FAMILIES[family]()
+def files_of(scheme: str) -> set[str]:
+    """Names of the files of schemes that are joined by '+'."""
+    return {f"{SCHEMES[name].__module__.rpartition('.')[2]}.py" for name in scheme.split("+")}
+
+
+@tiny.cross(family=[*FAMILIES], scheme=[*SCHEMES, "tupe+t5", "sinusoidal+deberta"], strength=1)
+def test_a_file_beside_a_checkpoint_is_that_of_the_package_but_for_its_imports(family, scheme):
+    config = FAMILIES[family](position_scheme=scheme)
     files = code_files(config)
-    assert {*files} == {path.name for path in reached(HOMES[config.modeling_file])}
+    assert {path.name for path in reached(HOMES[config.modeling_file])} <= {*files}
     others = {other.modeling_file for other in FAMILIES.values() if other.modeling_file != config.modeling_file}
     assert not others & {*files}
+    # The schemes that are in use, those of the family's checkpoints, and what these import.
+    needed = files_of(f"{scheme}+{config.family.native_scheme}")
+    other_schemes = (
+        files_of("+".join(name for name in SCHEMES if name not in SOURCES))
+        - needed
+        - ({"sinusoidal.py"} if {"rope", "transformer_xl"} & {*scheme.split("+")} else set())
+    )
+    assert needed <= {*files} and not other_schemes & {*files}
+    assert not {path.name for path in (MODELING / "kernels").iterdir()} & {*files}
     for name, text in files.items():
         own = HOMES[name].read_text(encoding="utf-8")
+        if name == "built_in.py":
+            names = [found for node in relative_imports(text) for found in (alias.name for alias in node.names)]
+            assert {scheme.__name__ for scheme in SCHEMES.values() if scheme.__name__ in names} == {*names}
+            assert sum(text.count(f"{found},") for found in names) >= len(names)
+            continue
         if name in ("configuration_posenc.py", config.modeling_file):
             assert text.startswith(flat(own))
         else:
@@ -75,16 +96,15 @@ def test_a_file_beside_a_checkpoint_is_that_of_the_package_but_for_its_imports(f
 
 
 @every_family
-def test_the_two_files_that_transformers_loads_name_all_others(family, tmp_path):
-    """Before 5.10 it copies, of a checkpoint in a folder, these two and what they import themselves."""
+def test_the_file_that_transformers_loads_names_all_others(family, tmp_path):
+    """Before 5.10 it copies, of a checkpoint in a folder, this one and what it imports itself."""
     config = FAMILIES[family]()
     config.save_pretrained(tmp_path)
-    files = {*code_files(config)}
-    first = tmp_path / "configuration_posenc.py"
-    assert {f"{name}.py" for name in get_relative_imports(first)} == files - {first.name}
-    assert {Path(file).name for file in get_relative_import_files(tmp_path / config.modeling_file)} >= files - {
-        config.modeling_file
-    }
+    others = {*code_files(config)} - {config.modeling_file}
+    first = tmp_path / config.modeling_file
+    assert {reference.split(".")[0] for reference in config.to_dict()["auto_map"].values()} == {first.stem}
+    assert {f"{name}.py" for name in get_relative_imports(first)} == others
+    assert {Path(file).name for file in get_relative_import_files(first)} >= others
 
 
 @every_family
@@ -92,9 +112,8 @@ def test_classes_beside_a_checkpoint_say_which_auto_class_loads_them(family, tmp
     FAMILIES[family]().save_pretrained(tmp_path / "beside_it")
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(f"beside_it.{FAMILIES[family].modeling_file.removesuffix('.py')}")
-    configuration = importlib.import_module("beside_it.configuration_posenc")
     try:
-        assert getattr(configuration, FAMILIES[family].__name__)._auto_class == "AutoConfig"
+        assert getattr(module, FAMILIES[family].__name__)._auto_class == "AutoConfig"
         served = {}
         for auto, name in FAMILIES[family].auto_classes.items():
             served.setdefault(name, auto)

@@ -1,5 +1,6 @@
 """Schemes from outside the package: registered, used, saved with their file, loaded with hf_posenc and without."""
 
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -534,7 +535,7 @@ from torch import nn
         == """
 from hf_posenc.scheme import AttentionScheme, zeros
     from hf_posenc.modeling.schemes.flags import Flag
-from hf_posenc.modeling.schemes.relative_positions import (
+from hf_posenc.modeling.schemes.positions import (
 from hf_posenc.modeling.schemes.table import register as register_scheme
 from hf_posenc.modeling.schemes.table import register
 from hf_posenc.modeling.schemes.deberta import Deberta
@@ -611,6 +612,17 @@ class TestTravelling:
         assert not any("another text" in line for line in said)
         build("key_decay").save_pretrained(saved / "again")
         assert (saved / "again" / "key_decay.py").read_text() == (saved / "key_decay.py").read_text()
+
+    @pytest.mark.parametrize(
+        "old, new", [(".scheme", ".scheme"), (".relative_positions", ".positions"), (".schemes", ".table")]
+    )
+    def test_a_file_from_before_that_imports_the_same_is_the_same(self, old, new, saved, said):
+        """Files of the package had other names beside checkpoints."""
+        text = (saved / "key_decay.py").read_text().replace("from .scheme import", f"from {new} import")
+        SOURCES["key_decay"] = dataclasses.replace(SOURCES["key_decay"], text=text)
+        (saved / "key_decay.py").write_text(text.replace(f"from {new} import", f"from {old} import"))
+        AutoModel.from_pretrained(saved)
+        assert not any("another text" in line for line in said)
 
     def test_a_file_that_says_something_else_is_told(self, saved, said):
         file = saved / "key_decay.py"

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import BertModel
 
 from hf_posenc.modeling.models.modeling_posenc import PosencPreTrainedModel
-from hf_posenc.modeling.schemes.relative_positions import deberta_bucket
+from hf_posenc.modeling.schemes.positions import deberta_bucket
 
 
 TRACED = 12

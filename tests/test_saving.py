@@ -310,7 +310,7 @@ def test_a_saved_variant_has_its_code_beside_it_and_nothing_else(family, tmp_pat
     auto_map = json.loads((tmp_path / "0/config.json").read_text())["auto_map"]
     module = Path(FAMILIES[family].modeling_file).stem
     assert auto_map == {
-        "AutoConfig": f"configuration_posenc.{FAMILIES[family].__name__}",
+        "AutoConfig": f"{FAMILIES[family].modeling_file.removesuffix('.py')}.{FAMILIES[family].__name__}",
         **{auto: f"{module}.{name}" for auto, name in FAMILIES[family].auto_classes.items()},
     }
 

@@ -17,8 +17,8 @@ import hf_posenc
 from hf_posenc.integrations import stock_attention
 from hf_posenc.integrations.stock_attention import attention as own_attention
 from hf_posenc.integrations.stock_attention import deberta, mpnet
-from hf_posenc.modeling.kernels import attention as position_attention
-from hf_posenc.modeling.schemes import caching
+from hf_posenc.modeling.kernels import caching, fast
+from hf_posenc.modeling.schemes.positions import expand_to_pairs
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def blocks(monkeypatch):
 
     attend = own_attention.blockwise_attention
     monkeypatch.setattr(own_attention, "blockwise_attention", counted)
-    monkeypatch.setattr(position_attention, "FEWEST_SCORES", 0)
-    monkeypatch.setattr(position_attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+    monkeypatch.setattr(fast, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)
     return calls
 
@@ -423,8 +423,8 @@ def test_rows_are_those_of_transformers(length, span, buckets, max_distance):
     pairs = modeling_deberta_v2.build_relative_position(queries, queries, buckets, max_distance)
     expected = (pairs + span).clamp(0, 2 * span - 1)[0]
     relative, rows, start, stop = deberta._reached(length, span, buckets, max_distance)
-    assert torch.equal(position_attention.expand_to_pairs(relative, length, length), pairs[0])
-    assert torch.equal(position_attention.expand_to_pairs(rows, length, length), expected)
+    assert torch.equal(expand_to_pairs(relative, length, length), pairs[0])
+    assert torch.equal(expand_to_pairs(rows, length, length), expected)
     assert (start, stop) == (int(expected.min()), int(expected.max()) + 1)
 
 

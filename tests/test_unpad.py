@@ -40,7 +40,7 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc.integrations import unpadding
-from hf_posenc.modeling.kernels import attention, packing
+from hf_posenc.modeling.kernels import fast, packing
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 
@@ -143,8 +143,8 @@ class TestVariants:
         assert not packed
         model.config.unpad = True
         if path == "blocks":
-            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
-            monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+            monkeypatch.setattr(fast, "FEWEST_SCORES", 1)
+            monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
         assert_same(trained(model, batch), expected, batch)
         [used] = packed
         assert len(used.groups) > 1 or padding != "right"
@@ -157,8 +157,8 @@ class TestVariants:
         expected = trained(model, batch)
         model.config.unpad = True
         if path == "blocks":
-            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
-            monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+            monkeypatch.setattr(fast, "FEWEST_SCORES", 1)
+            monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
         assert_same(trained(model, batch), expected, batch)
         assert len(packed) == 1
 
@@ -544,8 +544,8 @@ class TestStock:
         model = stock(family)
         expected = trained(model, batch)
         if path == "blocks":
-            monkeypatch.setattr(attention, "FEWEST_SCORES", 1)
-            monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+            monkeypatch.setattr(fast, "FEWEST_SCORES", 1)
+            monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
         hf_posenc.unpad(model)
         if family in DEBERTA or family == "mpnet":
             hf_posenc.set_attn_implementation(model, backend)

@@ -55,7 +55,7 @@ def files_that_trust_runs(page: str) -> str:
     """The list of schemes' files."""
     modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
     files = ", ".join(f"`{name}`" for name in sorted(Path(module.__file__).name for module in modules))
-    return re.sub(r"and the schemes \([^)]*\)", lambda _: f"and the schemes ({files})", page)
+    return re.sub(r"schemes \([^)]*\)", lambda _: f"schemes ({files})", page)
 
 
 def files_beside_a_card(card: str) -> str:

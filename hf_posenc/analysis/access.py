@@ -16,9 +16,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 
 from ..inspection import check_exists, checked_config
 from ..language_reference import language_reference
-from ..modeling.kernels.attention import score_bias
-from ..modeling.kernels.blockwise import Term
-from ..modeling.kernels.window import window_settings
+from ..modeling.attention.backends import score_bias
+from ..modeling.attention.window import window_settings
 from ..modeling.models.configuration_posenc import flags_in_use
 from ..modeling.models.embeddings import Add, Concat, SideBySide
 from ..modeling.models.family import Family, Sizes
@@ -26,7 +25,7 @@ from ..modeling.models.self_attention import PositionSelfAttention
 from ..modeling.schemes.flags import WINDOW
 from ..modeling.schemes.parameters import without_bias
 from ..modeling.schemes.table import scheme_names
-from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
+from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
 from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 from ..weights import weights_of

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from .. import inspection
 from ..export.onnx import exporting
 from ..modeling.models.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes.relative_positions import t5_bucket
+from ..modeling.schemes.positions import t5_bucket
 from ..modeling.schemes.table import scheme_names
 from ..parameters import position_parameters
 from ..variants import family_of, variant_config

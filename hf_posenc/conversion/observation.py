@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_posenc.modeling.kernels.attention import score_bias
+from hf_posenc.modeling.attention.backends import score_bias
 from hf_posenc.modeling.models.family import Family
 from hf_posenc.modeling.schemes.base import AttentionContext
 

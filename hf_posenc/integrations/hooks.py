@@ -26,7 +26,6 @@ from transformers.utils import logging
 
 from ..custom_schemes import provide_schemes, trusting_code
 from ..modeling.models.configuration_posenc import (
-    CONFIGS,
     FLAGS,
     LEGACY_KEY,
     READ_FROM,
@@ -36,7 +35,7 @@ from ..modeling.models.configuration_posenc import (
     legacy_scheme,
 )
 from ..modeling.stock_interface import tells_versions
-from ..variants import STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
+from ..variants import CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
 from . import saving, stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..modeling.kernels.window import window_settings
+from ..modeling.attention.window import window_settings
 from ..modeling.models.configuration_posenc import FLAGS, READ_FROM, PositionConfigMixin, carries_flags, stored_flags
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, check_built_as_configured
 from ..modeling.schemes.flags import UNPAD

@@ -9,8 +9,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
-from ..modeling.models.modeling_posenc import PosencPreTrainedModel
-from ..modeling.schemes.table_versions import read_table_as
+from ..modeling.models.modeling_posenc import PosencPreTrainedModel, read_table_as
 from .changes import AtImport, Changes, hook_method
 
 
@@ -18,7 +17,7 @@ TRAINER = "transformers.trainer"
 
 
 def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoint: str, model: Any = None) -> None:
-    """`Trainer._load_from_checkpoint`: a run that began before 0.3.0 goes on as it was (see `modeling/schemes/table_versions.py`)."""
+    """`Trainer._load_from_checkpoint`: a run that began before 0.3.0 goes on as it was (see [`Deberta`])."""
     original(resume_from_checkpoint, model)
     config = Path(resume_from_checkpoint, CONFIG_NAME)
     entries = PreTrainedConfig._dict_from_json_file(config) if config.is_file() else {}

@@ -19,7 +19,8 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
 from ..inside import module_inside
-from ..modeling.kernels.attention import attend_without_terms, split_heads
+from ..modeling.attention.backends import attend_without_terms
+from ..modeling.kernels.fast import split_heads
 from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of
 from ..modeling.models.family import Family
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel

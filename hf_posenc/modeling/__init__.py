@@ -1,2 +1,4 @@
-"""All that is saved with a checkpoint, and nothing else: `torch_state`, `constants` and `stock_interface`, `schemes`, `kernels` and `models`, each
-importing those before it alone."""
+"""The models with positions. `schemes`, `attention` and `models` are saved with a checkpoint, as far as it needs them; `kernels`, which make
+them fast, are not. Beside the rooms: `torch_state`, `extras` and `stock_interface`."""
+
+from .kernels import fast  # noqa: F401

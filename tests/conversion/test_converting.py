@@ -219,7 +219,7 @@ class TestLonger:
         model, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_length=96, train="none")
         distances = -torch.arange(96)
         config = model.config
-        rows = hf_posenc.modeling.schemes.relative_positions.t5_bucket(
+        rows = hf_posenc.modeling.schemes.positions.t5_bucket(
             distances, config.position_buckets, config.position_max_distance
         )
         assert not {*rows[:32].tolist()} & {*rows[32:].tolist()}

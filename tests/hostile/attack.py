@@ -26,7 +26,7 @@ from loop import note  # noqa: E402
 
 import hf_posenc  # noqa: E402
 from hf_posenc.modeling.kernels import packing  # noqa: E402
-from hf_posenc.modeling.schemes.caching import cache_projections  # noqa: E402
+from hf_posenc.modeling.kernels.caching import cache_projections  # noqa: E402
 from hf_posenc.modeling.schemes.table import SCHEMES  # noqa: E402
 
 

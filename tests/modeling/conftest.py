@@ -3,13 +3,13 @@
 import pytest
 from tiny import PATHS
 
-from hf_posenc.modeling.kernels import attention
+from hf_posenc.modeling.kernels import fast
 
 
 def compute_in_blocks(monkeypatch) -> None:
     """Sequences of any length, with and without gradients."""
     for limit in ("FEWEST_SCORES", "FEWEST_SCORES_WITH_VIEWS"):
-        monkeypatch.setattr(attention, limit, 0)
+        monkeypatch.setattr(fast, limit, 0)
 
 
 @pytest.fixture

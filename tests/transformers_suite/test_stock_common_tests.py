@@ -12,7 +12,7 @@ from transformers_suite.test_common_tests import common_tests  # noqa: F401  the
 
 from hf_posenc.integrations.stock_attention import attention as stock_attention
 from hf_posenc.integrations.stock_attention import mpnet
-from hf_posenc.modeling.kernels import attention
+from hf_posenc.modeling.kernels import fast
 
 
 pytestmark = pytest.mark.slow
@@ -80,8 +80,8 @@ def test_common_tests_pass_in_blocks_and_skip_nothing_that_passes_in_eager(case,
         return attend(*arguments)
 
     monkeypatch.setattr(stock_attention, "blockwise_attention", counted)
-    monkeypatch.setattr(attention, "FEWEST_SCORES", 0)
-    monkeypatch.setattr(attention, "FEWEST_SCORES_WITH_VIEWS", 0)
+    monkeypatch.setattr(fast, "FEWEST_SCORES", 0)
+    monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)
     eager = run(modeling, case, "eager")
     assert not calls

@@ -11,12 +11,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...integrations.stock_attention import deberta, mpnet
 from ...integrations.stock_attention.attention import TokenMask
-from ...modeling.kernels.attention import eager_position_attention, score_bias
-from ...modeling.kernels.blockwise import Term
-from ...modeling.kernels.masks import windowed
+from ...modeling.attention.backends import eager_position_attention, score_bias
+from ...modeling.attention.window import windowed
 from ...modeling.models.self_attention import PositionSelfAttention
 from ...modeling.schemes.positions import allowed
-from ...modeling.schemes.terms import RelativeTerm
+from ...modeling.schemes.terms import RelativeTerm, Term
 from .graph import CONTRIB, OWN, PAIR_ROWS
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import DebertaV2Config, JinaEmbeddingsV3Config, MPNetConfig, PreTrainedConfig
 
-from ...modeling.kernels.window import window_settings
+from ...modeling.attention.window import window_settings
 from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.schemes.deberta import Deberta
 from ...modeling.schemes.flags import WINDOW

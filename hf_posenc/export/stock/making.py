@@ -10,7 +10,7 @@ from transformers.utils import logging
 
 from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
-from ...modeling.schemes.table_versions import NEWEST_TABLE, TABLE_VERSION
+from ...modeling.schemes.flags import NEWEST_TABLE, TABLE_VERSION
 from ...variants import CONFIG_CLASSES, VARIANT_MODELS
 from ...with_position_scheme import EXPORTED, change_scheme
 from .architectures import ARCHITECTURES, Architecture

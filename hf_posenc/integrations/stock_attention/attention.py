@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from ...modeling.kernels.attention import (
-    carrying_tangents,
-    flex_position_attention,
-    is_compiled,
-    score_bias,
-    suits_blocks,
-    whole_position_attention,
-)
-from ...modeling.kernels.blockwise import Term, blockwise_attention
-from ...modeling.schemes.terms import PairTerm
+from ...modeling.attention.backends import carrying_tangents, score_bias, whole_position_attention
+from ...modeling.kernels.blockwise import blockwise_attention
+from ...modeling.kernels.fast import is_compiled, suits_blocks
+from ...modeling.kernels.flex import flex_position_attention
+from ...modeling.schemes.terms import PairTerm, Term
 from ...modeling.torch_state import is_traced
 from ..unpadding import packing_of_states
 

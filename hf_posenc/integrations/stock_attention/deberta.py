@@ -16,10 +16,10 @@ from transformers import DebertaPreTrainedModel, DebertaV2PreTrainedModel
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from ...modeling.constants import declare_constant
-from ...modeling.kernels.attention import split_heads
-from ...modeling.schemes.caching import Products, cached, caches_on, is_plain, vectors_of
-from ...modeling.schemes.relative_positions import expand_to_pairs, relative_distances
+from ...modeling.kernels.caching import Products, cached, caches_on, is_plain, vectors_of
+from ...modeling.kernels.constants import declare_constant
+from ...modeling.kernels.fast import split_heads
+from ...modeling.schemes.positions import expand_to_pairs, relative_distances
 from ...modeling.schemes.terms import RelativeTerm
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced

@@ -12,12 +12,11 @@ import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
-from ...modeling.kernels.attention import dense_mask, score_bias, split_heads
-from ...modeling.kernels.blockwise import Term
+from ...modeling.attention.backends import dense_mask, score_bias
+from ...modeling.kernels.fast import split_heads
 from ...modeling.models.modeling_posenc import PositionEncoder
-from ...modeling.schemes.positions import allowed
-from ...modeling.schemes.relative_positions import expand_to_pairs, relative_distances
-from ...modeling.schemes.terms import PairTerm, RelativeTerm
+from ...modeling.schemes.positions import allowed, expand_to_pairs, relative_distances
+from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method

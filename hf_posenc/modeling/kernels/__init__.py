@@ -1,1 +1,1 @@
-"""What computes an attention with score terms: backends, blocks, packed states, windows and caches."""
+"""What computes the same faster: blocks, packed states, tables that are kept, FlexAttention. It stays in the package."""

@@ -1,7 +1,7 @@
 """Which queries and keys are in a block, and which distances they meet: integers alone.
 
 A distance is known by its index among all that queries and keys have, from the smallest on: the pair (i, j) has
-`j - i + query_length - 1`, as in [`relative_positions.relative_distances`]. Where the roles are exchanged, keys with
+`j - i + query_length - 1`, as in [`positions.relative_distances`]. Where the roles are exchanged, keys with
 their own rows of a table, the same functions take keys for queries, and the index counts from the other end.
 """
 

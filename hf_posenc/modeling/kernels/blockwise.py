@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import torch
 
-from ..schemes.positions import allowed
-from ..schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
+from ..attention.window import Window, windowed
+from ..schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
 from .block_terms import (
     KINDS,
     BlockTerm,
@@ -32,15 +32,10 @@ from .block_terms import (
 )
 from .blocks import AttentionShape
 from .distance_products import clipped_ends
-from .masks import Dropout, key_ranges, windowed
+from .masks import Dropout, key_ranges
 from .passes import BackwardPass, ForwardPass, Plan
 from .strategies import Strategy, choose_strategy, may_clip
-from .window import Window
 
-
-__all__ = ["Term", "allowed", "blockwise_attention"]
-
-Term = RelativeTerm | PairTerm | ProductTerm | SumTerm
 
 # What the passes know of parts beside their tensors: their class, and their rows.
 Kinds = list[tuple[type[BlockTerm], torch.Tensor | None]]

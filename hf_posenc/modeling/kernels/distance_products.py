@@ -7,8 +7,8 @@ import math
 
 import torch
 
-from ..constants import KEPT, is_constant
 from .blocks import LINE, aligned
+from .constants import KEPT, is_constant
 
 
 # Of so many distances at most, the layout of a constant table is kept with it: where more are, products take the time.

@@ -1,31 +1,31 @@
 """Which keys a block of an attention may attend to, and which weights its dropout keeps."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from ..attention.window import Window
 from ..schemes.positions import allowed
-from .blocks import Block, block_seed
+from .blocks import Block, block_seed, slices
 from .distance_products import Buffer
-from .window import Window
 
 
-def windowed(
-    mask: torch.Tensor | None, window: Window, query_length: int, key_length: int, device: torch.device
-) -> torch.Tensor:
-    """A mask with a window, of the kind that it was.
+def query_parts(window: Window, queries: int, size: int, start: int, stop: int) -> Iterator[slice]:
+    """As many queries, at most `size` at a time: those of a part all see some of the keys from `start` to `stop`, or none does."""
+    first = min(max(start - window.reach - window.offset, 0), queries)
+    last = min(max(stop + window.reach - window.offset, first), queries)
+    for begin, end in ((0, first), (first, last), (last, queries)):
+        for part in slices(end - begin, size):
+            yield slice(begin + part.start, begin + part.stop)
 
-    Args:
-        mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
-    """
-    near = window.pairs(query_length, key_length, device)
-    if mask is None:
-        return near[None, None]
-    attended = allowed(mask)
-    seen = attended & near
-    # Padding far from any token sees what it would see without a window. (ONNX Runtime has `where` for numbers alone.)
-    seen = seen | (attended & ~seen.any(-1, keepdim=True))
-    return seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+
+def keys_near(window: Window, queries: slice, start: int, stop: int) -> slice:
+    """Those of the keys from `start` to `stop` that some of the queries see, or all where the first query sees none."""
+    if not window.sees_some(queries.start, start, stop):
+        return slice(start, stop)
+    nearest = queries.start + window.offset - window.reach, queries.stop + window.offset + window.reach
+    return slice(max(nearest[0], start), min(nearest[1], stop))
 
 
 def key_ranges(mask: torch.Tensor | None, batch: int, key_length: int) -> list[tuple[int, int] | None]:

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..schemes.terms import PairTerm, RelativeTerm, SumTerm
+from ..schemes.terms import PairTerm, RelativeTerm, SumTerm, Term
 from ..stock_interface import ModelInputs, Receives
 from ..torch_state import is_compiled, is_hooked, is_traced
-from .blockwise import Term
 
 
 logger = logging.get_logger(__name__)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..attention.window import Window
 from .block_sums import Distances, Scores, Values
 from .block_terms import Inputs, Part, Setting, bias_as_matrix, block_terms
 from .blocks import LINE, AttentionShape, Block, aligned, slices, whole_lines
 from .distance_products import Buffer
-from .masks import AttentionMask, Dropout
+from .masks import AttentionMask, Dropout, keys_near, query_parts
 from .strategies import Kernel, Strategy
-from .window import Window
 
 
 # Biases of a head that differ by so much may, with the content, leave weights whose products with small gradients are below
@@ -101,8 +101,8 @@ class Pass:
         if window is None:
             yield from ((queries, keys) for queries in slices(sizes.query_length, rows))
         elif self.mask.ranges[sequence] is not None:
-            for queries in window.parts(sizes.query_length, rows, keys.start, keys.stop):
-                yield queries, window.keys(queries, keys.start, keys.stop)
+            for queries in query_parts(window, sizes.query_length, rows, keys.start, keys.stop):
+                yield queries, keys_near(window, queries, keys.start, keys.stop)
         else:
             for queries in slices(sizes.query_length, rows):
                 yield queries, self.mask.keys_seen(sequence, queries)

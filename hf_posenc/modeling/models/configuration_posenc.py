@@ -1,4 +1,4 @@
-"""The `position_*` flags: one validated mixin, and one small config class per family."""
+"""The `position_*` flags: one validated mixin over the config class of each family."""
 
 import copy
 import difflib
@@ -9,25 +9,14 @@ from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from transformers import (
-    BertConfig,
-    CamembertConfig,
-    DistilBertConfig,
-    ElectraConfig,
-    MPNetConfig,
-    PreTrainedConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
-)
+from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..kernels.window import check_window
+from ..attention.window import check_window
 from ..schemes.base import PositionScheme
-from ..schemes.deberta import Deberta
-from ..schemes.flags import UNPAD, require
+from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, require
 from ..schemes.table import ALL, FLAGS, SCHEMES, build_schemes, kind_of, scheme_names, sources_of
-from ..schemes.table_versions import NEWEST_TABLE, TABLE_VERSION
-from .family import BERT, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, ROBERTA, XLM_ROBERTA, Family, Sizes
+from .family import Family, Sizes
 
 
 logger = logging.get_logger(__name__)
@@ -35,6 +24,9 @@ logger = logging.get_logger(__name__)
 # v4 spelled its two relative schemes with this key; nearly every old config.json has it, as "absolute".
 LEGACY_KEY = "position_embedding_type"
 LEGACY_SCHEMES = ("relative_key", "relative_key_query")
+
+# What the names of all classes here and in the families' files begin with.
+CLASS_PREFIX = "Posenc"
 
 # Keyword by which `get_config_dict` tells `from_dict` where it has read.
 READ_FROM = "_read_from"
@@ -108,8 +100,15 @@ def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
 
 def reads_buckets(flags: dict[str, Any]) -> bool:
     """Whether a model with these flags has the table of `deberta` with buckets."""
-    schemes = (SCHEMES[name] for name in scheme_names(flags.get("position_scheme") or "none"))
-    return any(issubclass(scheme, Deberta) for scheme in schemes) and flags.get("position_buckets") != 0
+    return _default_buckets(flags) is not None and flags.get("position_buckets") != 0
+
+
+def _default_buckets(flags: dict[str, Any]) -> int | None:
+    """The default of `position_buckets` in the scheme, of those that the flags name, whose table has versions; None if none has."""
+    for name in scheme_names(flags.get("position_scheme") or "none"):
+        if getattr(SCHEMES[name], "table_has_versions", False):
+            return FLAGS["position_buckets"][name].default
+    return None
 
 
 def table_version(entries: dict[str, Any], given: dict[str, Any] | None = None) -> int:
@@ -121,11 +120,12 @@ def table_version(entries: dict[str, Any], given: dict[str, Any] | None = None) 
     if entries.get(TABLE_VERSION) is not None:
         return entries[TABLE_VERSION]
     # What was saved names the code that it was saved with.
-    was_saved = Path(__file__).stem in str(entries.get("auto_map"))
+    was_saved = CLASS_PREFIX in str(entries.get("auto_map"))
     stored = stored_flags(entries)
-    buckets = stored.get("position_buckets", FLAGS["position_buckets"][Deberta.name].default)
-    keeps_table = (given or {}).get("position_buckets", buckets) == buckets
-    return 1 if was_saved and reads_buckets(stored) and keeps_table else NEWEST_TABLE
+    if not was_saved or not reads_buckets(stored):
+        return NEWEST_TABLE
+    buckets = stored.get("position_buckets", _default_buckets(stored))
+    return 1 if (given or {}).get("position_buckets", buckets) == buckets else NEWEST_TABLE
 
 
 def version_to_read(stored: int, given: int | None) -> int:
@@ -423,7 +423,7 @@ class PositionConfigMixin(PositionFlags):
                 name: f"{source.module}.{SCHEMES[name].__qualname__}" for name, source in files.items()
             }
         module = Path(self.modeling_file).stem
-        output["auto_map"] = {"AutoConfig": f"{Path(__file__).stem}.{type(self).__name__}"}
+        output["auto_map"] = {"AutoConfig": f"{module}.{type(self).__name__}"}
         output["auto_map"].update({auto: f"{module}.{name}" for auto, name in self.auto_classes.items()})
         return output
 
@@ -433,64 +433,3 @@ class PositionConfigMixin(PositionFlags):
         if self.write_code is not None:
             self.write_code(self, save_directory)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **kwargs)
-
-
-class PosencBertConfig(PositionConfigMixin, BertConfig):
-    """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_bert"
-    family = BERT
-
-
-class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
-    """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_roberta"
-    family = ROBERTA
-
-
-class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
-    """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_xlm_roberta"
-    family = XLM_ROBERTA
-
-
-class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
-    """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_camembert"
-    family = CAMEMBERT
-
-
-class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
-    """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_electra"
-    family = ELECTRA
-
-
-class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
-    """[`DistilBertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_distilbert"
-    family = DISTILBERT
-
-
-class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
-    """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
-
-    model_type = "posenc_mpnet"
-    family = MPNET
-
-
-# The config class of every family.
-CONFIGS: tuple[type[PositionConfigMixin], ...] = (
-    PosencBertConfig,
-    PosencRobertaConfig,
-    PosencXLMRobertaConfig,
-    PosencCamembertConfig,
-    PosencElectraConfig,
-    PosencDistilBertConfig,
-    PosencMPNetConfig,
-)

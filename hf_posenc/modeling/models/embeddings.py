@@ -5,7 +5,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from ..schemes.base import EmbeddingScheme, nothing_replaced
+from ..extras import EXTRAS
+from ..schemes.base import EmbeddingScheme
 from ..schemes.parameters import Identity, Normal, PositionLinear, zeros
 from ..schemes.per_sample import may_be_measured, refuse_if_measured
 from ..stock_interface import past_length_in
@@ -146,7 +147,7 @@ class PositionEmbeddings:
         self.position_combine = None
         if scheme is not None:
             before = {*self._modules}
-            with nothing_replaced(scheme, self):
+            with EXTRAS.nothing_replaced(scheme, self):
                 scheme.add_parameters(self, config)
             self.scheme_modules = tuple(name for name in self._modules if name not in before)
             self.position_combine = SideBySide(scheme.width) if scheme.width else COMBINE[scheme.combine]()

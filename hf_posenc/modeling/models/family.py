@@ -1,7 +1,7 @@
 """What a family of models is: the names of its parts and sizes, and the positions its checkpoints were trained with.
 
-All else asks these descriptions, and knows no name of a family's own. A family is an entry here, a config class in
-configuration_posenc.py and a file modeling_<family>.py with its classes.
+All else asks these descriptions, and knows no name of a family's own. A family is a file modeling_<family>.py with its description, its config
+class and its models.
 """
 
 from collections.abc import Mapping
@@ -133,7 +133,7 @@ class Family:
         return layer.get_submodule(path)
 
 
-def _heads(**others: str | None) -> dict[str, str]:
+def heads(**others: str | None) -> dict[str, str]:
     """The Auto classes that nearly all families serve, with a family's own; None for those that it does not."""
     heads = {
         "AutoModel": "Model",
@@ -147,80 +147,3 @@ def _heads(**others: str | None) -> dict[str, str]:
         "AutoModelForPreTraining": "ForMaskedLM",
     }
     return {auto: head for auto, head in (heads | others).items() if head}
-
-
-BERT = Family(
-    "bert",
-    "Bert",
-    heads=_heads(
-        AutoModelForCausalLM="LMHeadModel",
-        AutoModelForPreTraining="ForPreTraining",
-        AutoModelForNextSentencePrediction="ForNextSentencePrediction",
-    ),
-)
-ROBERTA = Family("roberta", "Roberta", heads=_heads(), positions_follow_padding=True)
-XLM_ROBERTA = Family("xlm-roberta", "XLMRoberta", heads=_heads(), positions_follow_padding=True)
-CAMEMBERT = Family(
-    "camembert", "Camembert", heads=_heads(AutoModelForTextEncoding=None), positions_follow_padding=True
-)
-ELECTRA = Family(
-    "electra",
-    "Electra",
-    heads=_heads(AutoModelForPreTraining="ForPreTraining"),
-    config_names={"table_width": "embedding_size"},
-    projection="embeddings_project",
-)
-DISTILBERT = Family(
-    "distilbert",
-    "DistilBert",
-    heads=_heads(AutoModelForCausalLM=None),
-    config_names={
-        "hidden_size": "dim",
-        "num_attention_heads": "n_heads",
-        "num_hidden_layers": "n_layers",
-        "intermediate_size": "hidden_dim",
-        "hidden_act": "activation",
-        "hidden_dropout_prob": "dropout",
-        "attention_probs_dropout_prob": "attention_dropout",
-    },
-    constants={"layer_norm_eps": 1e-12, "is_decoder": False},
-    encoder="transformer",
-    token_types=None,
-    self_attention="attention",
-    query="q_lin",
-    key="k_lin",
-    value="v_lin",
-    output="out_lin",
-    heads_count="n_heads",
-    linear_layers={
-        "query": ("q_lin",),
-        "key": ("k_lin",),
-        "value": ("v_lin",),
-        "output.dense": ("out_lin", "lin2"),
-        "dense": ("out_lin", "lin1", "lin2"),
-    },
-)
-MPNET = Family(
-    "mpnet",
-    "MPNet",
-    heads=_heads(AutoModelForCausalLM=None, AutoModelForTextEncoding=None),
-    native_scheme="absolute+t5",
-    # Stock's code has these numbers, and looks at no config for them; nor for the row of padding in its tables.
-    native_flags={"position_buckets": 32, "position_max_distance": 128, "position_per_layer": False},
-    native_keys={"t5": "encoder.relative_attention_bias.weight"},
-    positions_follow_padding=True,
-    constants={"pad_token_id": 1, "is_decoder": False},
-    token_types=None,
-    self_attention="attention.attn",
-    query="q",
-    key="k",
-    value="v",
-    output="o",
-    linear_layers={
-        "query": ("q",),
-        "key": ("k",),
-        "value": ("v",),
-        "output.dense": ("o", "output.dense"),
-        "dense": ("o", "dense"),
-    },
-)

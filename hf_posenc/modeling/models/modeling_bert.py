@@ -2,6 +2,7 @@
 
 import torch
 from torch.nn.functional import cross_entropy
+from transformers import BertConfig
 from transformers.models.bert.modeling_bert import (
     BertEmbeddings,
     BertEncoder,
@@ -19,12 +20,30 @@ from transformers.models.bert.modeling_bert import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencBertConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PositionEmbeddings
-from .family import BERT
+from .family import Family, heads
 from .losses import mean_over_all, number_of_labels
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+BERT = Family(
+    "bert",
+    "Bert",
+    heads=heads(
+        AutoModelForCausalLM="LMHeadModel",
+        AutoModelForPreTraining="ForPreTraining",
+        AutoModelForNextSentencePrediction="ForNextSentencePrediction",
+    ),
+)
+
+
+class PosencBertConfig(PositionConfigMixin, BertConfig):
+    """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_bert"
+    family = BERT
 
 
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):

@@ -1,5 +1,6 @@
 """CamemBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+from transformers import CamembertConfig
 from transformers.models.camembert.modeling_camembert import (
     CamembertEmbeddings,
     CamembertEncoder,
@@ -15,11 +16,21 @@ from transformers.models.camembert.modeling_camembert import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencCamembertConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PaddedPositionEmbeddings
-from .family import CAMEMBERT
+from .family import Family, heads
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+CAMEMBERT = Family("camembert", "Camembert", heads=heads(AutoModelForTextEncoding=None), positions_follow_padding=True)
+
+
+class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
+    """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_camembert"
+    family = CAMEMBERT
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):

@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from transformers import DistilBertConfig
 from transformers import initialization as init
 from transformers.models.distilbert.modeling_distilbert import (
     DistilBertForMaskedLM,
@@ -17,11 +18,50 @@ from transformers.models.distilbert.modeling_distilbert import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencDistilBertConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PositionEmbeddings
-from .family import DISTILBERT
+from .family import Family, heads
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+DISTILBERT = Family(
+    "distilbert",
+    "DistilBert",
+    heads=heads(AutoModelForCausalLM=None),
+    config_names={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    constants={"layer_norm_eps": 1e-12, "is_decoder": False},
+    encoder="transformer",
+    token_types=None,
+    self_attention="attention",
+    query="q_lin",
+    key="k_lin",
+    value="v_lin",
+    output="out_lin",
+    heads_count="n_heads",
+    linear_layers={
+        "query": ("q_lin",),
+        "key": ("k_lin",),
+        "value": ("v_lin",),
+        "output.dense": ("out_lin", "lin2"),
+        "dense": ("out_lin", "lin1", "lin2"),
+    },
+)
+
+
+class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
+    """[`DistilBertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_distilbert"
+    family = DISTILBERT
 
 
 class PosencDistilBertEmbeddings(PositionEmbeddings, Embeddings):

@@ -1,6 +1,7 @@
 """ELECTRA with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
 import torch
+from transformers import ElectraConfig
 from transformers.models.electra.modeling_electra import (
     ElectraEmbeddings,
     ElectraEncoder,
@@ -17,12 +18,28 @@ from transformers.models.electra.modeling_electra import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencElectraConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PositionEmbeddings
-from .family import ELECTRA
+from .family import Family, heads
 from .losses import mean_over_all
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+ELECTRA = Family(
+    "electra",
+    "Electra",
+    heads=heads(AutoModelForPreTraining="ForPreTraining"),
+    config_names={"table_width": "embedding_size"},
+    projection="embeddings_project",
+)
+
+
+class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
+    """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_electra"
+    family = ELECTRA
 
 
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):

@@ -7,6 +7,7 @@ Stock's bias by distance is the scheme `t5` here, so `absolute+t5` computes what
 from typing import Any
 
 import torch
+from transformers import MPNetConfig
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.mpnet.modeling_mpnet import (
     MPNetAttention,
@@ -23,13 +24,12 @@ from transformers.models.mpnet.modeling_mpnet import (
     create_position_ids_from_input_ids,
 )
 
-from ..kernels.attention import eager_position_attention
-from ..kernels.packing import Packing
+from ..attention.backends import eager_position_attention
 from ..schemes.base import AttentionScheme
 from ..stock_interface import ModelInputs, Receives, bidirectional_mask
-from .configuration_posenc import PosencMPNetConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PositionEmbeddings
-from .family import MPNET
+from .family import Family, heads
 from .modeling_posenc import (
     FamilyClasses,
     PosencPreTrainedModel,
@@ -40,6 +40,39 @@ from .modeling_posenc import (
     become,
 )
 from .self_attention import ModuleReference, PositionSelfAttention
+
+
+MPNET = Family(
+    "mpnet",
+    "MPNet",
+    heads=heads(AutoModelForCausalLM=None, AutoModelForTextEncoding=None),
+    native_scheme="absolute+t5",
+    # Stock's code has these numbers, and looks at no config for them; nor for the row of padding in its tables.
+    native_flags={"position_buckets": 32, "position_max_distance": 128, "position_per_layer": False},
+    native_keys={"t5": "encoder.relative_attention_bias.weight"},
+    positions_follow_padding=True,
+    constants={"pad_token_id": 1, "is_decoder": False},
+    token_types=None,
+    self_attention="attention.attn",
+    query="q",
+    key="k",
+    value="v",
+    output="o",
+    linear_layers={
+        "query": ("q",),
+        "key": ("k",),
+        "value": ("v",),
+        "output.dense": ("o", "output.dense"),
+        "dense": ("o", "dense"),
+    },
+)
+
+
+class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
+    """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_mpnet"
+    family = MPNET
 
 
 class PosencMPNetEmbeddings(PositionEmbeddings, MPNetEmbeddings):
@@ -108,7 +141,7 @@ class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
         given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
-        packing: Packing | None = None,
+        packing: Any = None,
         **kwargs,
     ) -> tuple[torch.Tensor, ...] | BaseModelOutput:
         mask = attention_mask if given_mask is None else given_mask

@@ -14,12 +14,12 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
-from ..kernels.cached_positions import append_positions, cache_lengths, keeps_positions
-from ..kernels.packing import Packing, computes_padding_that_is_read, packing_of
-from ..kernels.window import BACKENDS as WINDOW_BACKENDS
-from ..kernels.window import window_settings
-from ..schemes.base import AttentionScheme, EmbeddingScheme, nothing_replaced
-from ..schemes.flags import UNPAD, WINDOW
+from ..attention.cached_positions import append_positions, cache_lengths, keeps_positions
+from ..attention.window import BACKENDS as WINDOW_BACKENDS
+from ..attention.window import window_settings
+from ..extras import EXTRAS
+from ..schemes.base import AttentionScheme, EmbeddingScheme
+from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, WINDOW
 from ..schemes.parameters import (
     Constant,
     PositionLayerNorm,
@@ -32,7 +32,6 @@ from ..schemes.parameters import (
 from ..schemes.per_sample import refuse_measured
 from ..schemes.positions import Positions
 from ..schemes.table import FLAGS, SCHEMES, build_schemes, scheme_names
-from ..schemes.table_versions import TABLE_VERSION, read_table_as
 from ..stock_interface import (
     ModelInputs,
     Receives,
@@ -84,7 +83,7 @@ class RepeatedPositions:
         first_layer: of the encoder, which has the positions in its input.
         position_ids: (batch or 1, length), or None.
         length, past_length: of the sequences, and of those in the cache before.
-        packing: see [`Packing`].
+        packing: which tokens are computed, a `Packing` of hf_posenc; None for all.
     """
 
     base_model: ModuleReference
@@ -92,7 +91,7 @@ class RepeatedPositions:
     position_ids: torch.Tensor | None
     length: int
     past_length: int | torch.Tensor
-    packing: Packing | None
+    packing: Any
 
     def vectors(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(batch or 1, length, hidden) for the states that these are added to, or (1, tokens, hidden)."""
@@ -140,7 +139,7 @@ class PositionEncoder:
         self.is_causal = config.sizes.is_decoder
         self.window = window_settings(config)
         for scheme in schemes:
-            with nothing_replaced(scheme, self):
+            with EXTRAS.nothing_replaced(scheme, self):
                 scheme.add_encoder_parameters(self, config)
 
     @property
@@ -156,7 +155,7 @@ class PositionEncoder:
         given_position_ids: torch.Tensor | None = None,
         table_position_ids: torch.Tensor | None = None,
         base_model: ModuleReference | None = None,
-        packing: Packing | None = None,
+        packing: Any = None,
         **kwargs,
     ) -> ModelOutput:
         """The stock encoder's, on states that are packed where there is a `packing`.
@@ -183,7 +182,7 @@ class PositionEncoder:
         position_ids: torch.Tensor | None,
         table_position_ids: torch.Tensor | None,
         base_model: ModuleReference | None,
-        packing: Packing | None,
+        packing: Any,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """The input of the first layer, packed where there is a packing, and the keywords that the layers want."""
         if base_model is None and (self.every_layer or self.reads_table):
@@ -349,7 +348,7 @@ class PositionModel:
                 given["table_position_ids"] = embeddings.family_position_ids(inputs.input_ids, past_length)
         if self.config.unpad:
             heads = self.family.setting(self.config, "num_attention_heads")
-            given["packing"] = packing_of(self.config, encoder, heads, inputs)
+            given["packing"] = EXTRAS.packing_of(self.config, encoder, heads, inputs)
         return {name: value for name, value in given.items() if value is not None}
 
     def position_vectors(
@@ -509,7 +508,7 @@ class PosencPreTrainedModel:
         # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
         if hasattr(cls, "forward") and not inherits and label_names(cls.forward):
             forward = cls.forward if cls.stock_loss_divides else averaged_over_all(cls.forward)
-            cls.forward = computes_padding_that_is_read(asks_for_pooler(forward))
+            cls.forward = EXTRAS.computes_padding_that_is_read(asks_for_pooler(forward))
 
     def __init__(self, config, *args, **kwargs):
         # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
@@ -588,10 +587,7 @@ class PosencPreTrainedModel:
                 )
             for scheme in schemes:
                 if not _carries(scheme, attn_implementation):
-                    raise ValueError(
-                        f"attn_implementation={attn_implementation!r} cannot carry position_scheme={scheme.name!r}; "
-                        f"these can: {', '.join(scheme.backends)}"
-                    )
+                    _refuse(scheme, attn_implementation)
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
@@ -734,6 +730,39 @@ class PosencPreTrainedModel:
         return name in vars(self.get_submodule(module)).get("position_initial", {})
 
 
+def read_table_as(model: nn.Module, version: int) -> None:
+    """Read the table of a model, if it has one with buckets, as the model does that its weights are from.
+
+    Args:
+        model: a base model with positions, or a head of one.
+        version: as `position_table_version` has it.
+    """
+    if version == (model.config.position_table_version or NEWEST_TABLE):
+        return
+    model.config.position_table_version = version
+    for module in model.modules():
+        for part in (module, *vars(module).get("position_schemes", ())):
+            if vars(part).get("table_version") is not None:
+                part.table_version = version
+
+
 def _carries(scheme: AttentionScheme, implementation: str) -> bool:
     """Whether a backend, by its name in the config, can carry a scheme."""
-    return not scheme.adds_scores or implementation in scheme.backends
+    return not scheme.adds_scores or implementation in _backends(scheme)
+
+
+def _backends(scheme: AttentionScheme) -> list[str]:
+    return [name for name in scheme.backends if name != "flex_attention" or EXTRAS.flex_attention is not None]
+
+
+def _refuse(scheme: AttentionScheme, implementation: str) -> None:
+    needs_package = implementation in scheme.backends
+    more = (
+        "; with hf_posenc installed, and imported before the model is loaded, all backends can"
+        if needs_package
+        else ""
+    )
+    raise ValueError(
+        f"attn_implementation={implementation!r} cannot carry position_scheme={scheme.name!r}; these can: "
+        f"{', '.join(_backends(scheme))}{more}"
+    )

@@ -1,5 +1,6 @@
 """RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+from transformers import RobertaConfig
 from transformers.models.roberta.modeling_roberta import (
     RobertaEmbeddings,
     RobertaEncoder,
@@ -15,11 +16,21 @@ from transformers.models.roberta.modeling_roberta import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencRobertaConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PaddedPositionEmbeddings
-from .family import ROBERTA
+from .family import Family, heads
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+ROBERTA = Family("roberta", "Roberta", heads=heads(), positions_follow_padding=True)
+
+
+class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
+    """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_roberta"
+    family = ROBERTA
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):

@@ -1,5 +1,6 @@
 """XLM-RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
 
+from transformers import XLMRobertaConfig
 from transformers.models.xlm_roberta.modeling_xlm_roberta import (
     XLMRobertaEmbeddings,
     XLMRobertaEncoder,
@@ -15,11 +16,21 @@ from transformers.models.xlm_roberta.modeling_xlm_roberta import (
     eager_attention_forward,
 )
 
-from .configuration_posenc import PosencXLMRobertaConfig
+from .configuration_posenc import PositionConfigMixin
 from .embeddings import PaddedPositionEmbeddings
-from .family import XLM_ROBERTA
+from .family import Family, heads
 from .modeling_posenc import FamilyClasses, PosencPreTrainedModel, PositionEncoder, PositionLayer, PositionModel
 from .self_attention import PositionSelfAttention
+
+
+XLM_ROBERTA = Family("xlm-roberta", "XLMRoberta", heads=heads(), positions_follow_padding=True)
+
+
+class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
+    """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+
+    model_type = "posenc_xlm_roberta"
+    family = XLM_ROBERTA
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):

@@ -1,33 +1,27 @@
 """The self-attention that asks its schemes: what it projects, rotates and hands to a backend."""
 
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
 from transformers.utils import logging
 
-from ..kernels.attention import (
+from ..attention.backends import (
     attend_without_terms,
-    by_distance,
     carrying_tangents,
     dense_mask,
     eager_position_attention,
-    flex_position_attention,
-    leaves_causal_mask_to_kernel,
-    reads_through_views,
     score_bias,
-    suits_blocks,
     whole_position_attention,
     with_window,
 )
-from ..kernels.blockwise import Term, blockwise_attention
-from ..kernels.cached_positions import keep_beside, past_length_of, self_attention_cache
-from ..kernels.packing import Packing
-from ..kernels.window import Window, reach_of
-from ..schemes.base import AttentionContext, AttentionScheme, checked_rotation, checked_terms, nothing_replaced
-from ..schemes.terms import RelativeTerm
+from ..attention.cached_positions import keep_beside, past_length_of, self_attention_cache
+from ..attention.window import Window, reach_of
+from ..extras import EXTRAS
+from ..schemes.base import AttentionContext, AttentionScheme
+from ..schemes.terms import RelativeTerm, Term
 from ..stock_interface import Receives, stock_forward
 from ..torch_state import is_exporting, is_traced
 from .family import Family
@@ -96,7 +90,7 @@ class PositionSelfAttention:
         self.reach = reach_of(config, layer)
         self._stock_eager = stock_eager
         for scheme in schemes:
-            with nothing_replaced(scheme, self):
+            with EXTRAS.nothing_replaced(scheme, self):
                 scheme.add_layer_parameters(self, config)
             self.scaling = scheme.scaling(self.scaling)
 
@@ -105,7 +99,7 @@ class PositionSelfAttention:
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None,
         position_state: dict | None,
-        packing: Packing | None = None,
+        packing: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[AttentionContext]]:
         """Query, key and value as the schemes rotate them, and each scheme's context.
 
@@ -135,7 +129,7 @@ class PositionSelfAttention:
         attention_mask: torch.Tensor | None,
         position_state: dict | None,
         hidden_states: torch.Tensor,
-        packing: Packing | None = None,
+        packing: Any = None,
     ) -> tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]:
         """Query and key, (batch, heads, length, head_dim), as the schemes rotate them, and each scheme's context.
 
@@ -148,7 +142,7 @@ class PositionSelfAttention:
             own = *position_state[scheme.name], hidden_states, packing
             context = AttentionContext(*modules, query, key, attention_mask, *own)
             if scheme.rotates:
-                query, key = checked_rotation(scheme, scheme.rotate(context), query, key)
+                query, key = EXTRAS.checked_rotation(scheme, scheme.rotate(context), query, key)
             context.kept = scheme.keep(context)
             contexts.append(context)
         return query, key, contexts
@@ -164,7 +158,7 @@ class PositionSelfAttention:
         for scheme, context in zip(self.position_schemes, contexts, strict=True):
             context.query, context.key = query, key
             content_query = scheme.content_query(self, content_query)
-            yield scheme, content_query, checked_terms(scheme, scheme.terms(context))
+            yield scheme, content_query, EXTRAS.checked_terms(scheme, scheme.terms(context))
 
     def score_terms(
         self, query: torch.Tensor, key: torch.Tensor, contexts: list[AttentionContext]
@@ -180,7 +174,7 @@ class PositionSelfAttention:
         hidden_states: torch.Tensor,
         *args,
         position_state: dict | None = None,
-        packing: Packing | None = None,
+        packing: Any = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         attention_mask, cache, kwargs = self.receives.mask_and_cache(args, kwargs)
@@ -231,20 +225,17 @@ class PositionSelfAttention:
             window = None
         if (terms or window) and dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
             raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")
-        if (terms or window) and implementation == "sdpa" and suits_blocks(query, key, terms, attention_mask):
-            scaling, dropout = settings["scaling"], settings["dropout"]
-            is_causal = leaves_causal_mask_to_kernel(attention_mask, self, query)
-            mask = None if is_causal else dense_mask(attention_mask, self, query, key)
-            inputs = content_query, query, key, value, terms, mask
-            return blockwise_attention(*inputs, scaling, dropout, is_causal, window), None
+        if (terms or window) and implementation == "sdpa":
+            inputs = content_query, query, key, value, terms, attention_mask, window
+            output = EXTRAS.attend(self, *inputs, settings["scaling"], settings["dropout"])
+            if output is not None:
+                return output, None
         if window:
             attention_mask = with_window(attention_mask, window, implementation, self, query, key)
         if not terms:
             states = content_query, key, value
             return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
 
-        if not reads_through_views(query):
-            terms = [by_distance(term) for term in terms]
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
         if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
@@ -252,7 +243,7 @@ class PositionSelfAttention:
             )
         if implementation == "flex_attention" and not value_terms:
             settings |= {"term_query": query, "terms": terms}
-            return flex_position_attention(self, content_query, key, value, attention_mask, **settings)
+            return EXTRAS.flex_attention(self, content_query, key, value, attention_mask, **settings)
         bias = score_bias(query, key, terms)
         if value_terms or implementation == "eager":
             settings |= {"position_bias": bias, "value_terms": value_terms}

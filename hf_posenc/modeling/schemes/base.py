@@ -2,12 +2,10 @@
 
 A scheme object holds its flags and nothing else. Its parameters live on the stock modules (`embeddings`, `encoder`,
 `encoder.layer.N.attention.self`) in modules whose names are part of the checkpoint format, so a scheme registers them
-there and calls them there. Adding a scheme is one file with a subclass and a line in table.py.
+there and calls them there. Adding a scheme is one file with a subclass and a line in built_in.py.
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, ClassVar
@@ -17,7 +15,7 @@ from torch import nn
 
 from .flags import Boolean, Choice, Flag, Integer, Number
 from .positions import Positions
-from .terms import DIMENSIONS, PairTerm, ProductTerm, RelativeTerm, SumTerm
+from .terms import Term
 
 
 @dataclass
@@ -54,72 +52,6 @@ class AttentionContext:
     def padded(self, states: torch.Tensor) -> torch.Tensor:
         """What was computed of each token of `hidden_states`, (batch, query, width), with zeros at padding that was left out."""
         return states if self.packing is None else self.packing.pad_input(states)
-
-
-def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[RelativeTerm | PairTerm | ProductTerm | SumTerm]:
-    """What `terms` of a scheme returned, if it is a list of score terms whose tensors have the right number of dimensions.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: a tensor has another number of dimensions.
-    """
-    who = f"`terms` of position_scheme {scheme.name!r}"
-    if not isinstance(terms, list):
-        raise TypeError(f"{who} must return a list of score terms, got {type(terms).__name__}")
-    for term in terms:
-        if (dimensions := DIMENSIONS.get(type(term))) is None:
-            kinds = ", ".join(kind.__name__ for kind in DIMENSIONS)
-            raise TypeError(f"{who} must return a list of {kinds}, got {type(term).__name__} in it")
-        for name, possible in dimensions.items():
-            value = getattr(term, name)
-            if value is not None and value.dim() not in possible:
-                wanted = " or ".join(map(str, possible))
-                raise ValueError(
-                    f"{who} returned a {type(term).__name__} whose {name} must have {wanted} dimensions, got {tuple(value.shape)}"
-                )
-    return terms
-
-
-def checked_rotation(
-    scheme: "AttentionScheme", rotated: Any, query: torch.Tensor, key: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `rotate` of a scheme returned, if it is a query and a key of the shapes that it was given.
-
-    Raises:
-        TypeError: it is something else.
-        ValueError: a shape is another.
-    """
-    who = f"`rotate` of position_scheme {scheme.name!r}"
-    if not isinstance(rotated, tuple) or len(rotated) != 2 or not all(map(torch.is_tensor, rotated)):
-        raise TypeError(f"{who} must return a tuple of query and key, got {type(rotated).__name__}")
-    for name, own, given in zip(("query", "key"), rotated, (query, key)):
-        if own.shape != given.shape:
-            raise ValueError(f"{who} must return a {name} of {tuple(given.shape)}, got {tuple(own.shape)}")
-    return rotated
-
-
-@contextmanager
-def nothing_replaced(scheme: "PositionScheme", module: nn.Module) -> Iterator[None]:
-    """While a scheme registers its parameters on a module.
-
-    Raises:
-        ValueError: under a name that something of the module has already, of transformers or of another scheme.
-    """
-    before = _attributes(module)
-    yield
-    now = _attributes(module)
-    taken = [name for name, value in now.items() if before.get(name, value) is not value]
-    taken += [name for name in now.keys() - before.keys() if hasattr(type(module), name)]
-    if taken:
-        names = " and ".join(repr(name) for name in sorted(taken))
-        raise ValueError(
-            f"position_scheme {scheme.name!r} registers {names} on {type(module).__name__}, which has that already, of transformers "
-            "or of another scheme: give it another name, such as the scheme's"
-        )
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    return {**vars(module), **module._parameters, **module._buffers, **module._modules}
 
 
 class PositionScheme:
@@ -261,6 +193,7 @@ class AttentionScheme(PositionScheme):
         adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
         reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
+        table_has_versions: with buckets, its table was read in another way before 0.3.0; see [`Deberta`].
         reads_content: it multiplies queries or keys, or rotates them; where no scheme does, they may have another basis.
     """
 
@@ -268,6 +201,7 @@ class AttentionScheme(PositionScheme):
     adds_scores: ClassVar[bool] = True
     reads_key_positions: ClassVar[bool] = True
     pure_relative: ClassVar[bool] = True
+    table_has_versions: ClassVar[bool] = False
     reads_content: ClassVar[bool] = True
 
     def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
@@ -306,6 +240,6 @@ class AttentionScheme(PositionScheme):
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm | ProductTerm | SumTerm]:
+    def terms(self, context: AttentionContext) -> list[Term]:
         """The scheme's terms of the attention score in this layer."""
         return []

@@ -6,15 +6,48 @@ from functools import partial
 import torch
 from torch import nn
 
+from ..extras import EXTRAS
 from ..torch_state import is_traced
 from .base import AttentionContext, AttentionScheme
-from .caching import cached
-from .flags import Boolean, Flag, Subset, buckets, form, init, max_distance
+from .flags import NEWEST_TABLE, TABLE_VERSION, Boolean, Flag, Subset, buckets, form, init, max_distance
 from .parameters import Initial, Normal, PositionLayerNorm, PositionLinear, PositionTable, ones, without_bias, zeros
-from .positions import Positions
-from .relative_positions import deberta_bucket
-from .table_versions import NEWEST_TABLE, DistanceTable
+from .positions import Positions, deberta_bucket
 from .terms import RelativeTerm
+
+
+class DistanceTable(PositionTable):
+    """A table whose state dict says, in its metadata, how its rows are read.
+
+    Files of tensors keep no metadata: what they hold is read as the model that it is loaded into reads its own.
+
+    Attributes:
+        table_version: how; see [`Deberta`].
+        reached: the first and the last row that version 1 reads.
+    """
+
+    def __init__(self, rows: int, width: int, initial: Initial, version: int, reached: tuple[int, int]):
+        super().__init__(rows, width, initial)
+        self.table_version, self.reached = version, reached
+
+    def _save_to_state_dict(self, destination, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]][TABLE_VERSION] = self.table_version
+
+    def _load_from_state_dict(
+        self, state_dict, prefix: str, local_metadata, strict, missing, unexpected, errors
+    ) -> None:
+        name, version = f"{prefix}weight", local_metadata.get(TABLE_VERSION, self.table_version)
+        if name in state_dict and version < self.table_version:
+            # Rows that were not read get what was read in their place.
+            rows = torch.arange(self.num_embeddings, device=state_dict[name].device).clamp(*self.reached)
+            state_dict[name] = state_dict[name][rows]
+        if name in state_dict and version > self.table_version:
+            errors.append(
+                f"{name} is of a model with {TABLE_VERSION}={version}, and this one, with {TABLE_VERSION}={self.table_version}, reads the "
+                "rows of great distances in another way: load it into a model from the config that belongs to it"
+            )
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
 
 class Deberta(AttentionScheme):
@@ -55,6 +88,7 @@ class Deberta(AttentionScheme):
     formula = "(q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)])/√d, K = W_k P, Q = W_q P"
     paper = "He et al. 2021, arXiv:2006.03654"
     extrapolates = "yes: distances beyond max_distance share a row"
+    table_has_versions = True
 
     def check(self, config) -> None:
         if self.buckets == 1:
@@ -182,7 +216,7 @@ class Deberta(AttentionScheme):
             self.form,
             self.norm,
         )
-        whole = cached(attention, modules, (), constants, lambda: project(self.span), otherwise=lambda: None)
+        whole = EXTRAS.cached(attention, modules, (), constants, lambda: project(self.span), otherwise=lambda: None)
         query_table, key_table, bias = project(reach) if whole is None else whole
         rows = rows - (self.span - reach) if whole is None else rows
         return [RelativeTerm(rows, query_table=query_table, key_table=key_table, bias=bias)]

@@ -10,6 +10,11 @@ MOST_TOKENS = 2**20
 # What float32 holds, with room to multiply.
 LARGEST = 1e30
 
+# Entry of a config that says how the table of `deberta` with buckets is read, and what new ones have. What was saved before there was
+# such an entry has version 1.
+TABLE_VERSION = "position_table_version"
+NEWEST_TABLE = 2
+
 
 def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
     """Raise TypeError or ValueError that name the flag and say what it may be."""

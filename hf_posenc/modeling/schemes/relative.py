@@ -6,8 +6,7 @@ from torch import nn
 from .base import AttentionContext, AttentionScheme
 from .flags import Boolean, Flag, init, max_distance
 from .parameters import Normal, PositionTable, whole_table, xavier, zeros
-from .positions import Positions
-from .relative_positions import clip_distance
+from .positions import Positions, clip_distance
 from .terms import RelativeTerm
 
 

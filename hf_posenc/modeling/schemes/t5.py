@@ -6,8 +6,7 @@ from torch import nn
 from .base import AttentionContext, AttentionScheme
 from .flags import Boolean, Flag, buckets, init, max_distance
 from .parameters import Normal, PositionTable, whole_table, zeros
-from .positions import Positions
-from .relative_positions import t5_bucket
+from .positions import Positions, t5_bucket
 from .terms import RelativeTerm
 
 

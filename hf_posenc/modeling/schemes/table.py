@@ -6,42 +6,12 @@ import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
-from .absolute import Absolute, NoPositions
-from .alibi import Alibi
 from .base import AttentionScheme, EmbeddingScheme, PositionScheme
-from .cable import Cable
-from .deberta import Deberta
-from .fire import Fire
+from .built_in import BUILT_IN, OTHERS
 from .flags import WINDOW_FLAGS, Flag, Kind
-from .kerple import Kerple
-from .relative import Relative, RelativeKey, RelativeKeyQuery
-from .rotary import Rope
-from .sinusoidal import Sinusoidal
-from .t5 import T5
-from .transformer_xl import TransformerXL
-from .tupe import Tupe
 
 
-SCHEMES: dict[str, type[PositionScheme]] = {
-    scheme.name: scheme
-    for scheme in (
-        Absolute,
-        Sinusoidal,
-        NoPositions,
-        Relative,
-        RelativeKey,
-        RelativeKeyQuery,
-        TransformerXL,
-        T5,
-        Tupe,
-        Deberta,
-        Rope,
-        Alibi,
-        Kerple,
-        Fire,
-        Cable,
-    )
-}
+SCHEMES: dict[str, type[PositionScheme]] = {scheme.name: scheme for scheme in BUILT_IN}
 # In the place of a scheme's name: a flag that all have.
 ALL = "all"
 # Flag -> what each scheme that has it says of it, by the scheme's name.
@@ -145,6 +115,10 @@ def scheme_names(position_scheme: str) -> tuple[str, ...]:
     return _parsed(position_scheme)
 
 
+def _known() -> list[str]:
+    return [*SCHEMES, *(alias for alias, name in ALIASES.items() if name in SCHEMES)]
+
+
 @functools.cache
 def _parsed(position_scheme: str) -> tuple[str, ...]:
     names = tuple(ALIASES.get(name.strip(), name.strip()) for name in position_scheme.split("+"))
@@ -152,12 +126,11 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
         raise ValueError(f"position_scheme must be names of schemes joined by '+', got {position_scheme!r}")
     for name in names:
         if name not in SCHEMES:
-            nearest = difflib.get_close_matches(name, [*SCHEMES, *ALIASES], n=1, cutoff=0.5)
+            nearest = difflib.get_close_matches(name, _known(), n=1, cutoff=0.5)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(
-                f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join([*SCHEMES, *ALIASES])}, "
-                "or several of them joined by '+'; one of your own has to be registered first, by hf_posenc.register_scheme or, on the "
-                "command line, --scheme-file"
+                f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join(_known())}, "
+                f"or several of them joined by '+'; {OTHERS}"
             )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -103,17 +103,4 @@ class SumTerm:
         return -self.scale[..., None] * (difference.abs() if self.side is None else difference.relu())
 
 
-# Kind of score term -> its tensors, and how many dimensions they may have.
-DIMENSIONS: dict[type, dict[str, tuple[int, ...]]] = {
-    RelativeTerm: {
-        "rows": (1, 3),
-        "query_table": (3,),
-        "key_table": (3,),
-        "bias": (2, 3),
-        "value_table": (2,),
-        "query_bias": (2,),
-    },
-    PairTerm: {"bias": (4,)},
-    ProductTerm: {"query": (4,), "key": (4,)},
-    SumTerm: {"scale": (3,), "query": (3,), "key": (3,)},
-}
+Term = RelativeTerm | PairTerm | ProductTerm | SumTerm

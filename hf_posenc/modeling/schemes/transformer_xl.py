@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
+from ..extras import EXTRAS
 from .base import AttentionContext, AttentionScheme
-from .caching import cached, caches_on
 from .flags import base, init
 from .parameters import Normal, PositionLinear, PositionParameter, zeros
 from .positions import Positions
@@ -51,7 +51,7 @@ class TransformerXL(AttentionScheme):
         distances, rows = positions.by_row()
         distances = -distances  # the formula counts query - key
         # Where projections are kept, they are all that is needed.
-        return rows, distances, None if caches_on(distances.device) else self._sinusoids(distances, dtype)
+        return rows, distances, None if EXTRAS.caches_on(distances.device) else self._sinusoids(distances, dtype)
 
     def _sinusoids(self, distances: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """(distances, hidden_size)."""
@@ -73,5 +73,5 @@ class TransformerXL(AttentionScheme):
             # (rows, hidden_size) -> (heads, rows, head_dim)
             return projected.view(-1, *query_bias.shape).transpose(0, 1)
 
-        table = cached(attention, (linear,), (distances,), (attention.scaling, self.base), project)
+        table = EXTRAS.cached(attention, (linear,), (distances,), (attention.scaling, self.base), project)
         return [RelativeTerm(rows=rows, query_table=table, query_bias=query_bias)]

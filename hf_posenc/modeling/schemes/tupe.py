@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
+from ..extras import EXTRAS
 from .base import AttentionContext, AttentionScheme
-from .caching import cached
 from .flags import form, init
 from .parameters import Normal, PositionLayerNorm, PositionLinear, PositionParameter, ones, zeros
 from .positions import Positions
@@ -69,7 +69,7 @@ class Tupe(AttentionScheme):
         modules = table, *projections, encoder.cls_to_others, encoder.others_to_cls
         constants = attention.scaling, attention.head_dim
         # Kept with a projection, so that it is done once for all layers.
-        query, key = cached(
+        query, key = EXTRAS.cached(
             encoder.pos_q_linear,
             modules,
             context.prepared,

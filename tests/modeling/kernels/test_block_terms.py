@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from hf_posenc.modeling.kernels.attention import score_bias
+from hf_posenc.modeling.attention.backends import score_bias
 from hf_posenc.modeling.kernels.block_terms import (
     KINDS,
     Content,

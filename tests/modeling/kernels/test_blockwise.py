@@ -7,12 +7,11 @@ import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_posenc.modeling.kernels import attention, block_terms, passes, strategies
-from hf_posenc.modeling.kernels.attention import score_bias, value_side
+from hf_posenc.modeling.attention.backends import score_bias, value_side
+from hf_posenc.modeling.attention.window import Window
+from hf_posenc.modeling.kernels import block_terms, fast, passes, strategies
 from hf_posenc.modeling.kernels.blockwise import blockwise_attention
-from hf_posenc.modeling.kernels.window import Window
-from hf_posenc.modeling.models import self_attention
-from hf_posenc.modeling.schemes.relative_positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
+from hf_posenc.modeling.schemes.positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
 from hf_posenc.modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 
 
@@ -483,13 +482,11 @@ def test_a_gradient_of_a_gradient_is_refused():
 def test_short_sequences_by_whole_matrices_give_the_same(scheme, monkeypatch):
     model = tiny.build(scheme).double()
     used = []
-    monkeypatch.setattr(
-        self_attention, "blockwise_attention", lambda *given: used.append(1) or blockwise_attention(*given)
-    )
+    monkeypatch.setattr(fast, "blockwise_attention", lambda *given: used.append(1) or blockwise_attention(*given))
     found = []  # with gradients, by gathering
     # Values by distance have no other way, but by way of `eager`.
     for fewest, count in ((0, 2), (1 << 15, 4 if scheme == "relative" else 2)):
-        monkeypatch.setattr(attention, "FEWEST_SCORES", fewest)
+        monkeypatch.setattr(fast, "FEWEST_SCORES", fewest)
         found.append(model(**tiny.inputs()).last_hidden_state)
         assert len(used) == count
     assert tiny.difference_where_attended(*found, tiny.inputs()["attention_mask"]) < 1e-12

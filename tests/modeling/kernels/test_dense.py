@@ -5,7 +5,7 @@ import tiny
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.models import self_attention
+from hf_posenc.modeling.kernels import fast
 
 
 pytestmark = pytest.mark.usefixtures("blocks_for_all_lengths")
@@ -41,12 +41,12 @@ def run(model, mask: torch.Tensor | None) -> dict[str, torch.Tensor]:
 def test_whole_matrices_give_what_blocks_give(scheme, mask, monkeypatch):
     model = tiny.build(scheme, attn_implementation="sdpa").double()
     calls = []
-    attend = self_attention.blockwise_attention
-    monkeypatch.setattr(self_attention, "blockwise_attention", lambda *given: calls.append(1) or attend(*given))
+    attend = fast.blockwise_attention
+    monkeypatch.setattr(fast, "blockwise_attention", lambda *given: calls.append(1) or attend(*given))
     blocks = run(model, MASKS[mask])
     # The untied [CLS] of TUPE's bias by distance is known per pair: these layers have other terms in blocks or none.
     used = len(calls)
-    monkeypatch.setattr(self_attention, "suits_blocks", lambda *_: False)
+    monkeypatch.setattr(fast, "suits_blocks", lambda *_: False)
     dense = run(model, MASKS[mask])
     assert len(calls) == used and (used == 2 or scheme == "tupe+t5")
     torch.testing.assert_close(dense, blocks, rtol=1e-8, atol=1e-8)

@@ -10,7 +10,7 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.kernels.attention import score_bias
+from hf_posenc.modeling.attention.backends import score_bias
 from hf_posenc.modeling.schemes.alibi import alibi_slopes
 
 

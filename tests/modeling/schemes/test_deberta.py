@@ -13,8 +13,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 
 from hf_posenc import position_parameters
 from hf_posenc.modeling.models.self_attention import EMBEDDINGS, ENCODER, ModuleReference
-from hf_posenc.modeling.schemes.positions import Positions
-from hf_posenc.modeling.schemes.relative_positions import deberta_bucket
+from hf_posenc.modeling.schemes.positions import Positions, deberta_bucket
 from hf_posenc.modeling.schemes.table import build_schemes
 
 

@@ -7,10 +7,9 @@ from transformers import BertModel, T5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.kernels.attention import score_bias
+from hf_posenc.modeling.attention.backends import score_bias
 from hf_posenc.modeling.schemes.base import AttentionContext
-from hf_posenc.modeling.schemes.positions import Positions
-from hf_posenc.modeling.schemes.relative_positions import t5_bucket
+from hf_posenc.modeling.schemes.positions import Positions, t5_bucket
 from hf_posenc.modeling.schemes.table import build_schemes
 
 

@@ -7,8 +7,10 @@ import tiny
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.constants import declare_constant
-from hf_posenc.modeling.kernels import attention
+from hf_posenc.modeling.attention.backends import score_bias, whole_position_attention
+from hf_posenc.modeling.extras import EXTRAS
+from hf_posenc.modeling.kernels import fast
+from hf_posenc.modeling.kernels.constants import declare_constant
 from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.modeling.schemes.terms import RelativeTerm
 
@@ -385,19 +387,24 @@ def test_products_read_through_views_are_those_that_are_gathered(
         torch.randn(batch, length, heads, head_dim, dtype=torch.float64).transpose(1, 2)
         for length in (query_length, key_length)
     )
-    gathered = attention.score_bias(query, key, [term])
-    assert not attention.reads_through_views(query)
+    gathered = score_bias(query, key, [term])
+    assert not fast.reads_through_views(query)
     with torch.no_grad():
         for _ in range(2):  # the second time from what is kept with constants
-            assert attention.reads_through_views(query)
-            seen = attention.score_bias(query, key, [term])
+            assert fast.reads_through_views(query)
+            seen = score_bias(query, key, [term])
             torch.testing.assert_close(seen, gathered, rtol=0, atol=1e-12)
 
 
 @tiny.cross(
-    mask=[None, "padding", "additive"], shared=[False, True], dtype=[torch.float32, torch.float64, torch.bfloat16]
+    mask=[None, "padding", "additive"],
+    shared=[False, True],
+    dtype=[torch.float32, torch.float64, torch.bfloat16],
+    is_fast=[True, False],
 )
-def test_attention_written_out_for_short_texts_is_that_of_the_kernel(mask, shared, dtype):
+def test_attention_by_whole_matrices_is_the_formula_s(mask, shared, dtype, is_fast, monkeypatch):
+    if not is_fast:
+        monkeypatch.setattr(EXTRAS, "whole_attention", None)
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 9, 4, 6, dtype=dtype).transpose(1, 2) for _ in range(3))
     bias = torch.randn(1 if shared else 2, 4, 9, 9, dtype=dtype)
@@ -409,7 +416,7 @@ def test_attention_written_out_for_short_texts_is_that_of_the_kernel(mask, share
         scores = scores.masked_fill(~attended, -torch.inf) + (0.5 if mask == "additive" else 0.0)
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
     with torch.no_grad():
-        output = attention.whole_position_attention(query, key, value, bias, given, 0.3)
+        output = whole_position_attention(query, key, value, bias, given, 0.3)
     assert output.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ..constants import declare_constant, is_constant
+from ..schemes.deberta import DistanceTable
+from ..schemes.parameters import PositionLayerNorm, PositionLinear, PositionParameter, PositionTable
 from ..torch_state import is_hooked, is_traced, may_carry_tangents
-from .parameters import PositionLayerNorm, PositionLinear, PositionParameter, PositionTable
-from .table_versions import DistanceTable
+from .constants import declare_constant, is_constant
 
 
 # Modules whose output is a function of their parameters. A subclass (LoRA's, a parametrisation's) may have other state.

@@ -8,7 +8,7 @@ from tiny import CACHE, SIZES, build, cross, inputs
 from transformers import DynamicCache, StaticCache
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
-from hf_posenc.modeling.kernels.cached_positions import PositionCacheLayer
+from hf_posenc.modeling.attention.cached_positions import PositionCacheLayer
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 

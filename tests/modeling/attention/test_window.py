@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModel, DynamicCache, StaticCache
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.kernels.attention import dense_mask
-from hf_posenc.modeling.kernels.window import Window, reach_of
+from hf_posenc.modeling.attention.backends import dense_mask
+from hf_posenc.modeling.attention.window import Window, reach_of
 from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.with_position_scheme import with_position_scheme
 

@@ -1,12 +1,11 @@
 """Local attention: layers in which a query sees only the keys near it, between layers in which it sees all."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from ..schemes.flags import GLOBAL_EVERY, WINDOW, WINDOW_FLAGS
-from .blocks import slices
+from ..schemes.positions import allowed
 
 
 # Attention implementations that carry a window.
@@ -77,17 +76,20 @@ class Window:
         """Whether a query sees one of the keys from `start` to `stop`."""
         return start - self.reach <= query + self.offset < stop + self.reach
 
-    def parts(self, queries: int, size: int, start: int, stop: int) -> Iterator[slice]:
-        """As many queries, at most `size` at a time: those of a part all see some of the keys from `start` to `stop`, or none does."""
-        first = min(max(start - self.reach - self.offset, 0), queries)
-        last = min(max(stop + self.reach - self.offset, first), queries)
-        for begin, end in ((0, first), (first, last), (last, queries)):
-            for part in slices(end - begin, size):
-                yield slice(begin + part.start, begin + part.stop)
 
-    def keys(self, queries: slice, start: int, stop: int) -> slice:
-        """Those of the keys from `start` to `stop` that some of the queries see, or all where the first query sees none."""
-        if not self.sees_some(queries.start, start, stop):
-            return slice(start, stop)
-        nearest = queries.start + self.offset - self.reach, queries.stop + self.offset + self.reach
-        return slice(max(nearest[0], start), min(nearest[1], stop))
+def windowed(
+    mask: torch.Tensor | None, window: Window, query_length: int, key_length: int, device: torch.device
+) -> torch.Tensor:
+    """A mask with a window, of the kind that it was.
+
+    Args:
+        mask: bool or additive, (batch or 1, heads or 1, query or 1, key), or None.
+    """
+    near = window.pairs(query_length, key_length, device)
+    if mask is None:
+        return near[None, None]
+    attended = allowed(mask)
+    seen = attended & near
+    # Padding far from any token sees what it would see without a window. (ONNX Runtime has `where` for numbers alone.)
+    seen = seen | (attended & ~seen.any(-1, keepdim=True))
+    return seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)

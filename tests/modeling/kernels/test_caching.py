@@ -14,9 +14,9 @@ from torch.autograd import forward_ad
 
 import hf_posenc
 from hf_posenc import position_parameters
-from hf_posenc.modeling.constants import declare_constant
+from hf_posenc.modeling.kernels import caching
+from hf_posenc.modeling.kernels.constants import declare_constant
 from hf_posenc.modeling.kernels.distance_products import Table
-from hf_posenc.modeling.schemes import caching
 from hf_posenc.modeling.schemes.parameters import PositionLinear, PositionTable
 
 

@@ -1,0 +1,62 @@
+"""What hf_posenc adds where it is imported: what computes the same faster, and checks of what custom schemes return.
+
+Code that is loaded from a checkpoint does without. It computes the same by whole matrices.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+def _compute(owner, modules, inputs, constants, compute: Callable, otherwise: Callable | None = None) -> Any:
+    return (otherwise or compute)()
+
+
+def _as_it_is(forward: Callable) -> Callable:
+    return forward
+
+
+def _returned(scheme: Any, returned: Any, *given: Any) -> Any:
+    return returned
+
+
+def _no_check(scheme: Any, module: Any) -> nullcontext:
+    return nullcontext()
+
+
+@dataclass
+class Extras:
+    """Functions of `modeling.kernels` and of `custom_schemes`, which put them here; the defaults are those of a model without hf_posenc.
+
+    Attributes:
+        cached: what depends on parameters alone, computed once while a model is evaluated.
+        caches_on: whether it is, on a device.
+        score_parts: the parts of a score term with a table, or None where they are to be gathered.
+        attend: the self-attention with score terms under "sdpa", or None where whole matrices are to be computed.
+        whole_attention: the attention with whole matrices, or None for PyTorch's kernel.
+        flex_attention: the self-attention with score terms under "flex_attention"; None where it cannot carry any.
+        packing_of: which tokens of a batch are no padding, where the others are left out, or None.
+        computes_padding_that_is_read: a task head's forward that has padding computed where its loss reads it.
+        checked_terms, checked_rotation: what `terms` and `rotate` of a scheme returned, checked.
+        nothing_replaced: a context in which a scheme registers its parameters on a module.
+    """
+
+    cached: Callable = _compute
+    caches_on: Callable = _nothing
+    score_parts: Callable = _nothing
+    attend: Callable = _nothing
+    whole_attention: Callable | None = None
+    flex_attention: Callable | None = None
+    packing_of: Callable = _nothing
+    computes_padding_that_is_read: Callable = _as_it_is
+    checked_terms: Callable = _returned
+    checked_rotation: Callable = _returned
+    nothing_replaced: Callable = _no_check
+
+
+EXTRAS = Extras()
