@@ -286,9 +286,8 @@ def the_files_that_travel_are_found_by_a_function():
     config = hf_posenc.PosencBertConfig()
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        for file in ("modeling_bert.py", "configuration_posenc.py"):
-            found = {Path(path).name for path in get_relative_import_files(Path(folder, file))}
-            assert {file, *found} == {*code_files(config)}
+        found = {Path(path).name for path in get_relative_import_files(Path(folder, config.modeling_file))}
+        assert {config.modeling_file, *found} == {*code_files(config)}
 
 
 @item("transformers.initialization")

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -58,9 +59,11 @@ def files_that_trust_runs(page: str) -> str:
     return re.sub(r"schemes \([^)]*\)", lambda _: f"schemes ({files})", page)
 
 
-def files_beside_a_card(card: str) -> str:
-    """The list of the files that a published variant of BERT carries."""
-    files = ", ".join(f"`{name}`" for name in sorted(code_files(hf_posenc.PosencBertConfig())))
+def files_beside_a_card(folder: Path, card: str) -> str:
+    """The list of the files that a published model carries, by the config beside its card."""
+    entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = hf_posenc.PosencBertConfig(position_scheme=entries["position_scheme"])
+    files = ", ".join(f"`{name}`" for name in sorted(code_files(config)))
     return re.sub(r"^The code: .*\.$", lambda _: f"The code: {files}.", card, flags=re.MULTILINE)
 
 
@@ -103,7 +106,7 @@ def of_the_code() -> Made:
     yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | idea |", row_of_ideas)
     yield "docs/security.md", files_that_trust_runs
     for card in sorted((ROOT / "model_cards").glob("*/README.md")):
-        yield str(card.relative_to(ROOT)), files_beside_a_card
+        yield str(card.relative_to(ROOT)), partial(files_beside_a_card, card.parent)
 
 
 def of_research() -> Made:
