@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object
 from sentence_transformers import SentenceTransformer
 
@@ -65,8 +65,8 @@ def main() -> None:
         accelerator.print(f"\n{query}")
         for score, number in zip(scores, numbers):
             accelerator.print(f"  {score:.3f}  {passages[number]}")
-    accelerator.end_training()
 
 
 if __name__ == "__main__":
     main()
+    PartialState().destroy_process_group()  # of several processes

@@ -95,8 +95,8 @@ def main() -> None:
     if options.validation_file:
         metrics = trainer.evaluate()
         trainer.log_metrics("eval", {**metrics, "perplexity": math.exp(metrics["eval_loss"])})
-    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    PartialState().destroy_process_group()  # of several processes

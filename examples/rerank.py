@@ -87,8 +87,8 @@ def main() -> None:
     trainer.save_model()
     if options.validation_file:
         trainer.log_metrics("eval", trainer.evaluate())
-    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    PartialState().destroy_process_group()  # of several processes
