@@ -78,13 +78,6 @@ class PositionTrainer(Trainer):
             move_to_own_groups(optimizer, parameters, self.position_learning_rate)
         return optimizer
 
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None):
-        """As in `Trainer`; the number of steps is known here, and with it how far a table can get."""
-        is_first = self.lr_scheduler is None and self.is_world_process_zero()
-        if is_first and self.position_learning_rate is None:
-            warn_of_tables_that_stay(self.model, self.args.learning_rate, num_training_steps)
-        return super().create_scheduler(num_training_steps, optimizer)
-
 
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The position parameters of a model but for wide weight matrices and norms (of transformer_xl and tupe, for example).
@@ -129,24 +122,53 @@ def move_to_own_groups(
         )
 
 
-def warn_of_tables_that_stay(model: torch.nn.Module, learning_rate: float, steps: int) -> None:
-    """Say so where tables and biases that are zero will stay near zero: Adam moves a number by about the rate a step.
+def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_rate: float, steps: int) -> None:
+    """Log a warning, once, where tables and biases that are zero will stay near zero.
+
+    That is so where they are frozen, or have the learning rate of other parameters and few steps: Adam moves a number by about the
+    rate a step, and a schedule that falls to 0 leaves half of the way. Another rate is somebody's decision.
+
+    Every `Trainer` calls this (`integrations/trainer.py`), on one process alone. What is sharded is looked at by its part there, since
+    its whole would wait for the other processes.
 
     Args:
-        steps: of training; a schedule that falls to 0 leaves half of the way.
+        optimizer: as it will train; one without groups of parameters is passed over.
+        learning_rate: the trainer's, which is compared where the optimizer holds nothing but tables and biases.
+        steps: of training.
     """
-    started = [name for name, parameter in tables_and_biases(model).items() if not parameter.detach().any()]
-    farthest = learning_rate * steps / 2
-    if started and farthest < VISIBLE:
-        # The model may hold variants: a module of the user's own, an encoder-decoder.
-        models = (part for part in model.modules() if isinstance(part, PreTrainedModel))
-        variants = [part for part in models if hasattr(part, "position_classes")]
-        is_added = any(scheme.uses_table for part in variants for scheme in part.config.schemes.values())
-        suited = (
-            "beside absolute, from 0.001 (deberta) to 0.01 (t5)" if is_added else "from 0.01 (deberta) to 0.1 (t5)"
+    tables = tables_and_biases(model)
+    zero = {name: parameter for name, parameter in tables.items() if is_zero(parameter)}
+    groups = getattr(optimizer, "param_groups", ())
+    rates = {id(p): float(group.get("initial_lr", group["lr"])) for group in groups for p in group["params"]}
+    own = {id(parameter) for parameter in tables.values()}
+    shared = {rate for key, rate in rates.items() if key not in own} or {learning_rate}
+    if frozen := [name for name, parameter in zero.items() if not parameter.requires_grad]:
+        logger.warning_once(
+            f"position parameters start at 0 ({len(frozen)}, such as {frozen[0]}) and are frozen, so that they stay at 0: train "
+            "them, with adapters of PEFT by hf_posenc.train_positions(model)"
         )
-        logger.warning(
-            f"position parameters start at 0 ({len(started)}, such as {started[0]}), and {steps} steps at a learning rate of "
-            f"{learning_rate:g} move a number in them by about {farthest:.2g} at most: give them a rate of their own, "
-            f"position_learning_rate, {suited}"
+    near = {name: rates[id(p)] for name, p in zero.items() if rates.get(id(p)) in shared}
+    if stay := {name: rate for name, rate in near.items() if rate * steps / 2 < VISIBLE}:
+        name, rate = next(iter(stay.items()))
+        logger.warning_once(
+            f"position parameters start at 0 ({len(stay)}, such as {name}), and {steps} steps at a learning rate of {rate:g} move "
+            f"a number in them by about {rate * steps / 2:.2g} at most: give them a learning rate of their own, "
+            f"{suited_rates(model)}, by position_learning_rate of hf_posenc.training.PositionTrainer or by a parameter group "
+            "of the optimizer (docs/fine-tuning.md)"
         )
+
+
+def suited_rates(model: torch.nn.Module) -> str:
+    """The learning rates that suit tables and biases of a model, or of the models that it holds: an encoder-decoder, for example."""
+    models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
+    schemes = [part.config.schemes.values() for part in models if hasattr(part, "position_classes")]
+    is_added = any(scheme.uses_table for found in schemes for scheme in found)
+    return "with absolute, from 0.001 (deberta) to 0.01 (t5)" if is_added else "from 0.01 (deberta) to 0.1 (t5)"
+
+
+def is_zero(parameter: torch.nn.Parameter) -> bool:
+    """Whether all numbers of a parameter are 0, of a sharded one those that are here; not where none are."""
+    here = parameter.detach()
+    # Not by its class, DTensor, which a torch without torch.distributed lacks.
+    here = here.to_local() if hasattr(here, "to_local") else here
+    return here.numel() > 0 and not here.any()
