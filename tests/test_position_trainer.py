@@ -260,7 +260,7 @@ def tell_on_the_first_process(rank: int, folder: str) -> None:
     model = fully_shard(fresh("t5"), mesh=init_device_mesh("cpu", (2,)))
     if rank == 0:
         lines = []
-        logging.get_logger("hf_posenc.training").warning_once = lines.append
+        logging.get_logger("hf_posenc.training.learning_rates").warning_once = lines.append
         warn_of_tables_that_stay(model, torch.optim.AdamW(model.parameters(), lr=2e-5), 2e-5, 100)
         Path(folder, "said").write_text("\n".join(lines))
     deadline = time.monotonic() + 30

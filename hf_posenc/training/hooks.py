@@ -11,10 +11,11 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
+from ..integrations.changes import AtImport, Changes, hook_method
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel
 from ..modeling.schemes.table_versions import read_table_as
-from .changes import AtImport, Changes, hook_method
+from .learning_rates import warn_of_tables_that_stay
 
 
 TRAINER = "transformers.trainer"
@@ -34,8 +35,6 @@ def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoi
 
 def _create_scheduler(original: Callable, trainer: Any, num_training_steps: int, optimizer: Any = None) -> Any:
     """`Trainer.create_scheduler`: here the optimizer is as it will train, and the number of steps is known."""
-    from ..training import warn_of_tables_that_stay  # which imports Trainer
-
     if trainer.is_world_process_zero() and getattr(trainer, "position_learning_rate", None) is None:
         used = trainer.optimizer if optimizer is None else optimizer
         warn_of_tables_that_stay(trainer.model, used, trainer.args.learning_rate, num_training_steps)

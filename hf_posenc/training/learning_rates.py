@@ -1,18 +1,15 @@
-"""Training with a learning rate of its own for position parameters.
-
-trainer = PositionTrainer(model=model, args=TrainingArguments("out"), train_dataset=data, position_learning_rate=0.05)
-"""
+"""A learning rate of its own for what schemes added: which parameters have it, and where it is missed."""
 
 import math
 from numbers import Real
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from .modeling.schemes.parameters import SmallPositionLinear
-from .parameters import position_parameters
+from ..modeling.schemes.parameters import SmallPositionLinear
+from ..parameters import position_parameters
 
 
 logger = logging.get_logger(__name__)
@@ -35,48 +32,6 @@ def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
         raise ValueError(f"{name} must be a finite number, got {rate}")
     if rate < 0:
         raise ValueError(f"{name} must not be negative, got {rate}")
-
-
-class PositionTrainer(Trainer):
-    """The standard `Trainer`; tables and biases of position schemes have a learning rate of their own.
-
-    They start at zero and are few, so that a rate that suits a pretrained model would leave them where they are. They
-    have no weight decay then; the trainer's schedule applies to them as to everything else.
-
-    Args:
-        position_learning_rate: their rate; by default `args.position_learning_rate` where there is one, and otherwise that of
-            all others, with a warning where it would leave tables that start at zero near zero.
-        args, kwargs: as `Trainer` takes them.
-
-    Raises:
-        TypeError: the rate is no number.
-        ValueError: it is negative, infinite or NaN.
-    """
-
-    def __init__(self, *args: Any, position_learning_rate: float | None = None, **kwargs: Any):
-        check_rate(position_learning_rate)
-        super().__init__(*args, **kwargs)
-        if position_learning_rate is None:
-            position_learning_rate = getattr(self.args, "position_learning_rate", None)
-            check_rate(position_learning_rate)
-        self.position_learning_rate = position_learning_rate
-
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in `Trainer`, with positions' tables and biases moved to parameter groups of their own.
-
-        It happens here because here the optimizer is new and holds the parameters as they will be trained: those of a
-        sharded model, and in the same order whenever a run is resumed.
-
-        Raises:
-            ValueError: a learning rate is given, but the optimizer does not hold the model's position parameters, as
-                under FSDP with flattened parameters.
-        """
-        is_new = self.optimizer is None
-        optimizer = super().create_optimizer(model)
-        if is_new and self.position_learning_rate is not None:
-            parameters = tables_and_biases(self.model if model is None else model)
-            move_to_own_groups(optimizer, parameters, self.position_learning_rate)
-        return optimizer
 
 
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -128,7 +83,7 @@ def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_ra
     That is so where they are frozen, or have the learning rate of other parameters and few steps: Adam moves a number by about the
     rate a step, and a schedule that falls to 0 leaves half of the way. Another rate is somebody's decision.
 
-    Every `Trainer` calls this (`integrations/trainer.py`), on one process alone. What is sharded is looked at by its part there, since
+    Every `Trainer` calls this (`hooks.py`), on one process alone. What is sharded is looked at by its part there, since
     its whole would wait for the other processes.
 
     Args:
