@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..inspection import check_exists, checked_config
+from ..inspection.weights import weights_of
 from ..language_reference import language_reference
 from ..modeling.kernels.attention import score_bias
 from ..modeling.kernels.blockwise import Term
@@ -29,7 +30,6 @@ from ..modeling.schemes.table import scheme_names
 from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
-from ..weights import weights_of
 from ..with_position_scheme import change_scheme
 
 

@@ -18,7 +18,7 @@ from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import ALIASES, SCHEMES
 from ..parameters import position_parameters
 from ..variants import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
-from . import (
+from .configs import (
     check_exists,
     flag_rows,
     flags_of,
