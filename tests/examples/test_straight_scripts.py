@@ -16,7 +16,7 @@ from tiny import FAMILIES, variant_config
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.schemes import SCHEMES
+from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.training import PositionTrainer
 
 
