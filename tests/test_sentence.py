@@ -13,7 +13,7 @@ import hf_posenc
 library = pytest.importorskip("sentence_transformers", minversion="6.0")
 from sentence_transformers import models  # noqa: E402
 
-from hf_posenc import sentence  # noqa: E402
+from hf_posenc.sentence import chunks as sentence  # noqa: E402
 
 
 WORDS = "the old river ran past a small house where nobody had been for years and its doors were open".split()

@@ -16,10 +16,10 @@ from transformers.utils import CONFIG_NAME
 
 from .. import inspection
 from ..inspection.weights import load_whole
-from ..integrations.sentence_transformers import MODULES, module_paths
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
+from ..sentence.folders import MODULES, module_paths
 from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
 from ..with_position_scheme import change_scheme
 from .texts import SHORTEST

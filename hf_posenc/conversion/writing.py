@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from ..export.onnx.exporting import export_model
 from ..files import whole_folder
-from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..sentence.folders import MODULES, SETTINGS, check_inside, model_class, module_files
 from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 

@@ -20,7 +20,8 @@ from transformers.utils import (
 )
 
 from ..inspection import check_named, load_config, read_config, read_entries
-from ..integrations.sentence_transformers import (
+from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from ..sentence.folders import (
     MODULES,
     SETTINGS,
     check_inside,
@@ -28,7 +29,6 @@ from ..integrations.sentence_transformers import (
     module_files,
     module_paths,
 )
-from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from ..variants import CONFIG_CLASSES
 from ..with_position_scheme import EXPORTED
 

@@ -5,6 +5,5 @@
 - `saving`: models that hold models with a position scheme are saved with a config that tells of it.
 - `peft`: adapters hold position parameters.
 - `unpadding`: stock models leave padding out. `stock_attention`: stock DeBERTa and MPNet compute by other backends than eager.
-- `sentence_transformers`: the folders that it saves.
 - `changes`: what is changed, so that it can be put back.
 """

@@ -16,8 +16,8 @@ from ...conversion.writing import CARD, checked_output, copy_files, cut_at, kept
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...inspection.weights import load_whole
-from ...integrations.sentence_transformers import MODULES, PIPELINE_TAGS, model_class, module_paths
 from ...modeling.models.configuration_posenc import PositionConfigMixin
+from ...sentence.folders import MODULES, PIPELINE_TAGS, model_class, module_paths
 from ...variants import VARIANT_MODELS, saved_class
 from .architectures import Architecture
 from .making import (

@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from .inspection import longest_sequence
+from ..inspection import longest_sequence
 
 
 # Tokens of chunks in one pass of the encoder.
