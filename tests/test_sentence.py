@@ -1,5 +1,6 @@
 """hf_posenc.sentence: what a model of sentence-transformers makes of long texts in chunks is what a loop makes of them."""
 
+import json
 import math
 
 import pytest
@@ -84,6 +85,8 @@ def test_saved_and_loaded_it_reads_as_far(model, tmp_path):
     chunked = sentence.in_chunks(model, 48, overlap=False)
     before = chunked.encode([text, "a house"])
     chunked.save(str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved" / "modules.json").read_text())
+    assert saved[0]["type"] == "hf_posenc.sentence.ChunkedTransformer"
     loaded = library.SentenceTransformer(str(tmp_path / "saved"), trust_remote_code=True, device="cpu")
     assert type(loaded[0]) is sentence.ChunkedTransformer
     assert (loaded[0].chunk_size, loaded[0].overlap, loaded.max_seq_length) == (48, False, sentence.UNCUT)
