@@ -24,7 +24,7 @@ from torch import nn
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 NAME = "exported"

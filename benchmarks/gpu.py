@@ -32,8 +32,8 @@ from transformers import BertConfig, BertForTokenClassification
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
+from hf_posenc._utils import as_markdown
 from hf_posenc.modeling.schemes.table import SCHEMES
-from hf_posenc.tables import as_markdown
 
 
 # Shares of the largest number: float32 has seven digits, of which sums of a few thousand products leave five.

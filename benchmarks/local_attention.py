@@ -29,8 +29,8 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.modeling.models.family import BERT
-from hf_posenc.tables import as_markdown
 
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

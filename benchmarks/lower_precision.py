@@ -49,8 +49,8 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
-from hf_posenc.tables import as_markdown
 
 
 # Of each task: folder, whether its files have a header, columns of label and text, and what it is measured by.

@@ -45,9 +45,9 @@ from contestants import (
 from torch import nn
 from transformers.utils import logging
 
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import whole_file, write_whole
 from hf_posenc.modeling.schemes import caching
-from hf_posenc.tables import as_markdown
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:

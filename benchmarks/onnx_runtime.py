@@ -27,8 +27,8 @@ from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model,
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401
+from hf_posenc._utils import as_markdown
 from hf_posenc.export.onnx.exporting import export_model
-from hf_posenc.tables import as_markdown
 
 
 SHAPES = ["1x16", "1x64", "1x128", "16x128", "1x512", "8x512"]

@@ -40,8 +40,8 @@ from transformers import AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.modeling.kernels import packing
-from hf_posenc.tables import as_markdown
 
 
 LONGEST = {"CoLA": 128, "SST-2": 128, "WikiText-2": 256}

@@ -34,7 +34,7 @@ from transformers import DebertaV2Config, DebertaV2Model, MPNetConfig, MPNetMode
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  gives the models their backends
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 EAGER, AGAIN, OWN, UNCACHED = "eager", "eager, a second copy", "hf_posenc", "hf_posenc, nothing cached"

@@ -16,7 +16,6 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 
 from ..inspection import check_exists, checked_config
 from ..inspection.weights import weights_of
-from ..language_reference import language_reference
 from ..modeling.kernels.attention import score_bias
 from ..modeling.kernels.blockwise import Term
 from ..modeling.kernels.window import window_settings
@@ -38,8 +37,10 @@ BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.p
 
 
 def chapters() -> list[str]:
-    """The chapters of Python's language reference, in the order of their topics."""
-    return [text for _, text in sorted(language_reference().items())]
+    """The chapters of Python's language reference, in the order of their topics: real English that every Python carries."""
+    from pydoc_data.topics import topics  # only here: half a megabyte
+
+    return [text for _, text in sorted(topics.items())]
 
 
 @dataclass

@@ -11,9 +11,9 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import find_adapter_config_file
 
+from .._utils import module_inside, outermost
 from ..checkpoint_code import has_code
 from ..hub import pushing as hub
-from ..inside import module_inside, outermost
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import ALIASES, SCHEMES
 from ..parameters import position_parameters

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from ...inside import module_inside
+from ..._utils import module_inside
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ..changes import Changes, hook_class_method, hook_method
 from . import deberta, mpnet
