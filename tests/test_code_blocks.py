@@ -247,7 +247,7 @@ def parse_script(script: str, words: list[str], monkeypatch) -> None:
 
 
 def parse_posenc(words: list[str]) -> None:
-    words, files = hf_posenc_cli.split_scheme_files(words)
+    words, files = hf_posenc_cli.commands.split_scheme_files(words)
     assert all(Path(file).is_file() for file in files)
     group = typer.main.get_command(hf_posenc_cli.app)
     with group.make_context("hf-posenc", [*words], resilient_parsing=False) as context:
