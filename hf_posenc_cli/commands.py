@@ -351,11 +351,6 @@ def export_stock(
     typer.echo(stock.export(checkpoint, out, max_length=max_length, single_text=single_text, revision=revision))
 
 
-@exports.callback()
-def _exports() -> None:
-    """Write a model in another format."""
-
-
 @exports.command("onnx")
 def export_onnx(
     checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a variant, or a stock model.")],
