@@ -7,6 +7,7 @@ weights that are whole, and `descriptions` says it to people.
 from .configs import (
     NO_LENGTH,
     PIPELINE_TAGS,
+    adapter_base,
     auto_class,
     check_exists,
     check_named,
@@ -31,6 +32,7 @@ from .sizes import check_sizes, config_of
 __all__ = [
     "NO_LENGTH",
     "PIPELINE_TAGS",
+    "adapter_base",
     "auto_class",
     "check_exists",
     "check_named",

@@ -131,6 +131,14 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
     return entries
 
 
+def adapter_base(adapter_config: Path) -> str | None:
+    """The base model that an adapter's config leads to."""
+    entries = json.loads(adapter_config.read_text(encoding="utf-8"))
+    if not isinstance(entries, dict):
+        raise ValueError(f"{adapter_config} must hold a JSON object, and holds {type(entries).__name__}")
+    return entries.get("base_model_name_or_path")
+
+
 def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
     """The config of a folder or of a repository on the Hub: a variant's, or a stock one of a family that has variants.
 
