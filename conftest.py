@@ -13,8 +13,8 @@ import tiny
 import torch
 from transformers.utils import logging as transformers_logging
 
-import hf_posenc_cli
 from hf_posenc.modeling.schemes import table as schemes
+from hf_posenc_cli import commands
 
 
 # Two workers on two cores: more threads would only get into each other's way.
@@ -69,7 +69,7 @@ def compile_only_where_it_is_the_point(request):
 @pytest.fixture
 def schemes_of_the_package() -> Iterator[None]:
     """Schemes that a test registers are gone after it."""
-    tables = schemes.SCHEMES, schemes.SOURCES, hf_posenc_cli.FLAGS
+    tables = schemes.SCHEMES, schemes.SOURCES, commands.FLAGS
     before, flags = [dict(table) for table in tables], {flag: dict(users) for flag, users in schemes.FLAGS.items()}
     modules = {*sys.modules}
     yield
@@ -77,7 +77,7 @@ def schemes_of_the_package() -> Iterator[None]:
         table.clear()
         table.update(entries)
     schemes._parsed.cache_clear()
-    hf_posenc_cli._with_position_flags(hf_posenc_cli.convert)
+    commands._with_position_flags(commands.convert)
     for name in {*sys.modules} - modules:
         if name.startswith(("hf_posenc_scheme_", "hf_posenc_from_checkpoint_")):
             del sys.modules[name]

@@ -52,9 +52,9 @@ from transformers import (
 )
 
 from hf_posenc import convert, position_parameters
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
 from hf_posenc.modeling.schemes.table import SCHEMES, sources_of
-from hf_posenc.tables import as_markdown
 from hf_posenc.training import check_rate, tables_and_biases
 
 

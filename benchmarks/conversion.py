@@ -34,10 +34,10 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.conversion.measuring import Yardstick
 from hf_posenc.conversion.texts import Windows, read_documents
 from hf_posenc.files import write_whole
-from hf_posenc.tables import as_markdown
 
 
 NAME = "conversion"

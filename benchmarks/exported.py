@@ -9,8 +9,6 @@ own. Batches of more than one sequence have padding (an eighth). Writes results/
 """
 
 import argparse
-import json
-import subprocess
 import sys
 from functools import partial
 from typing import Any
@@ -19,12 +17,12 @@ import report
 import stock_attention
 import torch
 from contestants import Size, build_bert, make_batch
-from model import measure_memory_of, returning_memory, step
+from model import in_own_process, measure_memory_of, step
 from torch import nn
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 NAME = "exported"
@@ -59,8 +57,7 @@ def kinds(scheme: str) -> list[str]:
 def memory(scheme: str, kind: str, shape: str, arguments: argparse.Namespace) -> int:
     """Peak bytes of a pass, in a process of its own."""
     command = [sys.executable, __file__, "--memory_of", scheme, kind, shape, "--layers", str(arguments.layers)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=returning_memory())
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_own_process(command)
 
 
 def measure(scheme: str, shape: str, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -32,8 +32,8 @@ from transformers import BertConfig, BertForTokenClassification
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
+from hf_posenc._utils import as_markdown
 from hf_posenc.modeling.schemes.table import SCHEMES
-from hf_posenc.tables import as_markdown
 
 
 # Shares of the largest number: float32 has seven digits, of which sums of a few thousand products leave five.
@@ -103,7 +103,7 @@ def parity(build: Callable[[Size, str], nn.Module], backend: str, size: Size, de
     }
 
 
-def training_losses(size: Size, device: str, steps: int = 20) -> list[float]:
+def training_losses(size: Size, device: str) -> list[float]:
     """Losses of a small classifier that learns whether a token stands in the first half of its text."""
     torch.manual_seed(0)
     sizes = {"vocab_size": size.vocabulary, "hidden_size": size.hidden, "num_hidden_layers": size.layers}
@@ -112,7 +112,7 @@ def training_losses(size: Size, device: str, steps: int = 20) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     inputs, losses = make_batch(size, 8, 0.0, device), []
     labels = (torch.arange(size.length, device=device) < size.length // 2).long().expand(8, -1).contiguous()
-    for _ in range(steps):
+    for _ in range(20):
         loss = model(**inputs, labels=labels).loss
         loss.backward()
         optimizer.step()

@@ -11,7 +11,6 @@ these: biases are random.
 import argparse
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +21,14 @@ from typing import Any
 import report
 import torch
 from contestants import STOCK
-from model import measure_memory_of, returning_memory, take_turns
+from model import in_own_process, measure_memory_of, take_turns
 from torch import nn
 from torch.profiler import profile, record_function
 from transformers import AutoModel
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
@@ -95,8 +94,7 @@ def measure_times(rounds: int) -> list[dict[str, Any]]:
 def measure_memory(name: str) -> int:
     """Peak bytes of a pass, in a process of its own."""
     command = [sys.executable, __file__, "--memory_of", name]
-    done = subprocess.run(command, capture_output=True, text=True, env=returning_memory(), check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_own_process(command)
 
 
 @contextmanager

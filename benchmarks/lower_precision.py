@@ -49,8 +49,8 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
-from hf_posenc.tables import as_markdown
 
 
 # Of each task: folder, whether its files have a header, columns of label and text, and what it is measured by.
@@ -248,11 +248,16 @@ def measure_speed(field: Field, data: Path, task: str, workload: str, rounds: in
     return results
 
 
+def _precisions_of(results: list[dict]) -> list[str]:
+    """The precisions that results have, in the order of PRECISIONS."""
+    present = {result["precision"] for result in results}
+    return [precision for precision in PRECISIONS if precision in present]
+
+
 def speed_table(results: list[dict]) -> str:
     """Times as fast as stock BERT in float32: a row for what is timed and each model."""
     found = {(r["task"], r["workload"], r["model"], r["precision"]): r["speed"] for r in results}
-    present = {precision for *_, precision in found}
-    precisions = [precision for precision in PRECISIONS if precision in present]
+    precisions = _precisions_of(results)
     rows = [
         [f"{task}, {workload}", name, *(_cell(found.get((task, workload, name, p)), 2) for p in precisions)]
         for task, workload, name in sorted({key[:3] for key in found}, key=_place)
@@ -263,8 +268,7 @@ def speed_table(results: list[dict]) -> str:
 def quality_table(results: list[dict]) -> str:
     """Scores, and in brackets how many answers are others than in float32."""
     found = {(r["task"], r["model"], r["precision"]): r for r in results}
-    present = {precision for *_, precision in found}
-    precisions = [precision for precision in PRECISIONS if precision in present]
+    precisions = _precisions_of(results)
     rows = []
     for task, name in sorted({key[:2] for key in found}, key=_place):
         cells = []

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import report
 import torch
@@ -45,9 +46,9 @@ from contestants import (
 from torch import nn
 from transformers.utils import logging
 
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import whole_file, write_whole
 from hf_posenc.modeling.kernels import caching
-from hf_posenc.tables import as_markdown
 
 
 def step(model: nn.Module, batch: dict[str, torch.Tensor], mode: str) -> None:
@@ -151,9 +152,14 @@ def measure_memory_of(model: nn.Module, inputs: dict[str, torch.Tensor], mode: s
     return resident("VmHWM") - before
 
 
-def returning_memory() -> dict[str, str]:
-    """The environment of a process that gives what it frees back at once: the level shows what is in use (glibc)."""
-    return os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+def in_own_process(command: list[str]) -> Any:
+    """The last line that a command prints, read as JSON.
+
+    Its process gives what it frees back at once: the level of its memory shows what is in use (glibc).
+    """
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch: int, mode: str) -> int | str:
@@ -163,12 +169,12 @@ def measure_memory(name: str, arguments: argparse.Namespace, length: int, batch:
         command += [f"--{option}", str(getattr(arguments, option))]
     for option in ("schemes", "backends", "peers"):
         command += [f"--{option}", *getattr(arguments, option)]
-    done = subprocess.run(command, capture_output=True, text=True, env=returning_memory())
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    if "OutOfMemory" in done.stderr or "can't allocate memory" in done.stderr or done.returncode == -9:
-        return "out of memory"
-    raise RuntimeError(f"{shlex.join(command)} failed:\n{done.stderr}")
+    try:
+        return in_own_process(command)
+    except subprocess.CalledProcessError as error:
+        if "OutOfMemory" in error.stderr or "can't allocate memory" in error.stderr or error.returncode == -9:
+            return "out of memory"
+        raise RuntimeError(f"{shlex.join(command)} failed:\n{error.stderr}") from error
 
 
 def profile(builder, size: Size, batch: int, padding: float, mode: str, device: str, dtype) -> str:

@@ -23,12 +23,13 @@ import onnxruntime
 import report
 import torch
 from contestants import Size, make_batch
+from stock_attention import Hidden
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model, PreTrainedModel
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401
+from hf_posenc._utils import as_markdown
 from hf_posenc.export.onnx.exporting import export_model
-from hf_posenc.tables import as_markdown
 
 
 SHAPES = ["1x16", "1x64", "1x128", "16x128", "1x512", "8x512"]
@@ -68,15 +69,6 @@ MODELS: dict[str, tuple[Callable, dict[str, Callable]]] = {
         {OWN: partial(bert, None), **{scheme: partial(bert, scheme) for scheme in ("t5", "rope", "alibi", "deberta")}},
     ),
 }
-
-
-class Hidden(torch.nn.Module):
-    def __init__(self, model: PreTrainedModel):
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
 def export_stock(model: PreTrainedModel, file: Path) -> None:

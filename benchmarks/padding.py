@@ -23,7 +23,6 @@ import csv
 import json
 import math
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,14 +33,14 @@ import report
 import torch
 from contestants import MODES, STOCK, STOCK_AGAIN, Size, build_bert, make_batch
 from minilm import packaged_minilm
-from model import build, measure_memory_of, returning_memory, step, take_turns
+from model import build, in_own_process, measure_memory_of, step, take_turns
 from torch import nn
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
 import hf_posenc
+from hf_posenc._utils import as_markdown
 from hf_posenc.modeling.kernels import packing
-from hf_posenc.tables import as_markdown
 
 
 LONGEST = {"CoLA": 128, "SST-2": 128, "WikiText-2": 256}
@@ -183,8 +182,7 @@ def measure_memory(arguments: argparse.Namespace, name: str, mode: str, text: st
     command = [sys.executable, __file__, "--data", str(arguments.data), "--memory_of", name, mode]
     command += ["--texts", text, "--batches", str(batch), "--orders", order, "--layers", str(arguments.layers)]
     command += ["--schemes", *arguments.schemes, "--threads", str(arguments.threads)]
-    done = subprocess.run(command, capture_output=True, text=True, env=returning_memory(), check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return in_own_process(command)
 
 
 def table(results: list[dict]) -> str:

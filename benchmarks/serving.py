@@ -41,7 +41,7 @@ from transformers import (
 from transformers.utils import logging
 
 import hf_posenc
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 LONGEST, BATCH = 512, 32

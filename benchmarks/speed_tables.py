@@ -13,7 +13,7 @@ import serving
 from contestants import STOCK, STOCK_AGAIN
 from report import replace_table
 
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 # What docs/conversion.md has between them is generated.

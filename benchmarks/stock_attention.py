@@ -16,7 +16,6 @@ import argparse
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -34,7 +33,7 @@ from transformers import DebertaV2Config, DebertaV2Model, MPNetConfig, MPNetMode
 from transformers.utils import logging
 
 import hf_posenc  # noqa: F401  gives the models their backends
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 EAGER, AGAIN, OWN, UNCACHED = "eager", "eager, a second copy", "hf_posenc", "hf_posenc, nothing cached"
@@ -215,8 +214,7 @@ def measure_memory(family: str, shape: str, arguments: argparse.Namespace) -> di
             "--threads",
             str(arguments.threads),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=whole_models.returning_memory())
-        found[backend] = json.loads(done.stdout.splitlines()[-1])
+        found[backend] = whole_models.in_own_process(command)
     return {"family": family, "shape": shape, "bytes": found, "ratio": round(found["eager"] / found["sdpa"], 2)}
 
 

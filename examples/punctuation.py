@@ -13,8 +13,6 @@ import numpy as np
 from sklearn.metrics import f1_score
 from transformers import EvalPrediction, PreTrainedTokenizerBase
 
-from hf_posenc.language_reference import language_reference
-
 
 LABELS = ("none", "comma", "full stop")
 IGNORED = -100  # the label that the loss leaves out
@@ -53,7 +51,8 @@ def chapters() -> list[str]:
     Topics quote each other. A paragraph that several of them have counts for the shortest only, so that no document
     holds a paragraph of another.
     """
-    topics = language_reference()
+    from pydoc_data.topics import topics  # only here: half a megabyte
+
     seen: set[str] = set()
     documents = []
     for topic in sorted(topics, key=lambda topic: (len(topics[topic]), topic)):

@@ -196,7 +196,7 @@ class Loop:
         self.steps = loop.max_train_steps or self.steps_per_epoch * loop.num_train_epochs
         self.epochs = math.ceil(self.steps / self.steps_per_epoch)
         if loop.position_learning_rate is None and accelerator.is_main_process:
-            warn_of_tables_that_stay(model, loop.learning_rate, self.steps)
+            warn_of_tables_that_stay(model, optimizer, loop.learning_rate, self.steps)
         # Not prepared: accelerate would let it step once for every process.
         self.scheduler = get_linear_schedule_with_warmup(optimizer, round(loop.warmup_share * self.steps), self.steps)
         self.progress = Progress()

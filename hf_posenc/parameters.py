@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from .inside import module_inside
+from ._utils import module_inside
 
 
 class Parameters(dict[str, nn.Parameter]):

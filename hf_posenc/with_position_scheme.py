@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .inside import model_inside, module_inside
+from ._utils import model_inside, module_inside
 from .integrations.unpadding import remove_hooks
 from .modeling.attention.window import window_settings
 from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin, stored_flags

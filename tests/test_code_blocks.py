@@ -12,6 +12,7 @@ scripts get as far as their arguments. Comments before a block:
     <!-- not run: REASON -->
 """
 
+import argparse
 import ast
 import io
 import json
@@ -224,13 +225,16 @@ def parse_script(script: str, words: list[str], monkeypatch) -> None:
     if "..." in words:
         assert Path(script).is_file()
         return
-    parse = command_line.ScriptParser.parse
+    is_example = script.startswith("examples/")
+    # The scripts to copy have the parser of Python.
+    stands_alone = is_example and "argparse.ArgumentParser(" in Path(script).read_text(encoding="utf-8")
+    parser, method = (argparse.ArgumentParser, "parse_args") if stands_alone else (command_line.ScriptParser, "parse")
+    parse = getattr(parser, method)
 
     def stop(parser):
         raise Parsed(parse(parser))
 
-    is_example = script.startswith("examples/")
-    monkeypatch.setattr(command_line.ScriptParser, "parse", stop)
+    monkeypatch.setattr(parser, method, stop)
     monkeypatch.syspath_prepend(ROOT / Path(script).parent)
     monkeypatch.setattr(sys, "argv", [script, *(words if is_example else ["--help"])])
     written = io.StringIO()
@@ -243,7 +247,7 @@ def parse_script(script: str, words: list[str], monkeypatch) -> None:
 
 
 def parse_posenc(words: list[str]) -> None:
-    words, files = hf_posenc_cli.split_scheme_files(words)
+    words, files = hf_posenc_cli.commands.split_scheme_files(words)
     assert all(Path(file).is_file() for file in files)
     group = typer.main.get_command(hf_posenc_cli.app)
     with group.make_context("hf-posenc", [*words], resilient_parsing=False) as context:

@@ -301,7 +301,7 @@ ALLOWED = {
     "hf_posenc/conversion/report.py:save": "into a folder that is written as a whole",
     "hf_posenc/conversion/writing.py:copy_files": "into a folder that is written as a whole",
     "hf_posenc/export/stock/folder.py:_name_for_all": "into a folder that is written as a whole",
-    "hf_posenc/conversion/writing.py:cut_at": "into a folder that is written as a whole",
+    "hf_posenc/sentence/folders.py:cut_at": "into a folder that is written as a whole",
     "hf_posenc/testing.py:saves_and_loads": "a temporary folder",
     "benchmarks/model.py:measure_memory_of": "a switch of the kernel, in /proc",
 }

@@ -21,7 +21,7 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import freeze_all_but_positions, inspect, position_parameters, train_positions, unpad
-from hf_posenc.inside import model_inside
+from hf_posenc._utils import model_inside
 
 
 @pytest.fixture(scope="module")

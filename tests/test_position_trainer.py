@@ -1,23 +1,23 @@
 """Training with a learning rate of its own for position parameters, as an importer of the package does it."""
 
+import os
+import time
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from distributed_worker import loopback
 from peft import LoraConfig, get_peft_model
 from tiny import Sentences, build, stock_config, variant_class, variant_config
-from transformers import EncoderDecoderConfig, EncoderDecoderModel, TrainingArguments
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import BertModel, EncoderDecoderConfig, EncoderDecoderModel, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from hf_posenc import position_parameters
-from hf_posenc.training import PositionTrainer, move_to_own_groups
-
-
-@pytest.fixture
-def said(monkeypatch) -> list[str]:
-    """What the trainer warns of."""
-    lines = []
-    monkeypatch.setattr(logging.get_logger("hf_posenc.training"), "warning", lambda line: lines.append(line))
-    return lines
+from hf_posenc import freeze_all_but_positions, install, position_parameters, train_positions, uninstall
+from hf_posenc.training import PositionTrainer, move_to_own_groups, warn_of_tables_that_stay
 
 
 def trainer(model, folder, **keywords) -> PositionTrainer:
@@ -84,16 +84,133 @@ def encoder_decoder(scheme: str) -> EncoderDecoderModel:
     return EncoderDecoderModel(config)
 
 
+def adapted(scheme: str):
+    model = get_peft_model(fresh(scheme), LoraConfig(target_modules=["query"]))
+    train_positions(model)
+    return model
+
+
 @pytest.mark.parametrize(
     ("scheme", "rates"), [("t5", "0.01 (deberta) to 0.1"), ("absolute+t5", "0.001 (deberta) to 0.01")]
 )
-@pytest.mark.parametrize(
-    "make",
-    [Holder, encoder_decoder, lambda scheme: get_peft_model(fresh(scheme), LoraConfig(target_modules=["query"]))],
-)
+@pytest.mark.parametrize("make", [Holder, encoder_decoder, adapted])
 def test_models_that_hold_a_variant_are_told_too(make, scheme, rates, said, tmp_path):
     trainer(make(scheme), tmp_path).create_optimizer_and_scheduler(100)
     assert len(said) == 1 and f"from {rates} (t5)" in said[0]
+
+
+def plain(model, folder, **keywords) -> Trainer:
+    arguments = TrainingArguments(
+        str(folder),
+        learning_rate=2e-5,
+        report_to="none",
+        use_cpu=True,
+        max_steps=2,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    return Trainer(model=model, args=arguments, train_dataset=Sentences(), **keywords)
+
+
+def adamw(model, learning_rate: float, *, position_learning_rate: float | None = None) -> torch.optim.AdamW:
+    """One group, or two where positions have a rate of their own."""
+    own = {id(parameter) for parameter in position_parameters(model).values()}
+    groups = [{"params": [parameter for parameter in model.parameters() if id(parameter) not in own]}]
+    groups.append({"params": [*position_parameters(model).values()], "lr": position_learning_rate or learning_rate})
+    return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def layer_by_layer(model) -> torch.optim.AdamW:
+    """Lower layers learn more slowly; positions learn as their layer does."""
+    layers = [{"params": [*layer.parameters()], "lr": 1e-5 * 2**i} for i, layer in enumerate(model.encoder.layer)]
+    held = {id(parameter) for group in layers for parameter in group["params"]}
+    return torch.optim.AdamW([{"params": [p for p in model.parameters() if id(p) not in held], "lr": 1e-4}, *layers])
+
+
+def warmed_up(model) -> dict:
+    """The rate of the first step is 0."""
+    optimizer = adamw(model, 3e-5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, step / 10))
+    return {"optimizers": (optimizer, schedule)}
+
+
+def positions_alone(model) -> dict:
+    freeze_all_but_positions(model)
+    return {}
+
+
+SAME = {
+    "the trainer's optimizer": (lambda: fresh("t5"), lambda model: {}, "2e-05"),
+    "an optimizer": (lambda: fresh("t5"), lambda model: {"optimizers": (adamw(model, 1e-4), None)}, "0.0001"),
+    "a schedule": (lambda: fresh("t5"), warmed_up, "3e-05"),
+    "layers": (lambda: fresh("relative_key"), lambda model: {"optimizers": (layer_by_layer(model), None)}, "1e-05"),
+    "nothing else": (lambda: fresh("t5"), positions_alone, "2e-05"),
+    "some are trained": (lambda: with_trained_layer("relative_key"), lambda model: {}, "2e-05"),
+}
+
+
+def with_trained_layer(scheme: str):
+    model = fresh(scheme)
+    with torch.no_grad():
+        next(iter(position_parameters(model).values())).normal_()
+    return model
+
+
+@pytest.mark.parametrize(("make", "keywords", "rate"), SAME.values(), ids=SAME)
+def test_any_trainer_tells_once_of_tables_at_the_rate_of_the_rest(make, keywords, rate, said, tmp_path):
+    model = make()
+    own = plain(model, tmp_path, **keywords(model))
+    own.create_optimizer_and_scheduler(2)
+    own.create_scheduler(2)
+    assert len(said) == 1 and f"2 steps at a learning rate of {rate} move" in said[0]
+    zero = 1 if "layer" not in said[0] else 2 - ("layer.1" in said[0])
+    assert f"({zero}, such as encoder." in said[0] and "PositionTrainer or by a parameter group" in said[0]
+
+
+def test_a_training_tells_once(said, tmp_path):
+    """As it runs, with the optimizer in accelerate's wrapper."""
+    for _ in range(2):
+        plain(Holder("t5"), tmp_path).train()
+    assert len(said) == 1 and "2 steps at a learning rate of 2e-05" in said[0]
+
+
+OWN = {
+    "a group": (lambda: fresh("t5"), lambda model: adamw(model, 2e-5, position_learning_rate=0.01)),
+    "a lower rate": (lambda: fresh("t5"), lambda model: adamw(model, 2e-5, position_learning_rate=1e-6)),
+    "high rates": (lambda: fresh("t5"), lambda model: adamw(model, 0.1)),
+    "trained": (lambda: build("t5"), lambda model: None),
+    "nothing to learn": (lambda: fresh("rope"), lambda model: None),
+    "stock": (lambda: BertModel(stock_config()), lambda model: None),
+}
+
+
+@pytest.mark.parametrize(("make", "optimizer"), OWN.values(), ids=OWN)
+def test_no_trainer_tells_of_what_learns_or_has_a_rate_of_its_own(make, optimizer, said, tmp_path):
+    model = make()
+    trainer = plain(model, tmp_path, optimizers=(optimizer(model), None))
+    trainer.create_optimizer_and_scheduler(2)
+    assert said == []
+
+
+def test_a_rate_that_is_given_is_not_told_of_even_where_it_is_that_of_the_rest(said, tmp_path):
+    trainer(fresh("t5"), tmp_path, position_learning_rate=2e-5).create_optimizer_and_scheduler(2)
+    assert said == []
+
+
+def test_tables_that_are_frozen_at_zero_are_told_of(said, tmp_path):
+    model = get_peft_model(fresh("t5"), LoraConfig(target_modules=["query"]))
+    plain(model, tmp_path).create_optimizer_and_scheduler(2)
+    assert len(said) == 1 and "are frozen" in said[0] and "hf_posenc.train_positions(model)" in said[0]
+
+
+def test_without_the_plugin_trainers_say_nothing(said, tmp_path):
+    own = plain(fresh("t5"), tmp_path)
+    uninstall()
+    try:
+        own.create_optimizer_and_scheduler(2)
+    finally:
+        install()
+    assert said == []
 
 
 def test_a_model_that_holds_a_variant_is_trained_without_a_rate(said, tmp_path):
@@ -134,3 +251,26 @@ def test_what_is_no_rate_is_refused(rate, error, message, tmp_path):
 def test_what_is_a_rate_is_taken(rate, tmp_path):
     own = trainer(fresh("t5"), tmp_path, position_learning_rate=rate)
     assert own.create_optimizer() is own.optimizer and own.position_learning_rate == rate
+
+
+def tell_on_the_first_process(rank: int, folder: str) -> None:
+    """Half of a sharded model's trainers: with anything that waits for the other process, this would not end."""
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
+    distributed.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2)
+    model = fully_shard(fresh("t5"), mesh=init_device_mesh("cpu", (2,)))
+    if rank == 0:
+        lines = []
+        logging.get_logger("hf_posenc.training.learning_rates").warning_once = lines.append
+        warn_of_tables_that_stay(model, torch.optim.AdamW(model.parameters(), lr=2e-5), 2e-5, 100)
+        Path(folder, "said").write_text("\n".join(lines))
+    deadline = time.monotonic() + 30
+    while rank == 1 and not Path(folder, "said").exists():
+        assert time.monotonic() < deadline, "the first process waits"
+        time.sleep(0.1)
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_tables_are_told_of_by_one_process_alone(tmp_path):
+    torch.multiprocessing.spawn(tell_on_the_first_process, (str(tmp_path),), nprocs=2)
+    assert "(1, such as encoder.relative_attention_bias.weight)" in (tmp_path / "said").read_text()

@@ -1,5 +1,6 @@
 """hf_posenc.sentence: what a model of sentence-transformers makes of long texts in chunks is what a loop makes of them."""
 
+import json
 import math
 
 import pytest
@@ -13,7 +14,7 @@ import hf_posenc
 library = pytest.importorskip("sentence_transformers", minversion="6.0")
 from sentence_transformers import models  # noqa: E402
 
-from hf_posenc import sentence  # noqa: E402
+from hf_posenc.sentence import chunks as sentence  # noqa: E402
 
 
 WORDS = "the old river ran past a small house where nobody had been for years and its doors were open".split()
@@ -84,6 +85,8 @@ def test_saved_and_loaded_it_reads_as_far(model, tmp_path):
     chunked = sentence.in_chunks(model, 48, overlap=False)
     before = chunked.encode([text, "a house"])
     chunked.save(str(tmp_path / "saved"))
+    saved = json.loads((tmp_path / "saved" / "modules.json").read_text())
+    assert saved[0]["type"] == "hf_posenc.sentence.ChunkedTransformer"
     loaded = library.SentenceTransformer(str(tmp_path / "saved"), trust_remote_code=True, device="cpu")
     assert type(loaded[0]) is sentence.ChunkedTransformer
     assert (loaded[0].chunk_size, loaded[0].overlap, loaded.max_seq_length) == (48, False, sentence.UNCUT)

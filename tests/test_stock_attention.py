@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTok
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_posenc
-from hf_posenc.integrations import stock_attention
 from hf_posenc.integrations.stock_attention import attention as own_attention
 from hf_posenc.integrations.stock_attention import deberta, mpnet
 from hf_posenc.modeling.kernels import caching, fast
@@ -605,4 +604,4 @@ class TestBadInput:
             hf_posenc.install()
         with torch.no_grad():
             assert torch.equal(found, outputs(model, "eager", batch(9)))
-        assert stock_attention.IMPLEMENTATIONS == ("sdpa", "flex_attention")
+        assert own_attention.IMPLEMENTATIONS == ("sdpa", "flex_attention")

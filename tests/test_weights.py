@@ -17,8 +17,8 @@ from hf_posenc.export.onnx import exporting as onnx
 from hf_posenc.hub.cards import write_card
 from hf_posenc.hub.pushing import shared_files
 from hf_posenc.inspection import load_config
+from hf_posenc.inspection.weights import load_whole, tensor_names
 from hf_posenc.variants import VARIANT_MODELS
-from hf_posenc.weights import load_whole, tensor_names
 
 
 HEADS = [(family, stock.__name__) for family in tiny.FAMILIES for stock in tiny.heads(family)]

@@ -21,10 +21,10 @@ from transformers import BertConfig, BertModel
 
 import hf_posenc
 from hf_posenc import inspection
+from hf_posenc._utils import as_markdown
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.modeling.schemes import table as schemes
 from hf_posenc.modeling.schemes.base import PositionScheme
-from hf_posenc.tables import as_markdown
 
 
 ROOT = Path(__file__).parents[1]

@@ -30,6 +30,7 @@ from .encoding import (
     plot_position_similarity,
     position_similarity,
 )
+from .figures import FIGURES, figure_named
 from .files import drawn, plot_to_file
 from .order import (
     OrderSensitivity,
@@ -64,116 +65,6 @@ from .report import Report, check_page, read_texts, report
 from .spaces import SharedSpace, describe_shared_space, plot_shared_space, shared_space, shared_space_by_layer
 from .survival import Survival, survival
 from .terms import ScoreTerms, describe_score_terms, plot_score_terms, score_terms
-
-
-# Every figure, by the name that it is asked for by; the order is that of the report.
-FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            "encoding",
-            "What does the encoding look like?",
-            SCHEME,
-            encoding_maps,
-            plot_encoding_maps,
-            describe_encoding_maps,
-        ),
-        Figure(
-            "clock-hands",
-            "How do its sines and cosines turn?",
-            SCHEME,
-            clock_hands,
-            plot_clock_hands,
-            describe_clock_hands,
-        ),
-        Figure(
-            "similarity",
-            "How alike are two positions?",
-            SCHEME,
-            position_similarity,
-            plot_position_similarity,
-            describe_position_similarity,
-        ),
-        Figure(
-            "distance",
-            "What score does a distance give?",
-            SCHEME,
-            score_by_distance,
-            plot_score_by_distance,
-            describe_score_by_distance,
-        ),
-        Figure(
-            "dimensions",
-            "How many dimensions move?",
-            SCHEME,
-            moving_dimensions,
-            plot_moving_dimensions,
-            describe_moving_dimensions,
-        ),
-        Figure(
-            "spaces",
-            "Do words and positions share a space?",
-            MODEL,
-            shared_space,
-            plot_shared_space,
-            describe_shared_space,
-        ),
-        Figure("terms", "Which heads look at positions?", TEXT, score_terms, plot_score_terms, describe_score_terms),
-        Figure("probes", "Does the position survive the layers?", TEXT, probes, plot_probes, describe_probes),
-        Figure(
-            "order",
-            "Does the order of words matter?",
-            TEXT,
-            order_sensitivity,
-            plot_order_sensitivity,
-            describe_order_sensitivity,
-        ),
-        Figure(
-            "phase-shift",
-            "Does it matter where a text begins?",
-            TEXT,
-            phase_shift,
-            plot_phase_shift,
-            describe_phase_shift,
-        ),
-        Figure(
-            "table-properties",
-            "Are its vectors monotone and translation-invariant?",
-            SCHEME,
-            table_properties,
-            plot_table_properties,
-            describe_table_properties,
-        ),
-        Figure(
-            "attention-properties",
-            "Is its attention monotone, translation-invariant, symmetric?",
-            MODEL,
-            attention_properties,
-            plot_attention_properties,
-            describe_attention_properties,
-        ),
-        Figure(
-            "position-term",
-            "How much of what positions add depends on the distance alone?",
-            MODEL,
-            position_term,
-            plot_position_term,
-            describe_position_term,
-        ),
-    )
-}
-
-
-def figure_named(name: str) -> Figure:
-    """A figure by its name, with hyphens or underscores.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    name = name.replace("_", "-")
-    if name not in FIGURES:
-        raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
-    return FIGURES[name]
 
 
 __all__ = [

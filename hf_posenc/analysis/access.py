@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..inspection import check_exists, checked_config
-from ..language_reference import language_reference
+from ..inspection.weights import weights_of
 from ..modeling.attention.backends import score_bias
 from ..modeling.attention.window import window_settings
 from ..modeling.models.configuration_posenc import flags_in_use
@@ -28,7 +28,6 @@ from ..modeling.schemes.table import scheme_names
 from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
 from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
-from ..weights import weights_of
 from ..with_position_scheme import change_scheme
 
 
@@ -37,8 +36,10 @@ BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.p
 
 
 def chapters() -> list[str]:
-    """The chapters of Python's language reference, in the order of their topics."""
-    return [text for _, text in sorted(language_reference().items())]
+    """The chapters of Python's language reference, in the order of their topics: real English that every Python carries."""
+    from pydoc_data.topics import topics  # only here: half a megabyte
+
+    return [text for _, text in sorted(topics.items())]
 
 
 @dataclass

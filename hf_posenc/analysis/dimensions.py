@@ -159,12 +159,12 @@ def words_beside_positions(model: "Subject | str", threshold: float = 0.1) -> Wo
     )
 
 
-def _share_holding(variances: np.ndarray, width: int, share: float = 0.95) -> float:
-    """The smallest number of the variances that make up a share of their sum, over width."""
+def _share_holding(variances: np.ndarray, width: int) -> float:
+    """The smallest number of the variances that make up 95 % of their sum, over width."""
     cumulated = np.sort(variances)[::-1].cumsum()
     if cumulated[-1] == 0:
         return 0.0
-    return float(np.searchsorted(cumulated, share * cumulated[-1] * (1 - 1e-12)) + 1) / width
+    return float(np.searchsorted(cumulated, 0.95 * cumulated[-1] * (1 - 1e-12)) + 1) / width
 
 
 def _span_name(span: tuple[int, int]) -> str:

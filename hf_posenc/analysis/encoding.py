@@ -58,9 +58,9 @@ class EncodingMaps(Record):
     maps: list[Map]
 
 
-def sinusoid_map(positions: int = 128, width: int = 512, layout: str = "interleaved", base: float = 10000.0) -> Map:
+def sinusoid_map(positions: int = 128, width: int = 512, layout: str = "interleaved") -> Map:
     """The classic map of sinusoids, values between -1 and 1; layouts as for `position_layout`."""
-    values = sinusoids(torch.arange(positions), width, base, layout, torch.float64)
+    values = sinusoids(torch.arange(positions), width, 10000.0, layout, torch.float64)
     return Map(f"sinusoids, {layout}", values.numpy(), "position", "dimension")
 
 

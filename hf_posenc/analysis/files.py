@@ -6,6 +6,7 @@ from pathlib import Path
 from ..files import check_file, write_whole
 from . import style
 from .access import study
+from .figures import figure_named
 from .records import Figure, Record
 
 
@@ -49,8 +50,6 @@ def plot_to_file(what: str, model: str, path: str | Path) -> str:
         OSError: no such model, or the file cannot be written.
         ValueError: no such figure or format, or the figure does not apply to the model.
     """
-    from . import figure_named
-
     figure, format = figure_named(what), format_of(path)
     check_file(Path(path))
     record = figure.measure(study(model))

@@ -294,7 +294,7 @@ SHOWN = {
 }
 
 
-def _plot_properties(axis, series: dict[str, Properties], markers: str = "osD^v") -> None:
+def _plot_properties(axis, series: dict[str, Properties]) -> None:
     """A row for each property that all of the series have, a marker for each of the series."""
     shown = [name for name in SHOWN if all(getattr(found, name) is not None for found in series.values())]
     rows = np.arange(len(shown))[::-1]
@@ -302,7 +302,7 @@ def _plot_properties(axis, series: dict[str, Properties], markers: str = "osD^v"
         values = [getattr(found, attribute) for attribute in shown]
         offset = 0.14 * ((len(series) - 1) / 2 - index)
         colour = style.CATEGORIES[index]
-        axis.plot(values, rows + offset, linestyle="", marker=markers[index], markersize=7, color=colour, label=name)
+        axis.plot(values, rows + offset, linestyle="", marker="osD^v"[index], markersize=7, color=colour, label=name)
     axis.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
     axis.set(xlim=(-0.03, 1.03), ylim=(-0.6, len(shown) - 0.4), xlabel="share (1: the property holds)")
     axis.set_yticks(rows, [SHOWN[name] for name in shown])

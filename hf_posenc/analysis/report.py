@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from ..files import check_file, write_whole
 from .access import Subject, study
+from .figures import FIGURES, figure_named
 from .files import drawn
 from .order import SHUFFLED
 from .probes import MODEL, Probes
@@ -284,8 +285,6 @@ def report(
         OSError, TypeError: as for [`study`].
         ValueError: no model is given, a figure is unknown, or a text is empty.
     """
-    from . import FIGURES, figure_named
-
     if not models:
         raise ValueError("a report is about at least one model: give a folder, a name on the Hub, or a model")
     chosen = [figure_named(name) for name in (FIGURES if figures is None else figures)]

@@ -45,9 +45,9 @@ SETTINGS = {
 styled = rc_context(SETTINGS)
 
 
-def sheet(height: float, width: float = WIDTH) -> Figure:
-    """A new figure, sizes in inches; no window opens, and pyplot does not know of it."""
-    return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
+def sheet(height: float) -> Figure:
+    """A new figure of a height in inches; no window opens, and pyplot does not know of it."""
+    return Figure(figsize=(WIDTH, height), layout="constrained", dpi=DPI)
 
 
 def panels(rows: int = 1, columns: int = 1, height: float = PANEL_HEIGHT, **options) -> tuple[Figure, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,19 +14,16 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
-from ..integrations.sentence_transformers import MODULES, module_paths
+from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
+from ..sentence.folders import MODULES, pooling, text_length
 from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
-from ..weights import load_whole
 from ..with_position_scheme import change_scheme
 from .texts import SHORTEST
 
 
-# Of sentence-transformers: what its transformer is given. The file's name tells the kind of model.
-SENTENCE_SETTINGS = "sentence_*_config.json"
-MAX_SEQ_LENGTH = "max_seq_length"
 # Of a tokenizer beside its own model, the least part of the model's words: more rows than words, for a round number, are few.
 LEAST_KNOWN = 0.5
 # What begins a text, ends it and fills a batch up.
@@ -84,12 +80,7 @@ class Checkpoint:
     @property
     def pooling(self) -> str:
         """How sentence-transformers makes a text's vector: "cls" where it takes the first token's, else "mean"."""
-        if self.folder is None or not (self.folder / MODULES).is_file():
-            return "mean"
-        settings = [self.folder / path / CONFIG_NAME for path in module_paths(self.folder / MODULES)]
-        entries = [json.loads(file.read_text(encoding="utf-8")) for file in settings if file.is_file()]
-        takes_first = any(e.get("pooling_mode_cls_token") or e.get("pooling_mode") == "cls" for e in entries)
-        return "cls" if takes_first else "mean"
+        return "mean" if self.folder is None else pooling(self.folder)
 
 
 def load_checkpoint(
@@ -206,11 +197,8 @@ def check_finite(model: torch.nn.Module, what: str) -> None:
 
 def _stored_length(folder: Path | None, tokenizer) -> int:
     """The length that sentence-transformers cuts at, else the tokenizer."""
-    for settings in sorted(folder.glob(SENTENCE_SETTINGS)) if folder is not None else ():
-        length = json.loads(settings.read_text(encoding="utf-8")).get(MAX_SEQ_LENGTH)
-        if length:
-            return length
-    return tokenizer.model_max_length
+    stored = text_length(folder) if folder is not None else None
+    return stored or tokenizer.model_max_length
 
 
 def source_config(folder: Path) -> PreTrainedConfig:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..tables import as_markdown
+from .._utils import as_markdown
 
 
 REPORT = "conversion.json"

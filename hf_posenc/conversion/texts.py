@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-from ..language_reference import language_reference
-
 
 # What a folder's text files are called.
 TEXT_FILES = {".txt", ".text", ".md", ".rst"}
@@ -40,7 +38,9 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
         ValueError: a source holds no text.
     """
     if not sources:
-        return [*language_reference().values()]
+        from pydoc_data.topics import topics  # only here: half a megabyte
+
+        return [*topics.values()]
     documents = []
     for source in map(str, sources):
         if not source:

@@ -1,7 +1,6 @@
 """Writing a converted model: a folder that is whole, or none."""
 
 import copy
-import json
 import os
 import shutil
 from pathlib import Path
@@ -13,9 +12,9 @@ from transformers import PreTrainedModel
 
 from ..export.onnx.exporting import export_model
 from ..files import whole_folder
-from ..integrations.sentence_transformers import MODULES, SETTINGS, check_inside, model_class, module_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
-from .checkpoints import MAX_SEQ_LENGTH, SENTENCE_SETTINGS, Checkpoint, check_finite
+from ..sentence import folders
+from .checkpoints import Checkpoint, check_finite
 from .report import REPORT, ConversionReport
 
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ..export.stock.folder import Exported
 
 # What else of a folder goes along, beside its modules.
-KEPT = (MODULES, SETTINGS, SENTENCE_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
+KEPT = (folders.MODULES, folders.SETTINGS, folders.TRANSFORMER_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
 CARD = "README.md"
 AGREEMENT = "agreement with the original on held-out text"
 ONNX = Path("onnx") / "model.onnx"
@@ -79,9 +78,9 @@ def kept_files(source: Path | None) -> dict[str, Path]:
     if source is None:
         return {}
     kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
-    check_inside(source, kept.values())
+    folders.check_inside(source, kept.values())
     check_card(source / CARD)
-    return kept | module_files(source)
+    return kept | folders.module_files(source)
 
 
 def write_converted(
@@ -114,7 +113,7 @@ def write_converted(
             cut_at(report.max_length, checkpoint.tokenizer, place)
         if exported is not None:
             agreement = f"\n## Conversion\n\nOf {report.original}. Agreement with it on held-out text, all of which is in `{REPORT}`:\n\n"
-            card = exported.card(report.original, model_class(place), further=f"{agreement}{report.table()}\n")
+            card = exported.card(report.original, folders.model_class(place), further=f"{agreement}{report.table()}\n")
             exported.save(place, checkpoint.tokenizer, card)
         else:
             save_model(model, place)
@@ -142,10 +141,7 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
 def cut_at(length: int, tokenizer: Any, folder: Path) -> None:
     """Texts are cut at so many tokens: by the tokenizer, and by sentence-transformers where the folder has its settings."""
     tokenizer.model_max_length = length
-    for settings in folder.glob(SENTENCE_SETTINGS):
-        entries = json.loads(settings.read_text(encoding="utf-8"))
-        if entries.get(MAX_SEQ_LENGTH):
-            settings.write_text(json.dumps(entries | {MAX_SEQ_LENGTH: length}, indent=2), encoding="utf-8")
+    folders.cut_at(length, folder)
 
 
 def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) -> None:
@@ -166,7 +162,7 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
             ],
         )
         model.config.architectures = [type(model).__name__]  # as saving does
-        card = make_card(model.config, results, report.name, sentence_class=model_class(folder))
+        card = make_card(model.config, results, report.name, sentence_class=folders.model_class(folder))
     else:
         data = ModelCardData(tags=["hf_posenc"])
         text = (

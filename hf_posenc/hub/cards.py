@@ -51,9 +51,9 @@ from transformers import TrainerCallback
 
 from .. import inspection
 from ..checkpoint_code import code_files
-from ..integrations import sentence_transformers as sentence_folders
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, sources_of
+from ..sentence import folders as sentence_folders
 from .card_files import BEGIN, END, begin_mark, check_card, save_card
 
 

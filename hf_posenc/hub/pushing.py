@@ -19,16 +19,17 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
-from ..inspection import check_named, load_config, read_config, read_entries
-from ..integrations.sentence_transformers import (
+from ..inspection import adapter_base, check_named, load_config, read_config, read_entries
+from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from ..sentence.folders import (
     MODULES,
     SETTINGS,
+    TRANSFORMER_SETTINGS,
     check_inside,
     model_class,
     module_files,
     module_paths,
 )
-from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from ..variants import CONFIG_CLASSES
 from ..with_position_scheme import EXPORTED
 
@@ -40,7 +41,7 @@ SHARED = (
     *("*.safetensors", "*.safetensors.index.json", CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"),
     *("vocab.txt", "vocab.json", "merges.txt", "dict.txt", "bpe.codes"),
-    *(MODULES, SETTINGS, "sentence_*_config.json"),
+    *(MODULES, SETTINGS, TRANSFORMER_SETTINGS),
     *(CARD, "LICENSE*", "NOTICE*", "results.json"),
 )
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
@@ -124,14 +125,6 @@ def check_whole(file: Path) -> set[str]:
             return {*weights.keys()}
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged ({error}): save the model again") from error
-
-
-def adapter_base(adapter_config: Path) -> str | None:
-    """The base model that an adapter's config leads to."""
-    entries = json.loads(adapter_config.read_text(encoding="utf-8"))
-    if not isinstance(entries, dict):
-        raise ValueError(f"{adapter_config} must hold a JSON object, and holds {type(entries).__name__}")
-    return entries.get("base_model_name_or_path")
 
 
 def check_adapter(folder: Path) -> None:

@@ -1,298 +1,55 @@
-"""What a model is, as far as its config tells: schemes, flags, parameters, limits.
+"""What a saved model is, told from its config and from the names in its weights.
 
-Of weights, names are read and no numbers; no code that lies beside a checkpoint is run.
+`configs` reads configs and looks schemes, flags and limits up in them, `sizes` refuses what no model can have, `weights` loads
+weights that are whole, and `descriptions` says it to people.
 """
 
-import copy
-import json
-import math
-import re
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
-import torch
-from huggingface_hub import HfApi, constants, try_to_load_from_cache
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
+from .configs import (
+    NO_LENGTH,
+    PIPELINE_TAGS,
+    adapter_base,
+    auto_class,
+    check_exists,
+    check_named,
+    checked_config,
+    flag_rows,
+    flags_by_name,
+    flags_of,
+    load_config,
+    longest_sequence,
+    name_as_weights,
+    parameter_shapes,
+    per_layer,
+    pipeline_tag,
+    read_config,
+    read_entries,
+    schemes_of,
+    unpad_row,
 )
-from huggingface_hub.utils import validate_repo_id
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME, cached_file, has_file, logging
-
-from ..modeling.models.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes.base import PositionScheme
-from ..modeling.schemes.flags import UNPAD, Boolean, Dictionary, Integer, Number, Subset
-from ..modeling.schemes.table import ALL, FLAGS, SCHEMES, kind_of, scheme_names
-from ..parameters import position_parameters
-from ..variants import CONFIG_CLASSES, families, family_of, saved_class, variant_config
-from ..weights import class_of_weights, tensor_names
 from .sizes import check_sizes, config_of
 
 
-logger = logging.get_logger(__name__)
-
-# Kind of a flag -> the type of its values in JSON.
-JSON_TYPES = {Boolean: "boolean", Integer: "integer", Number: "number", Subset: "list", Dictionary: "object"}
-TOKENIZER_CONFIG = "tokenizer_config.json"
-# A tokenizer that knows no longest text says so by a number beyond this.
-NO_LENGTH = 10**20
-# What a tokenizer is read from where it has no config, as old checkpoints do.
-VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
-# The end of an architecture's name -> the Hub's name for its task, where the Hub has one.
-PIPELINE_TAGS = {
-    "ForMaskedLM": "fill-mask",
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "Model": "feature-extraction",
-}
-
-
-def check_named(place: str | Path, what: str) -> None:
-    """Raise ValueError for an empty name: as a path it would be the folder that one is in."""
-    if not str(place).strip():
-        raise ValueError(f"the name of {what} is empty")
-
-
-def check_exists(model: str, revision: str | None = None) -> None:
-    """Raise OSError at once for what is neither a folder nor a model on the Hub.
-
-    transformers would ask the Hub for every file that it may need, and each time again and again where nobody answers.
-
-    Raises:
-        ValueError: the name is empty, which as a folder is the one that you are in.
-    """
-    check_named(model, "the model")
-    if Path(model).exists():
-        return
-    try:
-        validate_repo_id(model)
-    except HFValidationError as error:
-        raise OSError(f"{model}: there is no such folder, and it cannot be a name on the Hub") from error
-    if try_to_load_from_cache(model, CONFIG_NAME, revision=revision):
-        return
-    if constants.HF_HUB_OFFLINE:
-        raise OSError(
-            f"{model}: there is no such folder, and the cache has no model of this name; HF_HUB_OFFLINE keeps from asking the Hub"
-        )
-    try:
-        HfApi().model_info(model, revision=revision, timeout=10)
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        at = f" at {revision}" if revision else ""
-        raise OSError(
-            f"{model}: there is no such folder, and no model of this name{at} on the Hub that you may read"
-        ) from error
-    except HfHubHTTPError:
-        return  # whatever is wrong, reading the config says it
-    except Exception as error:  # nobody answers; the HTTP library's own classes change with its versions
-        raise OSError(
-            f"{model}: there is no such folder, and {constants.ENDPOINT} cannot be reached ({error})"
-        ) from error
-
-
-def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
-    """The entries of config.json of a folder or of a repository on the Hub, of whatever family.
-
-    Raises:
-        OSError: there is no config, or it cannot be had.
-        ValueError: it is no JSON object.
-    """
-    try:
-        entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
-        is_object = isinstance(entries, dict)
-    except (AttributeError, TypeError, LookupError):  # it goes on with whatever JSON there is
-        is_object = False
-    if not is_object:
-        raise ValueError(f"{model}: {CONFIG_NAME} must hold a JSON object")
-    if not entries:
-        raise OSError(f"{model} has no config.json")
-    return entries
-
-
-def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """[`read_entries`] of a model of a family with variants.
-
-    Raises:
-        OSError: as there.
-        ValueError: as there, or the model is of another family.
-    """
-    entries = read_entries(model, revision)
-    model_type = entries.get("model_type")
-    if not isinstance(model_type, str) or model_type not in CONFIG_CLASSES:
-        raise ValueError(
-            f"{model} is of model type {model_type!r}; the families that have position schemes are {families()}"
-        )
-    return entries
-
-
-def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """The config of a folder or of a repository on the Hub: a variant's, or a stock one of a family that has variants.
-
-    Raises:
-        OSError: there is no config, or it cannot be had.
-        ValueError: the model is of another family, its flags are wrong, or it holds what no model can have.
-    """
-    entries = read_config(model, revision)
-    cls = CONFIG_CLASSES[entries["model_type"]]
-    with config_of(model):
-        usual = cls()
-        check_sizes(model, entries, usual, family_of(usual))
-        config = cls.from_dict(entries)
-        made_of(config, saved_class(config), layers=1)
-    return config
-
-
-def load_config(model: str, revision: str | None = None, download: bool = False) -> PreTrainedConfig:
-    """[`checked_config`], whose `architectures` name what the weights are: see [`name_as_weights`]."""
-    config = checked_config(model, revision)
-    name_as_weights(config, saved_class(config), model, revision, download)
-    return config
-
-
-def name_as_weights(
-    config: PreTrainedConfig,
-    cls: type[PreTrainedModel],
-    place: str,
-    revision: str | None = None,
-    download: bool = False,
-) -> None:
-    """Have a config name the base model where the weights beside it have nothing of the head that it names, and log a warning.
-
-    The configs of many base models do, among them those of sentence-transformers. The head would be random numbers.
-
-    Args:
-        cls: the class that the config names.
-        download: fetch weights from the Hub to look at their names; otherwise those that are not here are not looked at.
-    """
-    model = made_of(config, cls, layers=1)
-    names = None if model.base_model is model else tensor_names(place, revision, download)
-    found = cls if names is None else class_of_weights(model, names)
-    if found is not cls:
-        logger.warning_once(
-            f"{place}: its config names {cls.__name__}, and its weights have nothing of that head: it counts as {found.__name__}."
-        )
-        config.architectures = [found.__name__]
-
-
-def made_of(config: PreTrainedConfig, cls: type[PreTrainedModel], layers: int | None = None) -> PreTrainedModel:
-    """A model of a class, without memory for its parameters, and with fewer layers if so many are given."""
-    if layers is not None:
-        config = copy.deepcopy(config)
-        config.num_hidden_layers = layers
-    with torch.device("meta"):
-        return cls(config)
-
-
-def native_positions(config: PreTrainedConfig) -> str:
-    """The positions that stock models of a config's family were trained with, in words."""
-    return " and ".join(f"{name} positions" for name in scheme_names(family_of(config).native_scheme))
-
-
-def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
-    """The schemes of a variant, in the order of `position_scheme`."""
-    return [*config.schemes.values()]
-
-
-def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
-    """The flags beside `position_scheme` that were given to a variant."""
-    flags = {flag: getattr(config, flag) for flag in FLAGS if flag != "position_scheme"}
-    return {flag: value for flag, value in flags.items() if value is not None}
-
-
-def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
-    """The flags of schemes, by default of all, for people: flag, values, and what it is for by scheme, with its default there."""
-    names, rows = [ALL, *(SCHEMES if names is None else names)], []
-    for flag, users in FLAGS.items():
-        said: dict[tuple[str, str], list[str]] = {}
-        for name in names:
-            if name in users:
-                said.setdefault((users[name].help, users[name].described_default()), []).append(name)
-        if said:
-            meanings = [f"{', '.join(who)}: {help} (default {default})" for (help, default), who in said.items()]
-            rows.append((flag, kind_of(flag).values, "; ".join(meanings)))
-    return rows
-
-
-def flags_by_name() -> dict[str, dict[str, str]]:
-    """For each flag beside `position_scheme`, its JSON type ("word" for one of several), what it is for, and an example of a dictionary."""
-    flags = {}
-    for flag, values, meaning in flag_rows():
-        kind = kind_of(flag)
-        flags[flag] = {"kind": JSON_TYPES.get(type(kind), "word"), "help": f"{values}. {meaning}"}
-        if isinstance(kind, Dictionary):
-            flags[flag]["example"] = kind.example
-    return flags
-
-
-def unpad_row() -> tuple[str, str, str]:
-    """Name, values and meaning of `unpad`, the flag that belongs to no scheme."""
-    return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
-
-
-def auto_class(config: PositionConfigMixin) -> str:
-    """The name of the Auto class that loads a variant as what it was saved as."""
-    name = saved_class(config).__name__
-    return next(auto for auto, served in config.auto_classes.items() if served == name)
-
-
-def pipeline_tag(config: PositionConfigMixin) -> str | None:
-    """The Hub's name for the task of a variant, where the Hub has one."""
-    name = saved_class(config).__name__
-    return next((tag for ending, tag in PIPELINE_TAGS.items() if name.endswith(ending)), None)
-
-
-def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Name and shape of each parameter that the schemes add, and the number of all parameters of the model."""
-    model = made_of(config, saved_class(config))
-    shapes = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
-    return shapes, model.num_parameters()
-
-
-def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], int]]:
-    """Parameters as rows (name with N for the layer's number, shape, how often), those of equal layers as one."""
-    rows: dict[tuple[str, tuple[int, ...]], int] = {}
-    for name, shape in shapes.items():
-        row = (re.sub(r"\.layer\.\d+\.", ".layer.N.", name), shape)
-        rows[row] = rows.get(row, 0) + 1
-    return [(*row, count) for row, count in rows.items()]
-
-
-def longest_sequence(config: PreTrainedConfig) -> int | None:
-    """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
-    if not isinstance(config, PositionConfigMixin):
-        config = variant_config(config, family_of(config).native_scheme)
-    if any(scheme.ends_with_table for scheme in schemes_of(config)):
-        return config.max_position_embeddings - config.first_position
-    return None
-
-
-def tokenizer_length(model: str, revision: str | None = None) -> float | None:
-    """Number of tokens at which the tokenizer beside a model cuts and warns, its `model_max_length`.
-
-    Infinite where it has no limit, and None where there is no tokenizer.
-
-    Raises:
-        OSError: the repository cannot be had.
-        ValueError: the tokenizer's config is no JSON object, or its `model_max_length` is no number.
-    """
-    if not has_file(model, TOKENIZER_CONFIG, revision=revision):
-        return math.inf if any(has_file(model, name, revision=revision) for name in VOCABULARIES) else None
-    text = Path(cached_file(model, TOKENIZER_CONFIG, revision=revision)).read_text(encoding="utf-8")
-    try:
-        entries = json.loads(text)
-        # The second is its name in the oldest checkpoints.
-        return length_of(entries.get("model_max_length", entries.get("max_len")))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
-
-
-def length_of(model_max_length: float | None) -> float:
-    """Number of tokens at which a tokenizer cuts, by its `model_max_length`; infinite where it has no limit."""
-    # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
-    return math.inf if model_max_length is None or model_max_length > NO_LENGTH else int(model_max_length)
+__all__ = [
+    "NO_LENGTH",
+    "PIPELINE_TAGS",
+    "adapter_base",
+    "auto_class",
+    "check_exists",
+    "check_named",
+    "check_sizes",
+    "checked_config",
+    "config_of",
+    "flag_rows",
+    "flags_by_name",
+    "flags_of",
+    "load_config",
+    "longest_sequence",
+    "name_as_weights",
+    "parameter_shapes",
+    "per_layer",
+    "pipeline_tag",
+    "read_config",
+    "read_entries",
+    "schemes_of",
+    "unpad_row",
+]

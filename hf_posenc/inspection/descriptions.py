@@ -11,14 +11,14 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.utils import find_adapter_config_file
 
+from .._utils import module_inside, outermost
 from ..checkpoint_code import has_code
-from ..hub import pushing as hub
-from ..inside import module_inside, outermost
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import ALIASES, SCHEMES
 from ..parameters import position_parameters
 from ..variants import BASE_MODELS, CONFIG_CLASSES, families, family_of, saved_class
-from . import (
+from .configs import (
+    adapter_base,
     check_exists,
     flag_rows,
     flags_of,
@@ -113,7 +113,7 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     adapter = find_adapter_config_file(model, revision=revision)
     parts, of_adapter = [], None
     if adapter is not None:
-        base = hub.adapter_base(Path(adapter))
+        base = adapter_base(Path(adapter))
         parts.append(f"{model} is an adapter of {base}:")
         of_adapter = tokenizer_length(model, revision)
         model, revision = base, None

@@ -2,8 +2,8 @@
 
 - `hooks`: transformers' base classes and registries understand the `position_*` flags. What of transformers all this relies on
   stands in docs/design.md.
+- `saving`: models that hold models with a position scheme are saved with a config that tells of it.
 - `peft`: adapters hold position parameters.
 - `unpadding`: stock models leave padding out. `stock_attention`: stock DeBERTa and MPNet compute by other backends than eager.
-- `sentence_transformers`: the folders that it saves.
 - `changes`: what is changed, so that it can be put back.
 """

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from ..inside import module_inside, outermost
+from .._utils import module_inside, outermost
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.models.modeling_posenc import PositionEncoder
 from ..modeling.models.self_attention import PositionSelfAttention

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
-from ..inside import module_inside
+from .._utils import module_inside
 from ..modeling.attention.backends import attend_without_terms
 from ..modeling.kernels.fast import split_heads
 from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of

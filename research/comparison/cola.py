@@ -30,7 +30,7 @@ from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging
 
 from hf_posenc import position_parameters
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 sys.path += [str(Path(__file__).parents[2] / name) for name in ("examples", "benchmarks")]

@@ -13,7 +13,7 @@ import comparison
 import numpy as np
 from comparison import Runs, read_part
 
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 sys.path += [str(Path(__file__).parents[2] / name) for name in ("benchmarks", "research")]

@@ -39,11 +39,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import convert, position_parameters
+from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
-from hf_posenc.tables import as_markdown
 
 
 # What the example scripts are made of.

@@ -34,10 +34,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import position_parameters
+from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.inspection import longest_sequence
-from hf_posenc.tables import as_markdown
 
 
 # What the example scripts are made of.

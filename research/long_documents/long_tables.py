@@ -13,7 +13,7 @@ import long_documents
 import long_vectors
 from long_vectors import LOCAL, MEAN, difference_cell, reference_of
 
-from hf_posenc.tables import as_markdown
+from hf_posenc._utils import as_markdown
 
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

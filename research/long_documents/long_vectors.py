@@ -41,11 +41,11 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel
 
 from hf_posenc import convert
+from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import whole_file, write_whole
-from hf_posenc.tables import as_markdown
 
 
 # What the example scripts are made of.

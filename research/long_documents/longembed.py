@@ -22,8 +22,8 @@ from datasets import Dataset, load_dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator, NanoBEIREvaluator
 
+from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
-from hf_posenc.tables import as_markdown
 
 
 # What the example scripts are made of.

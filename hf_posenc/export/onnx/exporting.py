@@ -18,10 +18,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ... import inspection
 from ...files import check_file, whole_file
+from ...inspection.weights import load_whole
 from ...integrations.stock_attention import deberta
 from ...modeling.kernels.packing import padding_is_read
 from ...variants import CONFIG_CLASSES, saved_class
-from ...weights import load_whole
 from .attention import attention_for_onnx
 from .graph import CONTRIB, OPSET, declare_domains, fold_constants, merge_equal_nodes, own_functions
 

@@ -15,10 +15,10 @@ from ...conversion.report import REPORT
 from ...conversion.writing import CARD, checked_output, copy_files, cut_at, kept_files, save_model
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
-from ...integrations.sentence_transformers import MODULES, PIPELINE_TAGS, model_class, module_paths
+from ...inspection.weights import load_whole
 from ...modeling.models.configuration_posenc import PositionConfigMixin
+from ...sentence.folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings
 from ...variants import VARIANT_MODELS, saved_class
-from ...weights import load_whole
 from .architectures import Architecture
 from .making import (
     OF_PAIRS,
@@ -243,11 +243,8 @@ def _check_pooling(architecture: Architecture, folder: Path) -> None:
     """Raise ValueError for a folder of sentence-transformers that reads an output which the architecture does not have."""
     if architecture.has_pooler:
         return
-    files = [*folder.glob("sentence_*_config.json")]
-    if (folder / MODULES).is_file():
-        files += [folder / path / "config.json" for path in module_paths(folder / MODULES)]
-    for file in files:
-        if file.is_file() and "pooler_output" in json.dumps(json.loads(file.read_text(encoding="utf-8"))):
+    for file in (*folder.glob(TRANSFORMER_SETTINGS), *module_settings(folder)):
+        if "pooler_output" in json.dumps(json.loads(file.read_text(encoding="utf-8"))):
             raise ValueError(
                 f"{file} reads pooler_output, which a base model of {architecture.model_type!r} does not have; t5 and rope keep it"
             )

@@ -54,7 +54,7 @@ class Names:
         return {ours: f"{self.base}.{path}" for ours, path in self.modules.items()} | dict(self.heads[head].modules)
 
 
-def _bert(attention: str = "attention.self", **others: str) -> dict[str, str]:
+def _bert(**others: str) -> dict[str, str]:
     """BERT's names, with those that are others in an architecture, by the last part of this package's names."""
     names = {
         WORDS: "embeddings.word_embeddings",

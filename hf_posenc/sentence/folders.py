@@ -14,6 +14,9 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_NAME
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
+# What its transformer is given. The file's name tells the kind of model.
+TRANSFORMER_SETTINGS = "sentence_*_config.json"
+MAX_SEQ_LENGTH = "max_seq_length"
 # The Hub's name for the task of a class, where sentence-transformers' own cards have one for all its models.
 PIPELINE_TAGS = {
     "SentenceTransformer": "sentence-similarity",
@@ -70,6 +73,38 @@ def module_files(folder: Path) -> dict[str, Path]:
         if path:
             files |= _files_of(folder, path, module.rpartition(".")[2])
     return files
+
+
+def module_settings(folder: Path) -> list[Path]:
+    """The config files of the modules behind the transformer; none if it is no folder of sentence-transformers."""
+    if not (folder / MODULES).is_file():
+        return []
+    files = [folder / path / CONFIG_NAME for path in module_paths(folder / MODULES)]
+    return [file for file in files if file.is_file()]
+
+
+def pooling(folder: Path) -> str:
+    """How a text's vector is made: "cls" where it is the first token's, else "mean"."""
+    entries = [json.loads(file.read_text(encoding="utf-8")) for file in module_settings(folder)]
+    takes_first = any(e.get("pooling_mode_cls_token") or e.get("pooling_mode") == "cls" for e in entries)
+    return "cls" if takes_first else "mean"
+
+
+def text_length(folder: Path) -> int | None:
+    """The number of tokens that texts are cut at, where the folder says one."""
+    for settings in sorted(folder.glob(TRANSFORMER_SETTINGS)):
+        length = json.loads(settings.read_text(encoding="utf-8")).get(MAX_SEQ_LENGTH)
+        if length:
+            return length
+    return None
+
+
+def cut_at(length: int, folder: Path) -> None:
+    """Texts are cut at so many tokens, where the folder says a number."""
+    for settings in folder.glob(TRANSFORMER_SETTINGS):
+        entries = json.loads(settings.read_text(encoding="utf-8"))
+        if entries.get(MAX_SEQ_LENGTH):
+            settings.write_text(json.dumps(entries | {MAX_SEQ_LENGTH: length}, indent=2), encoding="utf-8")
 
 
 def check_inside(folder: Path, files: Iterable[Path]) -> None:

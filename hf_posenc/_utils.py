@@ -1,6 +1,9 @@
-"""The model inside what people have in hand: a pipeline, a SentenceTransformer, a compiled model, a Trainer."""
+"""What several parts need: the model inside what people have in hand, and tables in Markdown.
 
-from collections.abc import Callable
+In hand they have a pipeline, a SentenceTransformer, a compiled model, a Trainer.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -52,3 +55,25 @@ def model_inside(given: Any) -> PreTrainedModel:
 def _shown(given: Any) -> str:
     what = type(given).__name__
     return what if isinstance(given, nn.Module) else f"{given!r:.80} of type {what}"
+
+
+def as_markdown(
+    header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1, for_terminals: bool = False
+) -> str:
+    """A table in Markdown.
+
+    Args:
+        header: of the columns.
+        rows: of as many cells.
+        words: how many columns, the first ones, hold words; the others are numbers, set to the right.
+        for_terminals: cells are padded to the width of their column, so that it reads well as it is.
+    """
+    rules = ["---"] * words + ["---:"] * (len(header) - words)
+    if for_terminals:
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        rules = ["-" * (width + 2) for width in widths]
+        header, *rows = (
+            [cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows)
+        )
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], f"|{'|'.join(rules)}|", *lines[1:]])

@@ -1,4 +1,7 @@
-"""A Trainer that resumes a run reads the tables in its checkpoint as the config that lies beside them says."""
+"""Any Trainer: one that resumes a run reads the tables in its checkpoint as the config that lies beside them says.
+
+And one that trains zero-initialized tables at the rate of all other parameters logs a warning.
+"""
 
 import sys
 from collections.abc import Callable
@@ -8,9 +11,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
+from ..integrations.changes import AtImport, Changes, hook_method
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, read_table_as
-from .changes import AtImport, Changes, hook_method
+from .learning_rates import warn_of_tables_that_stay
 
 
 TRAINER = "transformers.trainer"
@@ -28,8 +32,17 @@ def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoi
             read_table_as(part, table_version(entries))
 
 
+def _create_scheduler(original: Callable, trainer: Any, num_training_steps: int, optimizer: Any = None) -> Any:
+    """`Trainer.create_scheduler`: here the optimizer is as it will train, and the number of steps is known."""
+    if trainer.is_world_process_zero() and getattr(trainer, "position_learning_rate", None) is None:
+        used = trainer.optimizer if optimizer is None else optimizer
+        warn_of_tables_that_stay(trainer.model, used, trainer.args.learning_rate, num_training_steps)
+    return original(num_training_steps, optimizer)
+
+
 def _hook(changes: Changes) -> None:
     hook_method(changes, sys.modules[TRAINER].Trainer, "_load_from_checkpoint", _load_from_checkpoint)
+    hook_method(changes, sys.modules[TRAINER].Trainer, "create_scheduler", _create_scheduler)
 
 
 def install(changes: Changes) -> None:

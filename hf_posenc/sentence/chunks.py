@@ -18,7 +18,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from .inspection import longest_sequence
+from ..inspection import longest_sequence
 
 
 # Tokens of chunks in one pass of the encoder.
@@ -39,6 +39,8 @@ class ChunkedTransformer(Transformer):
         max_seq_length: tokens at which texts are cut.
     """
 
+    # The address in a saved `modules.json`, the public one: this file may move.
+    __module__ = "hf_posenc.sentence"
     # The length that texts are cut at is no longer the tokenizer's or the table's, which a Transformer finds by itself.
     config_keys = [*Transformer.config_keys, "chunk_size", "overlap", "max_seq_length"]
 

@@ -1,0 +1,474 @@
+"""The commands: a thin layer over the functions of hf_posenc, which is imported once a command is understood.
+
+hf-posenc schemes
+hf-posenc check-scheme mine.py
+hf-posenc inspect me/minilm-t5
+hf-posenc card outputs/absolute_t5 --results results.json
+hf-posenc push outputs/absolute_t5 me/minilm-t5
+hf-posenc convert path/to/checkpoint --out outputs/t5 --position-scheme t5 --text corpus/
+hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
+hf-posenc export onnx outputs/t5 model.onnx
+hf-posenc export stock outputs/t5 outputs/mpnet
+hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
+hf-posenc report me/minilm-t5 --out report.html
+
+What the flags of `convert` are is read from flags.json, which `python tools/generate.py` writes from the files of the schemes; where
+there are others (`--scheme-file`, or of installed packages), they are asked.
+"""
+
+import inspect as introspection
+import json
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from importlib.metadata import version as installed_version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+# What is wrong with a command line; typer has had this class under several names.
+UsageError = typer.BadParameter.__base__
+# Flag -> kind, what it is for, and an example where one is needed.
+FLAGS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("flags.json").read_text(encoding="utf-8"))
+
+app = typer.Typer(
+    help="Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.",
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
+
+
+def _version(is_asked_for: bool) -> None:
+    if is_asked_for:
+        source = Path(find_spec("hf_posenc").origin).read_text(encoding="utf-8")
+        [own] = re.findall(r'^__version__ = "(.+)"', source, flags=re.M)
+        others = ", ".join(f"{name} {installed_version(name)}" for name in ("transformers", "torch"))
+        typer.echo(f"hf_posenc {own}, {others}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print versions and exit.")
+    ] = False,
+    scheme_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--scheme-file",
+            help="A Python file with position schemes of your own; may be given several times, and after a command too.",
+        ),
+    ] = None,
+) -> None:
+    """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers."""
+
+
+@app.command()
+def schemes() -> None:
+    """List the position schemes and their flags.
+
+    With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
+    """
+    from hf_posenc.inspection import descriptions
+
+    typer.echo(descriptions.schemes())
+
+
+@app.command()
+def check_scheme(
+    files: Annotated[list[Path], typer.Argument(help="Python files that define position schemes.")],
+) -> None:
+    """Check position schemes of your own.
+
+    Gradients, backends, padding, packed documents, caches, dtypes, the start, saving, export: a sentence for each. The exit code is 1 where
+    one fails. Formulas are compared in Python: `hf_posenc.testing.check_scheme(MyScheme, formula=...)`.
+    """
+    from hf_posenc.custom_schemes import register_files
+    from hf_posenc.testing import check_scheme
+
+    reports = [check_scheme(scheme) for scheme in register_files(files)]
+    typer.echo("\n\n".join(map(str, reports)))
+    if not all(report.passed for report in reports):
+        raise typer.Exit(1)
+
+
+@app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="A folder, or a name on the Hub: a model or an adapter.")],
+    revision: Revision = None,
+) -> None:
+    """Say what a model's positions are.
+
+    Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
+    hf_posenc. Reads the configs and, where weights are here, the names in them: no numbers, and no code that lies beside them.
+    """
+    from hf_posenc.inspection import descriptions
+
+    typer.echo(descriptions.inspect(model, revision))
+
+
+@app.command()
+def push(
+    folder: Annotated[Path, typer.Argument(help="What save_pretrained or a Trainer wrote: a variant or an adapter.")],
+    repo: Annotated[str, typer.Argument(help="The repository, such as me/minilm-t5; it is made if there is none.")],
+    private: Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Fail if the repository exists.")] = False,
+    revision: Annotated[str | None, typer.Option(help="Branch to push to; it is made if there is none.")] = None,
+    message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
+) -> None:
+    """Push a saved variant to the Hub.
+
+    With its code, tokenizer, card and results.json, and the modules of sentence-transformers, in one commit. Logs in by
+    HF_TOKEN or by what `hf auth login` saved. What else a run leaves behind (optimizers, checkpoints, metrics, data) and
+    pickled files are not sent.
+    """
+    from hf_posenc import hub
+
+    typer.echo(hub.push(folder, repo, private=private, exist_ok=not new, revision=revision, message=message))
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="A saved variant.")],
+    results: Annotated[
+        Path | None, typer.Option(help="JSON file of what was measured (format: hf_posenc/hub/cards.py).")
+    ] = None,
+    repo: Annotated[str | None, typer.Option(help="The model's name on the Hub. Default: the folder's name.")] = None,
+    base_model: Annotated[
+        str | None, typer.Option(help="Name on the Hub of the checkpoint that it came from.")
+    ] = None,
+    license: Annotated[str | None, typer.Option(help="The Hub's name of its licence, such as apache-2.0.")] = None,
+    language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write the card anew; what is there is lost, whoever wrote it.")
+    ] = False,
+) -> None:
+    """Write the model card of a saved variant.
+
+    From its config and from what was measured; what is not known is left out. In a card that is there already, what
+    others wrote stays: the text, and the metadata (license, library_name, ...) but for what is given here by an option.
+    Tags, data sets and results are added to theirs. What this command wrote before, between two comments, is replaced.
+    """
+    from hf_posenc.hub.cards import write_card
+
+    known = {"base_model": base_model, "license": license, "language": language}
+    typer.echo(write_card(folder, results, repo, out, force, **known))
+
+
+def _option(flag: str) -> introspection.Parameter:
+    """The option of a flag, as its schemes declare it."""
+    types = {"boolean": bool, "integer": int, "number": float}
+    kind, name = FLAGS[flag]["kind"], flag.replace("_", "-")
+    names = f"--{name}/--no-{name}" if kind == "boolean" else f"--{name}"
+    annotation = Annotated[types.get(kind, str) | None, typer.Option(names, help=FLAGS[flag]["help"])]
+    return introspection.Parameter(flag, introspection.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _with_position_flags(command: Callable) -> Callable:
+    """A command that takes `**flags` with an option for each flag beside `position_scheme`, as they are known now."""
+    vars(command).pop("__signature__", None)
+    own = [
+        parameter
+        for parameter in introspection.signature(command).parameters.values()
+        if parameter.kind is not introspection.Parameter.VAR_KEYWORD
+    ]
+    signature, options = introspection.Signature(), [_option(flag) for flag in FLAGS]
+    command.__signature__ = signature.replace(parameters=[*own, *options])
+    command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
+    return command
+
+
+def _flags_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Flags as the command line has them, as configs have them."""
+    flags = {name: value for name, value in given.items() if value is not None}
+    for name, value in flags.items():
+        if FLAGS[name]["kind"] == "list":
+            flags[name] = [item.strip() for item in value.split(",")]
+        elif FLAGS[name]["kind"] == "object":
+            try:
+                flags[name] = json.loads(value)
+            except ValueError as error:
+                option = name.replace("_", "-")
+                example = FLAGS[name]["example"]
+                raise ValueError(f"--{option} must be a JSON object such as {example}, got {value!r}") from error
+    return flags
+
+
+Text = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text",
+        help="A file, a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. Text of the "
+        "model's own domain keeps more of it than any other. Default: the reference of the Python language.",
+    ),
+]
+
+
+@app.command()
+@_with_position_flags
+def convert(
+    model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
+    *,
+    out: Annotated[Path | None, typer.Option(help="The folder to write; whole or not at all. Required.")] = None,
+    position_scheme: Annotated[
+        str, typer.Option("--position-scheme", help="The scheme that it is to have: `hf-posenc schemes` lists them.")
+    ],
+    text: Text = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option("--held-out", help="The same, to measure on. Default: every tenth document of the text."),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", help="Number of tokens that it is to read. Default: as far as the original."),
+    ] = None,
+    trained_length: Annotated[
+        int | None,
+        typer.Option(
+            "--trained-length",
+            help="Number of tokens that the original reads well. Default: sentence-transformers' max_seq_length, else the "
+            "tokenizer's model_max_length, else its table.",
+        ),
+    ] = None,
+    extend: Annotated[
+        str,
+        typer.Option(
+            "--extend",
+            help="How a longer table of positions is made: tile, mean, or interpolate, after which positions are counted by a "
+            "stride and the model needs hf_posenc.",
+        ),
+    ] = "tile",
+    train: Annotated[
+        str,
+        typer.Option(
+            "--train",
+            help="What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.",
+        ),
+    ] = "all",
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", help="Budget of distillation. Default: 800 steps, or --max-minutes.")
+    ] = None,
+    max_minutes: Annotated[float | None, typer.Option("--max-minutes", help="Budget of distillation.")] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(
+            "--learning-rate",
+            help="Of distillation, at its highest. Default: 3e-4 for rope and tupe, else 1.5e-4.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write onnx/model.onnx beside the model, too.")] = False,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5, "
+            "deberta and rope.",
+        ),
+    ] = False,
+    **flags: Any,
+) -> None:
+    """Change a trained model's positions, and keep what it knows.
+
+    Algebra, a fit of the attention scores and a few minutes of training on plain text make the new scheme compute what the old
+    one did. The user's own domain matters: name text of it with --text. What the checkpoint has by itself (absolute), with a
+    greater --max-length, gives a stock checkpoint with a longer table.
+    """
+    if out is None:
+        raise typer.BadParameter("Missing option '--out'.")
+    from hf_posenc.conversion import convert
+    from hf_posenc.conversion.distillation import is_first_process
+
+    given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
+    given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
+    given["learning_rate"] = learning_rate
+    _, report = convert(
+        model, position_scheme, output=out, resume=resume, onnx=onnx, stock=stock, **given, **_flags_of(flags)
+    )
+    if is_first_process():
+        typer.echo(f"{report.table()}\n\nwrote {out}")
+
+
+@app.command()
+def compare(
+    original: Annotated[str, typer.Argument(help="The model that was converted: a folder, or a name on the Hub.")],
+    converted: Annotated[str, typer.Argument(help="What it was converted to.")],
+    text: Text = None,
+    trained_length: Annotated[
+        int | None, typer.Option("--trained-length", help="Default: that of the conversion, or as for convert.")
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", help="The longest text to measure. Default: that of the conversion.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the figures to.")] = None,
+) -> None:
+    """Measure how far a conversion agrees with its original."""
+    from hf_posenc.conversion import compare
+    from hf_posenc.files import check_file, write_whole
+
+    if out is not None:
+        check_file(out)
+    found = compare(original, converted, text=text, trained_length=trained_length, max_length=max_length)
+    if out is not None:
+        write_whole({out: found.to_json()})
+    typer.echo(found.table())
+
+
+exports = typer.Typer(help="Write a model in another format.", rich_markup_mode=None)
+app.add_typer(exports, name="export")
+
+
+@exports.command("stock")
+def export_stock(
+    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a model with a position scheme.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write; whole or not at all.")],
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", help="Number of tokens that it is to read. Default: what the tokenizer says."),
+    ] = None,
+    single_text: Annotated[
+        bool,
+        typer.Option("--single-text", help="The model reads no pairs of texts, so that it needs no token types."),
+    ] = False,
+    revision: Revision = None,
+) -> None:
+    """Write a model as an architecture of Transformers, which loads without hf_posenc and without custom code.
+
+    t5 becomes MPNet, deberta DeBERTa-v2, rope Jina Embeddings v3 (Transformers 5.4 and newer); t5 and deberta may stand beside absolute, and
+    absolute alone becomes what it was. Before the folder is there, both models have computed the same. What cannot be computed is refused.
+    """
+    from hf_posenc.export import stock
+
+    typer.echo(stock.export(checkpoint, out, max_length=max_length, single_text=single_text, revision=revision))
+
+
+@exports.command("onnx")
+def export_onnx(
+    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a variant, or a stock model.")],
+    out: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx; whole or not at all.")],
+    revision: Revision = None,
+) -> None:
+    """Write a model as ONNX, for ONNX Runtime.
+
+    Variants of all families and schemes, with their heads, and stock models of the same families and of DeBERTa (v1, v2, v3); any
+    batch and length. What depends on parameters alone is in the file as numbers. Before the file is there, ONNX Runtime has
+    computed what PyTorch computes, at several shapes and with padding. Needs the extra `export`.
+    """
+    from hf_posenc.export.onnx import exporting as onnx
+
+    typer.echo(onnx.export(checkpoint, out, revision))
+
+
+@app.command()
+def plot(
+    what: Annotated[str, typer.Argument(help="Name of a figure; for a wrong one, the error lists them.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL_OR_SCHEME",
+            help="A folder, a name on the Hub or, where no text is read, the name of a scheme such as alibi.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .png or .svg.")],
+) -> None:
+    """Draw a figure of what positions do in a model.
+
+    Says in a sentence what it shows. The file is written whole or not at all. Needs the extra `analysis`.
+    """
+    from hf_posenc import analysis
+
+    typer.echo(f"{out}: {analysis.plot_to_file(what, model, out)}")
+
+
+@app.command()
+def report(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Folders or names on the Hub, side by side; NAME=MODEL gives one a name of your own."),
+    ],
+    out: Annotated[
+        Path, typer.Option(help="The page to write; the numbers go to PAGE.json, such as report.html.json.")
+    ],
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    text: Text = None,
+) -> None:
+    """Write a page about what positions do in models.
+
+    Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
+    as JSON beside it, which replace nothing but the numbers of another report. Needs the extra `analysis`.
+    """
+    from hf_posenc import analysis
+
+    analysis.check_page(out)
+    texts = None if text is None else analysis.read_texts(*text)
+    made = analysis.report(*models, texts=texts, figures=figure)
+    typer.echo("\n".join(map(str, made.save(out))))
+
+
+def split_scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """A command line without `--scheme-file`, wherever it stands, and the files."""
+    kept, files, left = [], [], iter(arguments)
+    for argument in left:
+        if argument == "--scheme-file":
+            files.append(next(left, None))
+        elif argument.startswith("--scheme-file="):
+            files.append(argument.partition("=")[2])
+        else:
+            kept.append(argument)
+    if None in files or "" in files:
+        raise typer.BadParameter("Option '--scheme-file' requires an argument.")
+    return kept, files
+
+
+def check_not_empty(arguments: list[str]) -> None:
+    """Raise what typer raises for wrong usage where an argument is empty: as a path, it would be the folder that one is in."""
+    for before, argument in zip(["", *arguments], arguments):
+        option, has_value, value = argument.partition("=")
+        if not argument.strip() or (option.startswith("--") and has_value and not value.strip()):
+            option = option.strip() or before
+            what = f"Option '{option}'" if option.startswith("--") else "An argument"
+            raise typer.BadParameter(f"{what} is empty: name what belongs there, or leave it out.")
+
+
+def _register_schemes(files: list[str]) -> None:
+    """Register the schemes of files, and give `convert` the flags of all schemes that are not in flags.json."""
+    if not files and not entry_points(group="hf_posenc.schemes"):
+        return
+    from hf_posenc.custom_schemes import register_files
+    from hf_posenc.inspection import flags_by_name
+
+    register_files(files)
+    FLAGS.update(flags_by_name())
+    _with_position_flags(convert)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command, by default that of the command line.
+
+    What is wrong is said in one line, with exit code 2, and 1 where training diverged.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Options with underscores, as configs and scripts have them, are the same options.
+    arguments = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments]
+    try:
+        check_not_empty(arguments)
+        arguments, files = split_scheme_files(arguments)
+        _register_schemes(files)
+        code = app(args=arguments or ["--help"], prog_name="hf-posenc", standalone_mode=False)
+    except (UsageError, OSError, ValueError, TypeError, ImportError) as error:
+        message = error.format_message() if isinstance(error, UsageError) else str(error)
+        typer.echo(f"hf-posenc: {' '.join(message.split())}", err=True)
+        sys.exit(2)
+    except FloatingPointError as error:  # such as `hf_posenc.conversion.Diverged`
+        typer.echo(f"hf-posenc: {error}", err=True)
+        sys.exit(1)
+    sys.exit(code or 0)
