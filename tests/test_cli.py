@@ -14,6 +14,7 @@ from fresh_process import ROOT
 from hub_server import LoopbackHub
 from huggingface_hub import ModelCard, constants
 from peft import LoraConfig, get_peft_model
+from saved_before import unpacked
 from tiny import build, stock_config
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, BertTokenizerFast, GPT2Config, RobertaModel
 
@@ -21,9 +22,6 @@ import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc.modeling.schemes.table import ALIASES, SCHEMES
 from hf_posenc_cli import app, main
-
-
-V4 = Path(__file__).parent / "reference" / "v4"
 
 
 @pytest.fixture
@@ -227,7 +225,7 @@ class TestInspect:
         assert "has no code beside its weights" in run(f"inspect {variant}")[1]
 
     def test_says_that_transformers_5_misreads_checkpoints_of_4(self, run):
-        code, out, _ = run(f"inspect {V4 / 'roberta-relative_key_query'}")
+        code, out, _ = run(f"inspect {unpacked('v4') / 'roberta-relative_key_query'}")
         assert code == 0 and "relative_key_query: " in out
         assert "plain roberta with absolute positions and other outputs; its load report only lists" in out
         assert "UNEXPECTED" in out and "no warning" not in out

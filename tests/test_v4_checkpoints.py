@@ -10,13 +10,13 @@ import torch
 import transformers
 from fresh_process import run_fresh
 from safetensors.torch import load_file
+from saved_before import unpacked
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 import hf_posenc  # noqa: F401
 
 
-# Made by reference/make_v4_outputs.py.
-V4 = Path(__file__).parent / "reference" / "v4"
+V4 = unpacked("v4")
 FOLDERS = sorted(path for path in V4.iterdir() if path.is_dir())
 TENSORS = load_file(V4 / "outputs.safetensors")
 DECODERS = [folder for folder in FOLDERS if "decoder" in folder.name]

@@ -1,4 +1,4 @@
-"""Make tests/reference/deberta: checkpoints and adapters of `deberta` with buckets as hf_posenc wrote them before its tables were read as
+"""Make tests/reference/deberta.zip: checkpoints and adapters of `deberta` with buckets as hf_posenc wrote them before its tables were read as
 DeBERTa reads them, and what it computed.
 
 It runs with the code of commit f96aaee, once; the tests only read what it left:
@@ -13,6 +13,7 @@ times the largest distance.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -117,3 +118,5 @@ if __name__ == "__main__":
         raise SystemExit(f"{hf_posenc.__file__} reads tables as DeBERTa does; see the docstring")
     make_models()
     make_adapters()
+    shutil.make_archive(str(OUTPUTS), "zip", OUTPUTS)
+    shutil.rmtree(OUTPUTS)

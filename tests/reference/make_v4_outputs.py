@@ -1,4 +1,4 @@
-"""Make tests/reference/v4: checkpoints with relative_key(_query) as transformers 4.57 wrote them, and what it computed.
+"""Make tests/reference/v4.zip: checkpoints with relative_key(_query) as transformers 4.57 wrote them, and what it computed.
 
 It runs in an environment of its own, once; the tests only read what it left:
 
@@ -10,6 +10,7 @@ outputs.safetensors has for each of them, and each length L, `FOLDER.L.input_ids
 `FOLDER.L.last_hidden_state` of the base model, and `FOLDER.L.logits`. No cache is in use: with one, 4.57 gave every query of a prompt the last position.
 """
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -94,6 +95,8 @@ def main() -> None:
                 }
             model.save_pretrained(OUTPUTS / folder)
     save_file(tensors, OUTPUTS / "outputs.safetensors")
+    shutil.make_archive(str(OUTPUTS), "zip", OUTPUTS)
+    shutil.rmtree(OUTPUTS)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from fresh_process import run_fresh
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
+from saved_before import unpacked
 from tiny import Sentences, build, cross, inputs, stock_config, variant_config
 from torch import nn
 from transformers import (
@@ -28,7 +29,7 @@ from hf_posenc.integrations import hooks as plugin
 
 
 # Made by make_deberta_outputs.py with the code of before.
-BEFORE = Path(__file__).parents[2] / "reference" / "deberta"
+BEFORE = unpacked("deberta")
 WITH_BUCKETS = ["shared", "own", "beside-t5"]
 MODELS = [*WITH_BUCKETS, "no-buckets"]
 ADAPTERS = ["adapter-copy", "adapter-lora"]
