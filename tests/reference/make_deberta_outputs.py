@@ -23,7 +23,7 @@ from torch import nn
 from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 import hf_posenc
-from hf_posenc.modeling.schemes.positions import deberta_bucket
+from hf_posenc.modeling.relative_positions import deberta_bucket
 
 
 OUTPUTS = Path(__file__).with_name("deberta")
