@@ -17,9 +17,10 @@ from .modeling.models import (
     modeling_roberta,
     modeling_xlm_roberta,
 )
-from .modeling.models.configuration_posenc import PositionConfigMixin
+from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from .modeling.models.family import Family
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
+from .modeling.schemes.flags import UNPAD
 
 
 # The file and the config class of every family.
@@ -54,6 +55,9 @@ STOCK_MODELS: dict[type[PosencPreTrainedModel], type[PreTrainedModel]] = {v: s f
 CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (*VARIANT_CONFIGS, *STOCK_CONFIGS)
 }
+
+# Entries beside the flags that a stock config does not have.
+NOT_STOCK = {UNPAD.name, "model_type", "auto_map", SCHEME_FILES}
 
 
 def families() -> str:

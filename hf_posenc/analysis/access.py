@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..change_scheme import change_scheme
 from ..inspection import check_exists, checked_config
 from ..inspection.weights import weights_of
 from ..modeling.attention.backends import score_bias
@@ -28,7 +29,6 @@ from ..modeling.schemes.table import scheme_names
 from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
 from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
-from ..with_position_scheme import change_scheme
 
 
 # The config class of a family's variant -> its base model.

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.utils import CONFIG_NAME
 
 from .. import inspection
+from ..change_scheme import change_scheme
+from ..hub.folders import folder_of
 from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..sentence.folders import MODULES, pooling, text_length
 from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
-from ..with_position_scheme import change_scheme
 from .texts import SHORTEST
 
 
@@ -115,18 +115,6 @@ def load_checkpoint(
     check_tokenizer(tokenizer, config)
     length = _trained_length(trained_length, folder, config, tokenizer)
     return Checkpoint(config, tokenizer, folder, length, given)
-
-
-def folder_of(name: str, revision: str | None = None) -> Path:
-    """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
-    inspection.check_exists(name)
-    path = Path(name)
-    if path.is_dir():
-        return path
-    if path.exists():
-        raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
-    kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
-    return Path(snapshot_download(name, revision=revision, allow_patterns=kinds))
 
 
 def _tokenizer_of(folder: Path | None, config: PreTrainedConfig) -> Any:

@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from .. import inspection
 from ..export.onnx import exporting
+from ..hub.folders import REPORT, check_space, checked_output, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.positions import t5_bucket
 from ..modeling.schemes.table import scheme_names
@@ -38,11 +39,11 @@ from .checkpoints import (
 from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
 from .extension import METHODS, extend, stride_of
 from .measuring import Yardstick
-from .report import REPORT, ConversionReport
+from .report import ConversionReport
 from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
 from .targets import Batch
 from .texts import SHORTEST, Windows, held_out_apart, read_documents
-from .writing import check_space, checked_output, kept_files, write_converted
+from .writing import write_converted
 
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from .._utils import as_markdown
+from ..hub.folders import REPORT
 
 
-REPORT = "conversion.json"
 # Columns of the table: key of a row, heading.
 COLUMNS = (
     ("stage", "stage"),

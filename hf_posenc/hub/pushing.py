@@ -19,6 +19,7 @@ from transformers.utils import (
     SAFE_WEIGHTS_NAME,
 )
 
+from ..change_scheme import EXPORTED
 from ..inspection import adapter_base, check_named, load_config, read_config, read_entries
 from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from ..sentence.folders import (
@@ -31,7 +32,6 @@ from ..sentence.folders import (
     module_paths,
 )
 from ..variants import CONFIG_CLASSES
-from ..with_position_scheme import EXPORTED
 
 
 CARD = "README.md"

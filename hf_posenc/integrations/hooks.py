@@ -35,10 +35,9 @@ from ..modeling.models.configuration_posenc import (
     legacy_scheme,
 )
 from ..modeling.stock_interface import tells_versions
-from ..training import hooks as trainer_hooks
 from ..variants import CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
-from . import saving, stock_attention
+from . import saving, stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method
 
 
@@ -248,7 +247,7 @@ def install() -> None:
         for stock, variant in VARIANT_CONFIGS.items():
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
-        trainer_hooks.install(changes)
+        trainer.install(changes)
         stock_attention.install(changes)
     except BaseException:
         changes.undo()

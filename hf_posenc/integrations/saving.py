@@ -17,8 +17,7 @@ from ..modeling.attention.window import window_settings
 from ..modeling.models.configuration_posenc import FLAGS, READ_FROM, PositionConfigMixin, carries_flags, stored_flags
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, check_built_as_configured
 from ..modeling.schemes.flags import UNPAD
-from ..variants import BASE_MODELS, STOCK_CONFIGS, VARIANT_CONFIGS
-from ..with_position_scheme import NOT_STOCK
+from ..variants import BASE_MODELS, NOT_STOCK, STOCK_CONFIGS, VARIANT_CONFIGS
 
 
 logger = logging.get_logger(__name__)

@@ -83,7 +83,7 @@ def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_ra
     That is so where they are frozen, or have the learning rate of other parameters and few steps: Adam moves a number by about the
     rate a step, and a schedule that falls to 0 leaves half of the way. Another rate is somebody's decision.
 
-    Every `Trainer` calls this (`hooks.py`), on one process alone. What is sharded is looked at by its part there, since
+    Every `Trainer` calls this (integrations/trainer.py), on one process alone. What is sharded is looked at by its part there, since
     its whole would wait for the other processes.
 
     Args:

@@ -25,7 +25,8 @@ from transformers import (
 import hf_posenc
 from hf_posenc import convert
 from hf_posenc.conversion import compare
-from hf_posenc.conversion.report import REPORT, ConversionReport
+from hf_posenc.conversion.report import ConversionReport
+from hf_posenc.hub.folders import REPORT
 from hf_posenc.modeling.schemes.sinusoidal import sinusoids
 from hf_posenc.modeling.schemes.table import SCHEMES
 

@@ -161,7 +161,7 @@ class TestNothingHalfWritten:
 
     def test_too_little_space_is_said_at_once(self, checkpoint, words, tmp_path, monkeypatch):
         usage = type("Usage", (), {"free": 1000})
-        monkeypatch.setattr("hf_posenc.conversion.writing.shutil.disk_usage", lambda _: usage)
+        monkeypatch.setattr("hf_posenc.hub.folders.shutil.disk_usage", lambda _: usage)
         with pytest.raises(OSError, match="MB left and .* MB are needed"):
             convert(checkpoint, "t5", text=words, output=tmp_path / "out")
 

@@ -159,6 +159,25 @@ def test_there_is_no_circle():
     assert not left
 
 
+def test_rooms_of_the_package_import_in_one_direction():
+    """No room of the package is imported by one that it imports, not even in a function or for type checkers."""
+    left: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        room = path.relative_to(PACKAGE).parts[0]
+        for node, _ in imports(tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.level and room != "__init__.py":
+                parent = path.parents[node.level - 1]
+                names = [node.module.replace(".", "/")] if node.module else [alias.name for alias in node.names]
+                places = {parent / f"{name}{end}" for name in names for end in (".py", "/__init__.py")}
+                rooms = {place.relative_to(PACKAGE).parts[0] for place in places if place.is_file()}
+                left.setdefault(room, set()).update(rooms - {room, "__init__.py"})
+    assert {"modeling", "hub", "conversion", "variants.py"} <= {*left}
+    while done := [room for room, others in left.items() if not others & left.keys()]:
+        for room in done:
+            del left[room]
+    assert not left
+
+
 def in_files(wrong) -> dict[str, list[str]]:
     """What is wrong in each file that has something wrong."""
     found = {path.name: wrong(tree(path), path.parent) for path in FILES}

@@ -10,11 +10,9 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ... import inspection
-from ...conversion.checkpoints import folder_of
-from ...conversion.report import REPORT
-from ...conversion.writing import CARD, checked_output, copy_files, cut_at, kept_files, save_model
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
+from ...hub.folders import CARD, REPORT, checked_output, copy_files, cut_at, folder_of, kept_files, save_model
 from ...inspection.weights import load_whole
 from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...sentence.folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings

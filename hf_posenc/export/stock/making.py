@@ -8,11 +8,11 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from ...change_scheme import EXPORTED, change_scheme
 from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ...modeling.schemes.flags import NEWEST_TABLE, TABLE_VERSION
 from ...variants import CONFIG_CLASSES, VARIANT_MODELS
-from ...with_position_scheme import EXPORTED, change_scheme
 from .architectures import ARCHITECTURES, Architecture
 from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
 

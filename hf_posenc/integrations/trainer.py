@@ -11,10 +11,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
-from ..integrations.changes import AtImport, Changes, hook_method
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, read_table_as
-from .learning_rates import warn_of_tables_that_stay
+from ..training.learning_rates import warn_of_tables_that_stay
+from .changes import AtImport, Changes, hook_method
 
 
 TRAINER = "transformers.trainer"

@@ -1,0 +1,107 @@
+"""Folders of checkpoints: where one is, where another may be written, and what goes along to it."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from ..inspection import check_exists
+from ..sentence import folders
+
+
+# What else of a folder goes along, beside its modules.
+KEPT = (folders.MODULES, folders.SETTINGS, folders.TRANSFORMER_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
+CARD = "README.md"
+REPORT = "conversion.json"
+
+
+def folder_of(name: str, revision: str | None = None) -> Path:
+    """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
+    check_exists(name)
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise NotADirectoryError(f"{name} is a file: name the folder that it is in")
+    kinds = ["*.safetensors", "*.json", "*.txt", "*.model", "*.md", "*.jinja"]
+    return Path(snapshot_download(name, revision=revision, allow_patterns=kinds))
+
+
+def checked_output(folder: Path) -> Path:
+    """The folder to write, links followed.
+
+    Raises:
+        OSError: no folder can be made here: there is one that is not empty or cannot be replaced, or its place cannot be written to.
+    """
+    if folder.is_symlink() and not folder.exists():
+        raise FileNotFoundError(
+            f"{folder} is a link to {folder.readlink()}, which is not there: name the folder itself"
+        )
+    folder = folder.resolve()
+    if folder == Path.cwd() or folder.is_mount():
+        what = "the folder that you are in" if folder == Path.cwd() else "a mount point"
+        raise OSError(f"{folder} is {what}, which cannot be replaced by a new one: name a folder in it")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is there already, and not empty: name another folder, or remove it")
+    place = folder.parent
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        writable = os.access(place, os.W_OK)
+    except OSError as error:
+        raise OSError(f"{folder} cannot be made: {error}") from error
+    if not writable:
+        raise PermissionError(f"{place} cannot be written to: name another folder")
+    return folder
+
+
+def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
+    """Raise OSError unless there is space for a model and, while it is distilled, for its state: itself and two moments."""
+    size = sum(parameter.numel() * 4 for parameter in model.parameters())
+    needed, free = size * (4 if distilled else 1), shutil.disk_usage(folder.absolute().parent).free
+    if free < needed:
+        raise OSError(
+            f"the disk of {folder} has {free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed: make space, or name a folder "
+            "on another disk"
+        )
+
+
+def kept_files(source: Path | None) -> dict[str, Path]:
+    """What else of a checkpoint's folder goes along, modules of sentence-transformers among it, by path in the folder.
+
+    Raises:
+        OSError: a module's files are missing.
+        ValueError: a link leads out of the folder, a module could not be loaded from there, or there is a card that cannot be read.
+    """
+    from .card_files import check_card  # only here: it brings the template engine along
+
+    if source is None:
+        return {}
+    kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
+    folders.check_inside(source, kept.values())
+    check_card(source / CARD)
+    return kept | folders.module_files(source)
+
+
+def copy_files(files: dict[str, Path], folder: Path) -> None:
+    """Copy files into a folder, by their paths there."""
+    for name, file in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, folder / name)
+
+
+def save_model(model: PreTrainedModel, folder: Path) -> None:
+    """`save_pretrained`; OSError for whatever keeps it from writing."""
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # which is no OSError, whatever its cause
+        raise OSError(f"the weights cannot be written: {error}") from error
+
+
+def cut_at(length: int, tokenizer: Any, folder: Path) -> None:
+    """Texts are cut at so many tokens: by the tokenizer, and by sentence-transformers where the folder has its settings."""
+    tokenizer.model_max_length = length
+    folders.cut_at(length, folder)
