@@ -299,7 +299,7 @@ ALLOWED = {
     "hf_posenc/files.py": "the rule itself",
     "hf_posenc/conversion/converting.py:_keep_state": "a folder of its own, which it makes",
     "hf_posenc/conversion/report.py:save": "into a folder that is written as a whole",
-    "hf_posenc/conversion/writing.py:copy_files": "into a folder that is written as a whole",
+    "hf_posenc/hub/folders.py:copy_files": "into a folder that is written as a whole",
     "hf_posenc/export/stock/folder.py:_name_for_all": "into a folder that is written as a whole",
     "hf_posenc/sentence/folders.py:cut_at": "into a folder that is written as a whole",
     "hf_posenc/testing.py:saves_and_loads": "a temporary folder",
