@@ -9,6 +9,7 @@ import exported
 import lower_precision
 import onnx_runtime
 import report
+import saved_code
 import serving
 from contestants import STOCK, STOCK_AGAIN
 from report import replace_table
@@ -130,6 +131,7 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
+        "docs/loading.md": [saved_code.table(results_of("saved_code"))],
         "docs/without-hf-posenc.md": [exported.table(results_of("exported"))],
         "docs/onnx.md": [onnx_runtime.table(results_of("onnx_runtime"))],
         "docs/lower-precision.md": [

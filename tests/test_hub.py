@@ -51,6 +51,7 @@ from hf_posenc import train_positions, variants
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.custom_schemes import register_files
 from hf_posenc.export.onnx import exporting as onnx
+from hf_posenc.export.stock import export
 from hf_posenc.hub.pushing import HubError, push
 from hf_posenc.inspection import auto_class, load_config
 from hf_posenc.modeling.schemes.table import SCHEMES
@@ -342,6 +343,48 @@ def test_without_the_plugin_what_was_pushed_is_refused_or_with_trust_computes_th
     assert [score["label"] for score in got["scores"]] == [score["label"] for score in ours]
     assert max(abs(a["score"] - b["score"]) for a, b in zip(got["scores"], ours)) <= TOLERANCE
     assert got["tokens"] == AutoTokenizer.from_pretrained("me/tokenizer")(TEXT)["input_ids"]
+
+
+PULL_EXPORTED = """
+import json, os, sys
+os.environ.update({environment!r})
+from transformers import AutoModelForSequenceClassification, pipeline
+found = {{}}
+for repo, revision in {revisions!r}.items():
+    classify = pipeline("text-classification", model=repo, revision=revision)
+    scores = classify({text!r}, top_k=None)
+    found[repo] = [type(classify.model).__module__, {{score["label"]: score["score"] for score in scores}}]
+assert sys.modules.get("hf_posenc") is None
+print("FOUND", json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_exported_models_are_pulled_at_a_revision_without_code(hub, minilm, tmp_path):
+    """As architectures of Transformers they need neither hf_posenc nor trust; a revision is what was there then."""
+    tokenizer, expected, revisions = AutoTokenizer.from_pretrained(minilm), {}, {}
+    for scheme, module in {"t5": "mpnet", "deberta": "deberta_v2", "rope": "jina_embeddings_v3"}.items():
+        repo = f"me/exported-{scheme}"
+        for seed in (1, 2):  # the second is pushed later
+            model = classifier(scheme, seed=seed, vocab_size=len(tokenizer), hidden_act="gelu")
+            model.save_pretrained(tmp_path / f"{scheme}-{seed}")
+            tokenizer.save_pretrained(tmp_path / f"{scheme}-{seed}")
+            export(tmp_path / f"{scheme}-{seed}", tmp_path / f"exported-{scheme}-{seed}", single_text=True)
+            push(tmp_path / f"exported-{scheme}-{seed}", repo)
+            if seed == 1:
+                revisions[repo] = hub.repositories[repo].sha()
+                ours = pipeline("text-classification", model=model, tokenizer=tokenizer)(TEXT, top_k=None)
+                expected[repo] = module, {score["label"]: score["score"] for score in ours}
+        assert not any(name.endswith(".py") for name in hub.repositories[repo].files())
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0", "HF_TOKEN": ""}
+    environment["HF_HOME"] = str(tmp_path / "home")
+    names = {"environment": environment, "revisions": revisions, "text": TEXT}
+    said = run_fresh(PULL_EXPORTED.format(**names), tmp_path / "modules", plugin=False)
+    found = json.loads(re.search(r"FOUND (.*)", said)[1])
+    assert found.keys() == expected.keys()
+    for repo, (module, scores) in expected.items():
+        assert found[repo][0] == f"transformers.models.{module}.modeling_{module}"
+        assert found[repo][1] == pytest.approx(scores, abs=1e-5), repo
 
 
 class TestPush:
