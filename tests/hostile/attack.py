@@ -18,7 +18,7 @@ from torch import nn
 from transformers import DebertaConfig, DebertaV2Config, DynamicCache, EncoderDecoderCache, StaticCache
 
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
 import loop  # noqa: E402
 import tiny  # noqa: E402

@@ -17,7 +17,7 @@ from torch import distributed
 from transformers import AutoModel, AutoTokenizer
 
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
 import loop  # noqa: E402
 import tiny  # noqa: E402

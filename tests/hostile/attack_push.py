@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 
 import loop  # noqa: E402
 import tiny  # noqa: E402

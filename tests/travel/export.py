@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import tiny  # noqa: E402
 import tiny_checkpoints  # noqa: E402
 from load_exported import real  # noqa: E402

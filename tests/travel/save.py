@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 import tiny  # noqa: E402
 
 from hf_posenc import position_parameters  # noqa: E402

@@ -17,7 +17,7 @@ from transformers.models.bert import modeling_bert
 def computed(kind: str | None, folder: Path) -> dict:
     """What `renamed_checks.py` computes in a process with a kind of transformers."""
     file = folder / "found.pt"
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests')!r}); import renamed_checks\n"
+    code = f"import sys; sys.path.insert(0, {str(ROOT / 'tests/support')!r}); import renamed_checks\n"
     run_fresh(f"{code}renamed_checks.compute({kind!r}, {str(file)!r})", folder, plugin=True)
     return torch.load(file)
 

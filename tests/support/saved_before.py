@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 
-REFERENCE = Path(__file__).parent / "reference"
+REFERENCE = Path(__file__).parents[1] / "reference"
 
 
 @functools.cache

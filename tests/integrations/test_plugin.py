@@ -29,7 +29,7 @@ from hf_posenc.integrations import hooks as plugin
 
 PRELUDE = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path.insert(0, {str(Path(tiny.__file__).parent)!r})
 import importlib
 import transformers
 from snapshots import differences, modules_of_peft, snapshot

@@ -25,7 +25,7 @@ from hf_posenc.modeling.models.embeddings import COMBINE
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 
-FSDP2_CONFIG = Path(__file__).resolve().parent.parent / "examples" / "accelerate_fsdp2.yaml"
+FSDP2_CONFIG = Path(__file__).resolve().parents[2] / "examples" / "accelerate_fsdp2.yaml"
 
 
 @dataclass(frozen=True)

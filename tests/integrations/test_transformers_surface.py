@@ -25,7 +25,7 @@ from hf_posenc.modeling import stock_interface
 from hf_posenc.modeling.stock_interface import Receives, mask_name
 
 
-DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+DESIGN = Path(__file__).parents[2] / "docs" / "design.md"
 ITEMS = {}
 
 

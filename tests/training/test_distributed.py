@@ -18,7 +18,7 @@ from torch import multiprocessing
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TOLERANCE = 1e-5
 
 
