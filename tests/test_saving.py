@@ -261,7 +261,7 @@ print("ANSWERED", type(transformers.AutoModel.from_pretrained({folder!r})).__nam
     for (family, scheme, _), (folder, model), (name, module, logits) in zip(SAVED, saved, results, strict=True):
         assert name == type(model).__name__ and module.startswith("transformers_modules.")
         expected = outputs(model, family)
-        assert (logits - expected).abs().max() < 1e-6, (family, scheme)
+        assert (logits - expected).abs().max() < 1e-5, (family, scheme)  # whole matrices sum in another order
         again = AutoModelForMaskedLM.from_pretrained(f"{folder}-again")
         assert type(again) is type(model)
         assert (outputs(again, family) - expected).abs().max() < 1e-6

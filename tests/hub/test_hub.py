@@ -59,6 +59,8 @@ from hf_posenc.modeling.stock_interface import LOADS_MODULES_TO_SAVE
 
 
 TOLERANCE = 1e-6
+# The saved code computes by whole matrices, which sum in another order.
+BY_SAVED_CODE = 1e-5
 # Every scheme, with flags where there are some to forget.
 KINDS = [
     ("absolute+t5", {"position_buckets": 8, "position_per_layer": True}),
@@ -162,9 +164,9 @@ def pushed(hub) -> list[tuple[str, str, dict, list[torch.Tensor]]]:
 
 @pytest.mark.slow
 def test_push_to_hub_leaves_the_import_closure_of_the_family_and_nothing_more(hub, pushed):
-    for (repo, *_), (family, *_) in zip(pushed, PUSHED, strict=True):
+    for (repo, *_), (family, _, scheme, _) in zip(pushed, PUSHED, strict=True):
         files = hub.repositories[repo].files()
-        config = FAMILIES[family]()
+        config = FAMILIES[family](position_scheme=scheme)
         code = {name: text.encode() for name, text in code_files(config).items()}
         assert {name: content for name, content in files.items() if name.endswith(".py")} == code
         others = files.keys() - code.keys() - {"generation_config.json"}
@@ -332,16 +334,16 @@ def test_without_the_plugin_what_was_pushed_is_refused_or_with_trust_computes_th
     for (module, values), wanted, entry in zip(got["results"], expected, pushed + others, strict=True):
         # An adapter is put into the variant, which is what comes back.
         assert module == "transformers_modules", entry[0]
-        assert error(values, wanted) <= TOLERANCE, entry[0]
+        assert error(values, wanted) <= BY_SAVED_CODE, entry[0]
 
     for (repo, *_), (name, values) in zip(pushed, got["bases"], strict=True):
         base = AutoModel.from_pretrained(repo)
         assert type(base).__name__ == name
-        assert error(outputs(base, **others[0][3])[:1], [values]) <= TOLERANCE, repo
+        assert error(outputs(base, **others[0][3])[:1], [values]) <= BY_SAVED_CODE, repo
 
     ours = pipeline("text-classification", model="me/tokenizer")(TEXT, top_k=None)
     assert [score["label"] for score in got["scores"]] == [score["label"] for score in ours]
-    assert max(abs(a["score"] - b["score"]) for a, b in zip(got["scores"], ours)) <= TOLERANCE
+    assert max(abs(a["score"] - b["score"]) for a, b in zip(got["scores"], ours)) <= BY_SAVED_CODE
     assert got["tokens"] == AutoTokenizer.from_pretrained("me/tokenizer")(TEXT)["input_ids"]
 
 
