@@ -20,7 +20,7 @@ SIZES = {
     "attention_probs_dropout_prob": 0.0,
 }
 # What each scheme has, and what it may have otherwise.
-CASES = [*((name, {}) for name in hf_posenc.modeling.schemes.SCHEMES)]
+CASES = [*((name, {}) for name in hf_posenc.modeling.schemes.table.SCHEMES)]
 CASES += [
     ("rope+alibi", {}),
     ("rope+t5", {}),

@@ -47,7 +47,9 @@ def check(folder: Path) -> float:
         for use_cache in (True, False):
             text = model.generate(**words, max_new_tokens=5, do_sample=False, eos_token_id=None, use_cache=use_cache)
             assert torch.equal(text, expected["text"]), (text, expected["text"])
-    return float((output - expected["output"]).abs().max())
+    difference, mask = (output - expected["output"]).abs(), inputs["attention_mask"]
+    # The code beside the weights computes padding, which the package may leave out.
+    return float((difference[mask.bool()] if difference.shape[:2] == mask.shape else difference).max())
 
 
 def main() -> None:
