@@ -8,18 +8,12 @@ is installed. Forward passes; the models of a scheme live in one process and tak
 own. Batches of more than one sequence have padding (an eighth). Writes results/exported.json.
 """
 
-import argparse
-import sys
-from functools import partial
 from typing import Any
 
-import report
-import stock_attention
 import torch
 from contestants import Size, build_bert, make_batch
-from model import in_own_process, measure_memory_of, step
+from kinds import Kinds
 from torch import nn
-from transformers.utils import logging
 
 import hf_posenc
 from hf_posenc._utils import as_markdown
@@ -54,28 +48,6 @@ def kinds(scheme: str) -> list[str]:
     return [SCHEME, EXPORTED] + [FAST] * (scheme != "rope")
 
 
-def memory(scheme: str, kind: str, shape: str, arguments: argparse.Namespace) -> int:
-    """Peak bytes of a pass, in a process of its own."""
-    command = [sys.executable, __file__, "--memory_of", scheme, kind, shape, "--layers", str(arguments.layers)]
-    return in_own_process(command)
-
-
-def measure(scheme: str, shape: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds and bytes of a scheme's models, by kind."""
-    inputs = inputs_of(shape)
-    length = inputs["input_ids"].shape[1]
-    calls = {
-        kind: partial(step, build(scheme, kind, length, arguments.layers), inputs, "forward") for kind in kinds(scheme)
-    }
-    seconds = stock_attention.take_turns(calls, arguments.rounds, "cpu")
-    return {
-        "scheme": scheme,
-        "shape": shape,
-        "seconds": {kind: round(taken, 4) for kind, taken in seconds.items()},
-        "bytes": {kind: memory(scheme, kind, shape, arguments) for kind in calls},
-    }
-
-
 def table(results: list[dict[str, Any]]) -> str:
     """Seconds and MiB, a row for each scheme and shape."""
     rows = []
@@ -90,23 +62,5 @@ def table(results: list[dict[str, Any]]) -> str:
     return as_markdown(["exported scheme", "batch × length", SCHEME, EXPORTED, FAST], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--memory_of", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    if arguments.memory_of:
-        scheme, kind, shape = arguments.memory_of
-        inputs = inputs_of(shape)
-        model = build(scheme, kind, inputs["input_ids"].shape[1], arguments.layers)
-        print(measure_memory_of(model, inputs, "forward", "cpu"))
-        return
-    results = [measure(scheme, shape, arguments) for scheme in SCHEMES for shape in SHAPES]
-    report.write(NAME, {"layers": arguments.layers, "rounds": arguments.rounds, "results": results})
-    print(table(results))
-
-
 if __name__ == "__main__":
-    main()
+    Kinds(__file__, NAME, SCHEMES, SHAPES, kinds, build, inputs_of, table).main(__doc__)

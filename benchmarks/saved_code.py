@@ -7,20 +7,14 @@ peak of a pass in a process of its own. Batches of more than one sequence have p
 results/saved_code.json.
 """
 
-import argparse
-import sys
 import tempfile
-from functools import partial
 from typing import Any
 
-import report
-import stock_attention
 import torch
 from contestants import Size, build_bert, make_batch
-from model import in_own_process, measure_memory_of, step
+from kinds import Kinds
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
-from transformers.utils import logging
 
 from hf_posenc._utils import as_markdown
 
@@ -52,32 +46,11 @@ def inputs_of(shape: str) -> dict[str, torch.Tensor]:
     return make_batch(Size(length=length), batch, SHAPES[shape], "cpu")
 
 
-def memory(scheme: str, kind: str, shape: str, layers: int) -> int:
-    """Peak bytes of a pass, in a process of its own."""
-    command = [sys.executable, __file__, "--memory_of", scheme, kind, shape, "--layers", str(layers)]
-    return in_own_process(command)
-
-
 @torch.no_grad()
 def largest_difference(models: dict[str, nn.Module], inputs: dict[str, torch.Tensor]) -> float:
     """Of the last hidden states where nothing is padding."""
     first, second = (model(**inputs).last_hidden_state for model in models.values())
     return float((first - second)[inputs["attention_mask"].bool()].abs().max())
-
-
-def measure(scheme: str, shape: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds and bytes by kind, and how far both models differ."""
-    inputs = inputs_of(shape)
-    models = {kind: build(scheme, kind, inputs["input_ids"].shape[1], arguments.layers) for kind in (WITH, WITHOUT)}
-    calls = {kind: partial(step, model, inputs, "forward") for kind, model in models.items()}
-    seconds = stock_attention.take_turns(calls, arguments.rounds, "cpu")
-    return {
-        "scheme": scheme,
-        "shape": shape,
-        "difference": largest_difference(models, inputs),
-        "seconds": {kind: round(taken, 4) for kind, taken in seconds.items()},
-        "bytes": {kind: memory(scheme, kind, shape, arguments.layers) for kind in models},
-    }
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -91,23 +64,15 @@ def table(results: list[dict[str, Any]]) -> str:
     return as_markdown(["scheme", "batch × length", "padding", "by hf_posenc", "by the saved code"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--memory_of", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    logging.set_verbosity_error()
-    if arguments.memory_of:
-        scheme, kind, shape = arguments.memory_of
-        inputs = inputs_of(shape)
-        model = build(scheme, kind, inputs["input_ids"].shape[1], arguments.layers)
-        print(measure_memory_of(model, inputs, "forward", "cpu"))
-        return
-    results = [measure(scheme, shape, arguments) for scheme in SCHEMES for shape in SHAPES]
-    report.write(NAME, {"layers": arguments.layers, "rounds": arguments.rounds, "results": results})
-    print(table(results))
-
-
 if __name__ == "__main__":
-    main()
+    Kinds(
+        __file__,
+        NAME,
+        SCHEMES,
+        SHAPES,
+        lambda scheme: [WITH, WITHOUT],
+        build,
+        inputs_of,
+        table,
+        more=lambda models, inputs: {"difference": largest_difference(models, inputs)},
+    ).main(__doc__)

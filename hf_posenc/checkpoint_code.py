@@ -81,9 +81,8 @@ def _code_of(
         others: names of modules that files of registered schemes import.
     """
     own = [Path(inspect.getfile(scheme)) for scheme in schemes]
-    if others:
-        own += [SCHEME, *(HOMES[f"{name}.py"] for name in others if f"{name}.py" in HOMES)]
-    files = reached(HOMES[family.modeling_file], *own) - {SCHEME}
+    own += [HOMES[f"{name}.py"] for name in others if f"{name}.py" in HOMES]
+    files = reached(HOMES[family.modeling_file], *own)
     texts = {path.name: flat(path.read_text(encoding="utf-8")) for path in files}
     texts[BUILT_IN.name] = _built_in(schemes)
     return texts
@@ -108,7 +107,7 @@ def _built_in(schemes: tuple[type[PositionScheme], ...]) -> str:
 
 
 def reached(*files: Path) -> set[Path]:
-    """Files of the package, what they import from `modeling/`, what that imports, and so on; of the schemes in the table none by that."""
+    """Files below `modeling/`, what they import, what that imports, and so on; of the schemes in the table none by that."""
     found, open_ends = set(), {*files}
     while open_ends:
         found |= open_ends
@@ -118,9 +117,7 @@ def reached(*files: Path) -> set[Path]:
 
 def _imported(file: Path) -> Iterable[Path]:
     for _, dots, rooms, name in RELATIVE_IMPORT.findall(file.read_text(encoding="utf-8")):
-        path = file.parents[len(dots) - 1].joinpath(*rooms.split(".")[:-1], f"{name}.py")
-        if MODELING in path.parents:
-            yield path
+        yield file.parents[len(dots) - 1].joinpath(*rooms.split(".")[:-1], f"{name}.py")
 
 
 def flat(text: str) -> str:
