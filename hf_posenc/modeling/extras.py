@@ -17,10 +17,6 @@ def _compute(owner, modules, inputs, constants, compute: Callable, otherwise: Ca
     return (otherwise or compute)()
 
 
-def _as_it_is(forward: Callable) -> Callable:
-    return forward
-
-
 def _returned(scheme: Any, returned: Any, *given: Any) -> Any:
     return returned
 
@@ -36,6 +32,7 @@ class Extras:
     Attributes:
         cached: what depends on parameters alone, computed once while a model is evaluated.
         caches_on: whether it is, on a device.
+        reads_through_views: whether products with rows per distance are read where they lie, and not gathered.
         score_parts: the parts of a score term with a table, or None where they are to be gathered.
         attend: the self-attention with score terms under "sdpa", or None where whole matrices are to be computed.
         whole_attention: the attention with whole matrices, or None for PyTorch's kernel.
@@ -48,12 +45,13 @@ class Extras:
 
     cached: Callable = _compute
     caches_on: Callable = _nothing
+    reads_through_views: Callable = _nothing
     score_parts: Callable = _nothing
     attend: Callable = _nothing
     whole_attention: Callable | None = None
     flex_attention: Callable | None = None
     packing_of: Callable = _nothing
-    computes_padding_that_is_read: Callable = _as_it_is
+    computes_padding_that_is_read: Callable = lambda forward: forward
     checked_terms: Callable = _returned
     checked_rotation: Callable = _returned
     nothing_replaced: Callable = _no_check

@@ -90,7 +90,6 @@ def _relative_parts(
     if found is not None:
         return found
     batch, heads, query_length, key_length = shape
-    term = by_distance(term)
     parts = []
     rows = pair_rows(term, query_length, key_length).to(query.device)
     if term.differs_by_sequence:
@@ -112,7 +111,6 @@ def _relative_parts(
 
 def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
     """Σ_j weights_ij · value_table[rows_ij]: (batch, heads, query, key) -> (batch, heads, query, head_dim)."""
-    term = by_distance(term)
     rows = pair_rows(term, *weights.shape[-2:]).to(weights.device)[:, None].expand(weights.shape)
     table = term.value_table.to(weights.device)
     by_row = weights.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, weights)

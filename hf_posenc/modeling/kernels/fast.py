@@ -137,6 +137,7 @@ def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 EXTRAS.cached, EXTRAS.caches_on = cached, caches_on
-EXTRAS.score_parts, EXTRAS.attend, EXTRAS.whole_attention = parts_through_views, attend, whole_attention
+EXTRAS.reads_through_views, EXTRAS.score_parts = reads_through_views, parts_through_views
+EXTRAS.attend, EXTRAS.whole_attention = attend, whole_attention
 EXTRAS.flex_attention = flex_position_attention
 EXTRAS.packing_of, EXTRAS.computes_padding_that_is_read = packing_of, computes_padding_that_is_read

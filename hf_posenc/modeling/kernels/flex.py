@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from ..attention.backends import by_distance, score_bias
+from ..attention.backends import score_bias
 from ..schemes.positions import allowed
 from ..schemes.terms import RelativeTerm, SumTerm, Term
 
@@ -28,7 +28,6 @@ def score_modification(query: torch.Tensor, key: torch.Tensor, terms: list[Term]
     lookups = []
     for term in terms:
         if isinstance(term, RelativeTerm):
-            term = by_distance(term)
             rows = term.rows.to(query.device)
             if term.query_table is not None:
                 by_row = term.biased_query(query) @ term.query_table.to(query.device).transpose(-1, -2)

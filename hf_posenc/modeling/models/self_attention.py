@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from ..attention.backends import (
     attend_without_terms,
+    by_distance,
     carrying_tangents,
     dense_mask,
     eager_position_attention,
@@ -236,6 +237,8 @@ class PositionSelfAttention:
             states = content_query, key, value
             return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
 
+        if not EXTRAS.reads_through_views(query):
+            terms = [by_distance(term) for term in terms]
         value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
         if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
             logger.warning_once(
