@@ -57,6 +57,7 @@ from recorded import Runs  # noqa: E402
 from records import check_writable, write_json  # noqa: E402
 from report import circumstances  # noqa: E402
 from run_qa import Answers, QuestionAnsweringArguments, encode  # noqa: E402
+from windows import Piece, most_context, whole, windows  # noqa: E402
 
 
 FILES = {"learned": "valid", "tested": "test"}
@@ -137,36 +138,6 @@ class FarArguments:
             raise ValueError("minutes, max_steps, names and mentions must be greater than 0, and seeds not negative")
 
 
-@dataclass(frozen=True)
-class Piece:
-    """What is read at once: tokens, and for each its place in the document, -1 for tokens that are there to be read only."""
-
-    ids: list[int]
-    places: list[int]
-
-
-def whole(ids: list[int]) -> list[Piece]:
-    return [Piece(ids, [*range(len(ids))])]
-
-
-def windows(ids: list[int], size: int, shared: int, beginning: int = 0) -> list[Piece]:
-    """Windows of `size` tokens, special tokens counted.
-
-    Args:
-        shared: tokens that neighbouring windows share.
-        beginning: the document's first tokens that are before each window but the first, which has them anyway.
-    """
-    first, last, inner = ids[0], ids[-1], len(ids) - 2
-    found, start, end = [], 0, 0
-    while end < inner:
-        before = min(beginning, start)
-        end = min(start + size - 2 - before, inner)
-        places = [-1] * (1 + before) + [*range(1 + start, 1 + end)] + [-1]
-        found.append(Piece([first, *ids[1 : 1 + before], *ids[1 + start : 1 + end], last], places))
-        start = end - shared
-    return found
-
-
 def padded(rows: list[list[int]], value: int = 0) -> torch.Tensor:
     return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
@@ -185,17 +156,6 @@ class Tagger(nn.Module):
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(self.encoder.device)):
             states = self.encoder(input_ids=ids, attention_mask=mask).last_hidden_state
         return self.head(states.float())
-
-
-def most_context(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
-    """By place in the document, the piece and the token of it that have most context on the side that has less."""
-    best: dict[int, tuple[int, int, int]] = {}
-    for number, piece in enumerate(pieces):
-        for token, place in enumerate(piece.places):
-            context = min(token, len(piece.ids) - 1 - token)
-            if place >= 0 and context > best.get(place, (-1,))[0]:
-                best[place] = context, number, token
-    return {place: (number, token) for place, (_, number, token) in best.items()}
 
 
 def band_of(distance: int) -> int:
