@@ -38,7 +38,7 @@ from hf_posenc.training import tables_and_biases
 
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research")]
+sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research", "research/long_documents")]
 
 from long_texts import read_articles  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
