@@ -24,8 +24,11 @@ from transformers.utils import logging as transformers_logging
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 # What every run on `Trainer` adds: no progress bars in its output, and no GPU to differ from the next machine.
 QUIET = ("--disable_tqdm", "true", "--use_cpu", "true")
-# What stands between Python and a script to run it in two processes on the CPU.
-LAUNCH_TWO = ("-m", "accelerate.commands.launch", "--config_file", str(ROOT / "examples" / "accelerate_ddp_cpu.yaml"))
+# What stands between Python and a script to run it in two processes on the CPU: replicas of a model, and shards of one.
+LAUNCH_TWO, LAUNCH_TWO_SHARDS = (
+    ("-m", "accelerate.commands.launch", "--config_file", str(ROOT / "examples" / f"accelerate_{kind}_cpu.yaml"))
+    for kind in ("ddp", "fsdp2")
+)
 
 
 def save_checkpoint(folder: Path, text: str, *pieces: str, dropout: float = 0.1) -> Path:

@@ -1,13 +1,16 @@
-"""A script on `Trainer` in two processes has the losses of one process with the doubled batch."""
+"""Scripts in two processes, replicas (DDP) and shards (FSDP2), have the losses of one process with as large a batch."""
 
 import json
 import random
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from scripts import LAUNCH_TWO, command, environment, save_checkpoint
+from scripts import LAUNCH_TWO, LAUNCH_TWO_SHARDS, command, environment, save_checkpoint
+from transformers import AutoModelForSequenceClassification
 
 
 pytestmark = pytest.mark.slow
@@ -59,3 +62,75 @@ def test_the_loss_is_averaged_over_the_tokens_of_both_processes(tmp_path):
     for said in ("train metrics", "'loss': ", "LOAD REPORT"):
         counts = {name: (done.stdout + done.stderr).count(said) for name, done in printed.items()}
         assert counts["one"] == counts["two"] > 0, (said, counts)
+
+
+CLASSIFIERS = {
+    # Script -> its own arguments, the losses that it wrote, and a file of a checkpoint's that is written last, of the step 10.
+    "run_classification.py": (
+        ["--use_cpu", "true", "--do_train", "--max_steps", "24", "--save_steps", "10", "--logging_steps", "1"]
+        + ["--disable_tqdm", "true", "--report_to", "none", "--ddp_find_unused_parameters", "false"],
+        losses,
+        "checkpoint-10/trainer_state.json",
+    ),
+    "run_classification_no_trainer.py": (
+        ["--cpu", "--num_train_epochs", "2", "--checkpointing_steps", "10"],
+        lambda folder: json.loads((folder / "history.json").read_text())["losses"],
+        "checkpoint/whole",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def sentences_in_order(tmp_path_factory) -> Path:
+    """A tiny checkpoint, train.csv and dev.csv; sentences are of class "yes" where "anna" comes before "bert"."""
+    folder = tmp_path_factory.mktemp("order")
+    save_checkpoint(folder / "model", " ".join(WORDS), dropout=0.0)
+    draw = random.Random(0)
+    for file, number in (("train.csv", 96), ("dev.csv", 33)):
+        rows = [draw.sample(WORDS, len(WORDS))[: draw.randint(7, 9)] for _ in range(number)]
+        rows = [[*row, *({"anna", "bert"} - {*row})] for row in rows]
+        lines = [f"{' '.join(row)},{'yes' if row.index('anna') < row.index('bert') else 'no'}" for row in rows]
+        (folder / file).write_text("\n".join(["sentence,label", *lines]) + "\n")
+    return folder
+
+
+def launched(command: list[str], cache: Path, until: Callable[[], bool] | None = None) -> str:
+    """What a command printed; with `until`, it is ended by SIGTERM when that holds, as clusters end jobs."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    process = subprocess.Popen(command, env=environment(cache), **streams)
+    while until is not None and not until():
+        assert process.poll() is None, "the run ended before it was killed"
+        time.sleep(0.001)
+    if until is not None:
+        process.terminate()
+    printed, _ = process.communicate(timeout=300)
+    assert (process.returncode == 0) == (until is None), printed
+    return printed
+
+
+@pytest.mark.parametrize("launch", [LAUNCH_TWO, LAUNCH_TWO_SHARDS], ids=["replicas", "shards"])
+@pytest.mark.parametrize("script", CLASSIFIERS)
+def test_two_processes_that_accumulate_and_are_killed_have_the_curve_of_one(
+    script, launch, sentences_in_order, tmp_path
+):
+    folder = sentences_in_order
+    own, losses_of, last_written = CLASSIFIERS[script]
+    options = ["--model_name_or_path", folder / "model", "--train_file", folder / "train.csv", *own]
+    options += ["--validation_file", folder / "dev.csv", "--learning_rate", "1e-3"]
+    options += ["--position_scheme", "absolute+deberta", "--position_learning_rate", "0.01"]
+    python, path, *_ = command(script)
+    one = [python, path, *map(str, options), "--output_dir", str(tmp_path / "one")]
+    launched([*one, "--per_device_train_batch_size", "8"], folder)
+    two = [python, *launch, path, *map(str, options), "--output_dir", str(tmp_path / "two")]
+    two += ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]
+    launched(two, folder, until=(tmp_path / "two" / last_written).exists)
+    launched(two, folder)
+    expected, found = (torch.tensor(losses_of(tmp_path / name)) for name in ("one", "two"))
+    assert len(expected) == 24 and expected.max() - expected.min() > 1e-2  # something was learned
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    weights = [
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two")
+    ]
+    assert weights[0]["bert.encoder.rel_embeddings.weight"].abs().max() > 1e-3
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, atol=1e-4, rtol=0)
