@@ -34,6 +34,7 @@ from transformers import (
 from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.distillation import has_bfloat16
+from hf_posenc.files import write_whole
 from hf_posenc.training import tables_and_biases
 
 
@@ -159,10 +160,8 @@ class Tagging:
         output = self.work_dir / "conversions" / f"{self.study.name}-{arm.scheme}-{arm.steps}"
         if not output.is_dir():
             texts = self.work_dir / "texts"
-            texts.mkdir(parents=True, exist_ok=True)
             articles = read_articles(self.data / "wikitext2" / "valid.txt", self.tokenizer.unk_token)
-            for number, article in enumerate(articles):
-                (texts / f"{number:04}.txt").write_text("\n".join(article) + "\n", encoding="utf-8")
+            write_whole({texts / f"{number:04}.txt": "\n".join(one) + "\n" for number, one in enumerate(articles)})
             convert(
                 self.source,
                 arm.scheme,
