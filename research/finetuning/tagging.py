@@ -10,42 +10,40 @@ are not there.
 """
 
 import argparse
-import math
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from litbank import FOLDS, TAGS, Encoded, Entity, counts, decode, fold, pieces_to_learn, read_works
-from torch import nn
-from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-    get_linear_schedule_with_warmup,
-    set_seed,
+from fine_tuning import (
+    DROPOUT,
+    POSITION_RATES,
+    RATES,
+    ROOT,
+    Batch,
+    Rates,
+    RateSearch,
+    autocast,
+    fine_tune,
+    is_of,
+    padded,
 )
+from litbank import FOLDS, TAGS, Encoded, Entity, counts, decode, fold, pieces_to_learn, read_works
+from long_texts import read_articles
+from minilm import packaged_minilm
+from recorded import Line, Runs
+from report import circumstances
+from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel, set_seed
+from windows import Piece, most_context, whole, windows
 
 from hf_posenc import convert
 from hf_posenc.conversion import extend
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
 from hf_posenc.training import tables_and_biases
-
-
-ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research", "research/long_documents")]
-
-from long_texts import read_articles  # noqa: E402
-from minilm import packaged_minilm  # noqa: E402
-from recorded import Line, Runs  # noqa: E402
-from report import circumstances  # noqa: E402
-from windows import Piece, most_context, whole, windows  # noqa: E402
 
 
 PIECE, LONGEST = 256, 4096
@@ -55,9 +53,6 @@ CUTS: dict[str, Callable[[list[int]], list[Piece]]] = {
     WINDOWS_512: partial(windows, size=512, shared=255),
     WHOLE: whole,
 }
-# Beyond these, a rate at the end of its range is followed one step further.
-RATES, POSITION_RATES = (1e-4, 2e-4, 4e-4), (0.003, 0.01, 0.03)
-FIRST_POSITION_RATE = 0.01
 
 
 @dataclass(frozen=True)
@@ -117,32 +112,13 @@ class Study:
     @property
     def settings(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("epochs", "batch", "rate_epochs", "trained_length")}
-        return {**own, "piece": PIECE, "rates": RATES, "position_rates": POSITION_RATES, "dropout": 0.1}
+        return {**own, "piece": PIECE, "rates": RATES, "position_rates": POSITION_RATES, "dropout": DROPOUT}
 
 
 STUDIES = {
     "minilm": Study("minilm", ARMS, {number: (number,) for number in range(FOLDS)}, 6, 256),
     "mpnet": Study("mpnet", OF_MPNET, {0: (0, 1)}, 4, 384, rate_epochs=1),
 }
-
-
-def groups(model: PreTrainedModel, rate: float, position_rate: float | None) -> list[dict[str, Any]]:
-    """As `PositionTrainer` groups them."""
-    named = dict(model.named_parameters())
-    positions = [named.pop(name) for name in tables_and_biases(model)]
-    return [
-        {"params": [one for one in named.values() if one.ndim > 1], "lr": rate, "weight_decay": 0.01},
-        {"params": [one for one in named.values() if one.ndim <= 1], "lr": rate, "weight_decay": 0.0},
-        {"params": positions, "lr": rate if position_rate is None else position_rate, "weight_decay": 0.0},
-    ]
-
-
-def padded(rows: list[list[int]], value: int) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
-
-
-def autocast() -> torch.autocast:
-    return torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(torch.device("cpu")))
 
 
 class Tagging:
@@ -186,35 +162,21 @@ class Tagging:
         return AutoModelForTokenClassification.from_pretrained(self.source, **changed, **flags)
 
     def train(
-        self, name: str, works: list[Encoded], seed: int, rate: float, position_rate: float | None, epochs: float
+        self, name: str, works: list[Encoded], seed: int, rates: Rates, epochs: float
     ) -> tuple[PreTrainedModel, list[float]]:
         """A fine-tuned model, and its mean loss of each epoch."""
         set_seed(seed)
-        model = self.model(name).train()
+        model = self.model(name)
         pieces = [piece for work in works for piece in pieces_to_learn(work, PIECE)]
         batch = self.study.batch
-        per_epoch = math.ceil(len(pieces) / batch)
-        steps = round(per_epoch * epochs)
-        optimizer = torch.optim.AdamW(groups(model, rate, position_rate), fused=True)
-        schedule = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
-        generator, losses = torch.Generator().manual_seed(seed), []
-        order: list[int] = []
-        for _ in range(steps):
-            order = order or torch.randperm(len(pieces), generator=generator).tolist()
-            chosen, order = [pieces[index] for index in order[:batch]], order[batch:]
-            ids = padded([ids for ids, _ in chosen], self.tokenizer.pad_token_id)
-            mask = padded([[1] * len(ids) for ids, _ in chosen], 0)
-            with autocast():
-                labels = padded([labels for _, labels in chosen], -100)
-                loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        means = [sum(part) / len(part) for at in range(0, steps, per_epoch) if (part := losses[at : at + per_epoch])]
-        return model.eval(), means
+        return model, fine_tune(model, pieces, self.collate, batch=batch, epochs=epochs, rates=rates, seed=seed)
+
+    def collate(self, pieces: list[tuple[list[int], list[int]]]) -> Batch:
+        return {
+            "input_ids": padded([ids for ids, _ in pieces], self.tokenizer.pad_token_id),
+            "attention_mask": padded([[1] * len(ids) for ids, _ in pieces], 0),
+            "labels": padded([labels for _, labels in pieces], -100),
+        }
 
     def f1_of_pieces(self, model: PreTrainedModel, works: list[Encoded]) -> float:
         """Of pieces that do not overlap, as they are trained on."""
@@ -267,98 +229,46 @@ class Plan:
     def __init__(self, tagging: Tagging, runs: Runs):
         self.tagging, self.study, self.runs = tagging, tagging.study, runs
 
-    def rates_to_try(self, name: str) -> Iterator[tuple[float, float | None]]:
-        """Rates of fold 0 that have no run yet, one after the other: rates of the model at the first rate of positions, then of positions.
-
-        What comes next depends on what was found: a rate at the end of its range is followed one step further.
-        """
-        has_tables = self.has_tables(name)
-        position = FIRST_POSITION_RATE if has_tables else None
-        yield from self._line(
-            name, [(rate, position) for rate in RATES], lambda pair, by: (pair[0] * by, pair[1]), 2.0
-        )
-        if has_tables:
-            rate = self.best(name)[0]
-            middle = [(rate, position) for position in POSITION_RATES]
-            yield from self._line(name, middle, lambda pair, by: (pair[0], pair[1] * by), 10 / 3)
-
-    def _line(self, name: str, pairs: list, further: Callable, factor: float) -> Iterator[tuple[float, float | None]]:
-        tried = self.tried(name)
-        for pair in pairs:
-            if pair not in tried:
-                yield pair
-        tried = self.tried(name)
-        best = max(pairs, key=tried.__getitem__)
-        if best in (pairs[0], pairs[-1]):
-            beyond = further(best, factor if best == pairs[-1] else 1 / factor)
-            beyond = tuple(float(f"{one:.3g}") if one else None for one in beyond)
-            if beyond not in tried:
-                yield beyond
-
-    def tried(self, name: str) -> dict[tuple[float, float | None], float]:
-        return {
-            (run["rate"], run["position_rate"]): run["f1"]
-            for run in self.runs.read()
-            if run["study"] == self.study.name and run["arm"] == name and "f1" in run
-        }
-
-    def best(self, name: str) -> tuple[float, float | None]:
-        tried = self.tried(name)
-        return max(tried, key=tried.__getitem__)
-
-    def has_tables(self, name: str) -> bool:
-        return bool(tables_and_biases(self.tagging.model(name)))
+    def search(self, name: str) -> RateSearch:
+        return RateSearch(self.runs, {"arm": name})
 
     def to_run(self, name: str, folds: list[int]) -> list[tuple[int, int]]:
         """Folds and seeds that have no run yet."""
         made = {
-            (run["fold"], run["seed"])
-            for run in self.runs.read()
-            if run["study"] == self.study.name and run["arm"] == name and "readings" in run
+            (run["fold"], run["seed"]) for run in self.runs.read() if "readings" in run and is_of(run, {"arm": name})
         }
-        return [
-            (number, seed)
-            for number, seeds in self.study.seeds.items()
-            if number in folds
-            for seed in seeds
-            if (number, seed) not in made
-        ]
+        planned = [(number, seed) for number in folds for seed in self.study.seeds.get(number, ())]
+        return [one for one in planned if one not in made]
 
     def run(self, names: list[str], folds: list[int]) -> None:
         """Rates first, then folds, one after the other for all arms."""
         for name in names:
             if not self.study.arms[name].rates_of:
-                for rate, position_rate in self.rates_to_try(name):
-                    self.record(name, 0, 0, rate, position_rate)
+                has_tables = bool(tables_and_biases(self.tagging.model(name)))
+                for rates in self.search(name).to_try(has_tables):
+                    self.record(name, 0, 0, rates)
         for number in folds:
             for name in names:
                 for _, seed in self.to_run(name, [number]):
-                    self.record(name, number, seed, *self.best(self.study.arms[name].rates_of or name), tests=True)
+                    rates = self.search(self.study.arms[name].rates_of or name).best()
+                    self.record(name, number, seed, rates, tests=True)
 
-    def record(
-        self, name: str, number: int, seed: int, rate: float, position_rate: float | None, tests: bool = False
-    ) -> None:
+    def record(self, name: str, number: int, seed: int, rates: Rates, tests: bool = False) -> None:
         """Fine-tune, measure, and add a line."""
         tagging, study = self.tagging, self.study
-        works = dict(zip(("trained", "developed", "tested"), fold(tagging.works, number)))
-        if study.arms[name].steps is not None:
-            tagging.converted(name)  # its time is in its report
+        trained, developed, tested = fold(tagging.works, number)
         epochs = study.epochs * study.arms[name].times if tests else study.rate_epochs
         began = time.process_time()
-        model, losses = tagging.train(name, works["trained"], seed, rate, position_rate, epochs)
-        line: Line = {"study": study.name, "arm": name, "fold": number, "seed": seed, "rate": rate}
-        line |= {"position_rate": position_rate, "losses": losses, "core_seconds": time.process_time() - began}
-        developed = tagging.f1_of_pieces(model, works["developed"])
+        model, losses = tagging.train(name, trained, seed, rates, epochs)
+        line: Line = {"arm": name, "fold": number, "seed": seed, "rate": rates[0], "position_rate": rates[1]}
+        line |= {"losses": losses, "core_seconds": time.process_time() - began}
+        score = tagging.f1_of_pieces(model, developed)
         if tests:
-            line |= {"developed": developed, "readings": tagging.test(name, model, works["tested"])}
+            line |= {"developed": score, "readings": tagging.test(name, model, tested)}
         else:
-            line |= {"f1": developed}
-        line["bfloat16"] = has_bfloat16(torch.device("cpu"))
-        self.runs.add(line)
-        print(
-            f"{name}, fold {number}, seed {seed}, {rate}, {position_rate}: F1 of development {developed:.4f}",
-            flush=True,
-        )
+            line |= {"searched": score}
+        self.runs.add({**line, "bfloat16": has_bfloat16(torch.device("cpu"))})
+        print(f"{name}, fold {number}, seed {seed}, rates {rates}: F1 of development {score:.4f}", flush=True)
 
 
 def main() -> None:
@@ -385,7 +295,7 @@ def main() -> None:
     if options.remaining:
         for name in names:
             left = plan.to_run(name, options.folds)
-            print(f"{name}: {len(plan.tried(name))} rates tried, {len(left)} runs left")
+            print(f"{name}: {len(plan.search(name).tried())} rates tried, {len(left)} runs left")
         return
     plan.run(names, options.folds)
 
