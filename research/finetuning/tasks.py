@@ -1,0 +1,259 @@
+"""Tasks with labels where little is expected of positions: sentences, and turns of meetings for a query; the second half of plan.md.
+
+    python research/finetuning/tasks.py --data DATA               # hours; the same command goes on where it stopped
+    python research/finetuning/tasks.py --data DATA --tasks cola --arms control
+
+DATA holds qmsum, sst2, cola and stsb. A run is a line of tasks.jsonl: of a rate, with its score on a tenth of the training data, or of a seed, with what was
+predicted of the test. Each run takes one thread.
+"""
+
+import argparse
+import csv
+import gzip
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from fine_tuning import DROPOUT, POSITION_RATES, RATES, Batch, Rates, RateSearch, autocast, fine_tune, is_of
+from minilm import packaged_minilm
+from recorded import Line, Runs
+from report import circumstances
+from scipy.stats import spearmanr
+from sklearn.metrics import matthews_corrcoef
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+
+from hf_posenc.training import tables_and_biases
+
+
+ARMS = ("control", "absolute+t5", "absolute+deberta")
+SEEDS = (0, 1, 2)
+LENGTH = 256
+# Turns of the same meeting for a query: that answer, and that do not, at most, in training and in the test.
+TURNS = {"train": (2, 6), "val": (10, 90)}
+
+
+class Row(NamedTuple):
+    """A text or a pair, its label, and which query it belongs to, where rows are ranked."""
+
+    texts: tuple[str, ...]
+    label: float
+    group: int = 0
+
+
+def tsv(file: Path) -> list[list[str]]:
+    return [*csv.reader(file.read_text(encoding="utf-8").splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)]
+
+
+def sst2(data: Path, number: int) -> tuple[list[Row], list[Row]]:
+    train, test = (
+        [Row((text,), float(label)) for label, text in tsv(data / "sst2" / f"{name}.tsv")[1:]]
+        for name in ("train", "dev")
+    )
+    return random.Random(0).sample(train, number), test
+
+
+def cola(data: Path) -> tuple[list[Row], list[Row]]:
+    """Development data are a tenth of the training data here as elsewhere; val.tsv is not read."""
+    return tuple(
+        [Row((row[3],), float(row[1])) for row in tsv(data / "cola" / f"{name}.tsv")] for name in ("train", "dev")
+    )
+
+
+def stsb(data: Path) -> tuple[list[Row], list[Row]]:
+    """There is no training file: dev.csv is learned, test.csv is tested. Labels from 0 to 1."""
+    files = [data / "stsb" / f"stsb-en-{name}.csv" for name in ("dev", "test")]
+    return tuple(
+        [
+            Row((first, second), float(label) / 5)
+            for first, second, label in csv.reader(file.open(encoding="utf-8", newline=""))
+        ]
+        for file in files
+    )
+
+
+def qmsum(data: Path) -> tuple[list[Row], list[Row]]:
+    """Turns for queries, of which it is known which turns answer; meetings of `train` are learned, those of `val` tested."""
+    with gzip.open(data / "qmsum" / "documents.jsonl.gz", "rt", encoding="utf-8") as file:
+        meetings = {meeting["id"]: meeting for meeting in map(json.loads, file)}
+    sides: dict[str, list[Row]] = {"train": [], "val": []}
+    queries = (data / "qmsum" / "queries.jsonl").read_text(encoding="utf-8").splitlines()
+    for number, query in enumerate(map(json.loads, queries)):
+        meeting, spans = meetings[query["document"]], query["relevant_turns"] or ()
+        right = {turn for first, last in spans for turn in range(int(first), int(last) + 1)}
+        texts = [": ".join(turn) for turn in meeting["turns"]]
+        # Turns of a word or two answer nothing, whatever they stand between.
+        long = [turn for turn, text in enumerate(texts) if len(text.split()) >= 8]
+        right, wrong = [one for one in long if one in right], [one for one in long if one not in right]
+        draw = random.Random(number)
+        if not right or not wrong:
+            continue
+        right, wrong = (
+            draw.sample(turns, min(most, len(turns))) for turns, most in zip((right, wrong), TURNS[meeting["split"]])
+        )
+        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 1.0, number) for turn in right]
+        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 0.0, number) for turn in wrong]
+    return sides["train"], sides["val"]
+
+
+def accuracy(rows: Sequence[Row], scores: np.ndarray) -> float:
+    return float(np.mean((scores > 0) == labels(rows)))
+
+
+def matthews(rows: Sequence[Row], scores: np.ndarray) -> float:
+    return float(matthews_corrcoef(labels(rows), scores > 0))
+
+
+def rank_correlation(rows: Sequence[Row], scores: np.ndarray) -> float:
+    return float(spearmanr(labels(rows), scores).statistic)
+
+
+def mean_reciprocal_rank(rows: Sequence[Row], scores: np.ndarray) -> float:
+    """Over queries: 1 / the rank of the first turn that answers."""
+    groups, right = np.array([row.group for row in rows]), labels(rows) == 1
+    ranks = []
+    for group in np.unique(groups):
+        own = groups == group
+        if right[own].any():
+            ranks.append(1 + int((scores[own] > scores[own][right[own]].max()).sum()))
+    return float(np.mean(1 / np.array(ranks)))
+
+
+def labels(rows: Sequence[Row]) -> np.ndarray:
+    return np.array([row.label for row in rows])
+
+
+@dataclass(frozen=True)
+class Task:
+    """Rows to learn and to test, and what is measured.
+
+    Attributes:
+        classes: 2, learned by cross entropy and scored by the difference of their logits; or 1, a number, learned by squares.
+    """
+
+    rows: Callable[[Path], tuple[list[Row], list[Row]]]
+    score: Callable[[Sequence[Row], np.ndarray], float]
+    epochs: int
+    measured: str
+    classes: int = 2
+
+
+TASKS = {
+    "qmsum": Task(qmsum, mean_reciprocal_rank, 1, "mean reciprocal rank"),
+    "stsb": Task(stsb, rank_correlation, 4, "Spearman", classes=1),
+    "cola": Task(cola, matthews, 2, "Matthews"),
+    "sst2, 1,000": Task(lambda data: sst2(data, 1000), accuracy, 4, "accuracy"),
+    "sst2, 10,000": Task(lambda data: sst2(data, 10_000), accuracy, 1, "accuracy"),
+}
+
+
+def apart(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """The training data and a tenth of it to choose rates on; rows of a query stay together."""
+    groups = sorted({row.group for row in rows})
+    if len(groups) > 1:
+        chosen = set(random.Random(1).sample(groups, len(groups) // 10))
+        is_chosen = [row.group in chosen for row in rows]
+    else:
+        numbers = set(random.Random(1).sample(range(len(rows)), len(rows) // 10))
+        is_chosen = [number in numbers for number in range(len(rows))]
+    sides = ([row for row, own in zip(rows, is_chosen) if own == side] for side in (False, True))
+    return tuple(sides)
+
+
+class Study:
+    """The models that are fine-tuned on a task."""
+
+    def __init__(self, data: Path, source: str):
+        self.data, self.source = data, source
+        self.tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=LENGTH)
+
+    def model(self, arm: str, task: Task) -> PreTrainedModel:
+        flags: dict[str, Any] = {} if arm == "control" else {"position_scheme": arm}
+        entries = {"num_labels": task.classes, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": DROPOUT}
+        return AutoModelForSequenceClassification.from_pretrained(self.source, **entries, **flags)
+
+    def encode(self, rows: Sequence[Row]) -> Batch:
+        return self.tokenizer(
+            *map(list, zip(*(row.texts for row in rows))), truncation=True, padding=True, return_tensors="pt"
+        )
+
+    @torch.no_grad()
+    def scores(self, model: PreTrainedModel, rows: Sequence[Row]) -> np.ndarray:
+        order = sorted(range(len(rows)), key=lambda number: sum(map(len, rows[number].texts)))
+        found = np.zeros(len(rows))
+        for start in range(0, len(order), 32):
+            own = order[start : start + 32]
+            with autocast():
+                logits = model(**self.encode([rows[number] for number in own])).logits.float()
+            found[own] = (logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0)).numpy()
+        return found
+
+    def train(
+        self, arm: str, task: Task, rows: list[Row], rates: Rates, seed: int
+    ) -> tuple[PreTrainedModel, list[float]]:
+        """A fine-tuned model, and its mean loss of each epoch."""
+        set_seed(seed)
+        model = self.model(arm, task)
+
+        def collate(chosen: Sequence[Row]) -> Batch:
+            wanted = torch.tensor([row.label for row in chosen])
+            return {**self.encode(chosen), "labels": wanted if task.classes == 1 else wanted.long()}
+
+        return model, fine_tune(model, rows, collate, batch=16, epochs=task.epochs, rates=rates, seed=seed)
+
+
+def run(study: Study, runs: Runs, name: str, arm: str) -> None:
+    """Rates first, then seeds."""
+    task, keys = TASKS[name], {"task": name, "arm": arm}
+    learned, tested = task.rows(study.data)
+    rest, developed = apart(learned)
+
+    def record(rows: list[Row], rates: Rates, seed: int, measure: Callable[[PreTrainedModel], Line]) -> None:
+        began = time.process_time()
+        model, losses = study.train(arm, task, rows, rates, seed)
+        line: Line = {**keys, "seed": seed, "rate": rates[0], "position_rate": rates[1], "losses": losses}
+        line |= {"core_seconds": time.process_time() - began, **measure(model)}
+        runs.add(line)
+        print(f"{name}, {arm}, seed {seed}, rates {rates}: {line.get('searched', line.get('tested')):.4f}", flush=True)
+
+    def searched(model: PreTrainedModel) -> Line:
+        return {"searched": task.score(developed, study.scores(model, developed))}
+
+    def test(model: PreTrainedModel) -> Line:
+        scores = study.scores(model, tested)
+        return {"tested": task.score(tested, scores), "scores": [float(f"{score:.4g}") for score in scores]}
+
+    search = RateSearch(runs, keys)
+    for rates in search.to_try(bool(tables_and_biases(study.model(arm, task)))):
+        record(rest, rates, 0, searched)
+    made = {found["seed"] for found in runs.read() if "tested" in found and is_of(found, keys)}
+    for seed in SEEDS:
+        if seed not in made:
+            record(rest, search.best(), seed, test)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS])
+    parser.add_argument("--model", help="folder of the checkpoint; default: the packaged MiniLM")
+    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {"epochs": {name: task.epochs for name, task in TASKS.items()}, "batch": 16, "length": LENGTH}
+    settings |= {"rates": RATES, "position_rates": POSITION_RATES, "dropout": DROPOUT, **circumstances()["versions"]}
+    runs = Runs(options.output_dir / "tasks.jsonl", settings)
+    study = Study(options.data, options.model or packaged_minilm())
+    for name in options.tasks:
+        for arm in options.arms:
+            run(study, runs, name, arm)
+
+
+if __name__ == "__main__":
+    main()
