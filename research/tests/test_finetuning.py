@@ -1,0 +1,160 @@
+"""The study of fine-tuning: what is read of LitBank, how works are cut and counted, and which rates are tried."""
+
+import random
+
+import fine_tuning
+import finetuning_tables as tables
+import numpy as np
+import pytest
+import tagging
+import tasks
+import torch
+from litbank import TAGS, Encoded, Entity, Work, counts, decode, outermost, pieces_to_learn, read_work
+from minilm import packaged_minilm
+from recorded import Runs
+from transformers import AutoTokenizer
+
+
+TOKENIZER = AutoTokenizer.from_pretrained(packaged_minilm())
+
+
+def work(number: int = 400) -> Work:
+    draw = random.Random(0)
+    words = draw.choices(
+        ["Anna", "internationalisation", "of", "Rome", "sees", "the", "extraordinarily", "town"], k=number
+    )
+    entities, at = [], 0
+    while at + 9 < number:
+        entities.append(Entity(at, at + draw.randrange(6), draw.choice(("PER", "GPE"))))
+        at = entities[-1].last + draw.randint(1, 4)
+    return Work("drawn", words, entities)
+
+
+def test_tags_are_decoded_as_they_are_made():
+    assert decode([TAGS[tag] for tag in work().tags]) == work().entities
+    # An I without its B begins a span, and so does another class.
+    assert decode(["I-PER", "I-PER", "O", "B-FAC", "I-GPE", "B-GPE"]) == [
+        Entity(0, 1, "PER"), Entity(3, 3, "FAC"), Entity(4, 4, "GPE"), Entity(5, 5, "GPE")
+    ]  # fmt: skip
+
+
+def test_entities_of_all_columns_are_read_but_those_inside_others(tmp_path):
+    file = tmp_path / "1_book_brat.tsv"
+    rows = ["the\tO\tB-PER", "aunt\tO\tI-PER", "of\tO\tI-PER", "Anna\tB-PER\tI-PER", "", "Rome\tO\tB-GPE"]
+    file.write_text("".join(f"{row}\tO\tO\t\n" if row else "\n" for row in rows))
+    found = read_work(file)
+    assert found.words == ["the", "aunt", "of", "Anna", "Rome"] and found.name == "1_book"
+    assert found.entities == [Entity(0, 3, "PER"), Entity(4, 4, "GPE")]
+    assert outermost({Entity(2, 3, "LOC"), Entity(2, 3, "FAC")}) == [Entity(2, 3, "FAC")]
+    assert [found.is_name(one) for one in (Entity(0, 3, "PER"), Entity(2, 3, "PER"), Entity(2, 2, "PER"))] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_pieces_have_every_word_once_and_no_entity_that_a_cut_divides():
+    encoded = Encoded.of(work(), TOKENIZER)
+    pieces = pieces_to_learn(encoded, 64)
+    assert all(len(ids) <= 64 and len(ids) == len(labels) for ids, labels in pieces)
+    assert [token for ids, _ in pieces for token in ids[1:-1]] == encoded.ids[1:-1]
+    learned, word, cuts = {}, 0, 0
+    for ids, labels in pieces:
+        tokens = TOKENIZER.convert_ids_to_tokens(ids)
+        for index in range(1, len(ids) - 1):
+            if tokens[index].startswith("##"):
+                assert labels[index] == -100
+            else:
+                learned[word] = labels[index]
+                word += 1
+        cuts += 1
+        assert labels[0] == labels[-1] == -100
+    left_out = {word for word, label in learned.items() if label == -100}
+    divided = [one for one in encoded.work.entities if left_out & {*range(one.first, one.last + 1)}]
+    assert left_out == {word for one in divided for word in range(one.first, one.last + 1)}
+    assert 0 < len(divided) < cuts and len(encoded.work.entities) > 3 * len(divided)
+    assert all(label in (-100, encoded.work.tags[word]) for word, label in learned.items())
+
+
+def test_counts_are_by_where_an_entity_begins():
+    encoded = Encoded.of(work(800), TOKENIZER)
+    entities = encoded.work.entities
+    wrong = Entity(entities[0].first, entities[0].last, "VEH")
+    table = counts(encoded, [wrong, *entities[2:]])
+    assert table[0][1:] == [1, 2] and all(row[1:] == [0, 0] for row in table[1:]) and len(table) > 2
+    beyond = sum(encoded.starts[one.first] >= 512 for one in entities)
+    assert sum(row[0] for row in table[1:]) == beyond > 0
+    names = counts(encoded, entities, names=True)
+    assert sum(row[0] for row in names) == sum(map(encoded.work.is_name, entities)) < len(entities)
+
+
+class Reads(torch.nn.Module):
+    """A tagger that is right where a token has ten tokens on both sides, or the work's end, and says so by the class."""
+
+    def forward(self, input_ids, attention_mask):
+        length = attention_mask.sum(1)
+        index = torch.arange(input_ids.shape[1])[None]
+        central = (index >= 10) & (index < length[:, None] - 10)
+        tags = torch.where(central, TAGS.index("B-PER"), TAGS.index("B-VEH"))
+        return type("Output", (), {"logits": torch.nn.functional.one_hot(tags, len(TAGS)).float()})
+
+
+def test_each_word_is_read_from_the_most_central_window():
+    encoded = Encoded.of(work(800), TOKENIZER)
+    found = tagging.tagged(Reads(), encoded, tagging.CUTS[tagging.WINDOWS])
+    assert [one.first for one in found] == [*range(800)]
+    outside = [word for word, one in enumerate(found) if one.label == "VEH"]
+    last = len(encoded.ids)
+    assert outside == [w for w, start in enumerate(encoded.starts) if start < 10 or start >= last - 10]
+
+
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(has_tables, tmp_path):
+    def score(rates):
+        rate, position = rates
+        return -abs(np.log(rate / 8e-4)) - (abs(np.log(position / 0.003)) if position else 0)
+
+    runs = Runs(tmp_path / "runs.jsonl", {})
+    search, tried = fine_tuning.RateSearch(runs, {"arm": "one"}), []
+    runs.add({"arm": "another", "rate": 1.0, "position_rate": None, "searched": 9.0})
+    for rates in search.to_try(has_tables):
+        tried.append(rates)
+        runs.add({"arm": "one", "rate": rates[0], "position_rate": rates[1], "searched": score(rates)})
+    first = 0.01 if has_tables else None
+    assert tried[:4] == [(1e-4, first), (2e-4, first), (4e-4, first), (8e-4, first)]
+    assert tried[4:] == ([(8e-4, 0.003), (8e-4, 0.03), (8e-4, 0.0009)] if has_tables else [])
+    assert search.best() == (8e-4, 0.003 if has_tables else None)
+    assert [*search.to_try(has_tables)] == []
+
+
+def test_intervals_count_works_and_runs():
+    """Against the normal approximation of a nested design, and narrower for a paired difference."""
+    generator = np.random.default_rng(0)
+    of_runs, of_works = generator.normal(0, 0.02, (40, 1)), generator.normal(0, 0.1, (40, 20))
+    share = np.clip(0.7 + of_runs + of_works, 0, 1)
+    own = np.stack([1000 * share, 0 * share, 1000 * (1 - share)], axis=-1).round().astype(int)
+    found = tables.difference(own, None, tables.recall)
+    error = np.std(tables.recall(own), ddof=1) / np.sqrt(40)
+    assert abs(found.mean - share.mean()) < 1e-3
+    # Works are drawn within the runs that were drawn: their variance is counted twice.
+    variance = error**2 + (own[..., 0] / 1000).var(axis=1).mean() / (20 * 40)
+    assert (found.high - found.low) / 2 == pytest.approx(1.96 * variance**0.5, rel=0.08)
+    other = own + [-20, 0, 20]
+    less = tables.difference(own, other, tables.recall)
+    assert less.mean == pytest.approx(0.02) and less.high - less.low < 1e-9
+    assert tables.verdict(less) == "higher" and tables.verdict(tables.Interval(0.0, -0.01, 0.01)) == "on par"
+    assert tables.verdict(tables.Interval(0.0, -0.03, 0.01)) == "undecided"
+
+
+def test_ranks_of_turns_are_those_of_the_first_that_answers():
+    rows = [tasks.Row(("a", "b"), float(label), group) for group, label in ((1, 0), (1, 1), (1, 1), (2, 1), (2, 0))]
+    assert tasks.mean_reciprocal_rank(rows, np.array([3.0, 2.0, 1.0, 5.0, 4.0])) == pytest.approx((1 / 2 + 1) / 2)
+    assert tasks.mean_reciprocal_rank(rows, np.array([3.0, 2.0, 9.0, 4.0, 5.0])) == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_rows_of_a_query_stay_together():
+    rows = [tasks.Row(("a",), 0.0, number // 5) for number in range(200)]
+    rest, developed = tasks.apart(rows)
+    assert {row.group for row in rest} & {row.group for row in developed} == set() and len(developed) == 20
+    rest, developed = tasks.apart([row._replace(group=0) for row in rows])
+    assert len(developed) == 20 and len(rest) == 180
