@@ -108,11 +108,15 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
 
 
 @torch.no_grad()
-def sts_spearman(model: torch.nn.Module, file: Path) -> float:
-    """Spearman's correlation of the cosines of mean vectors with people's scores, over the pairs of a file."""
+def sts_spearman(model: torch.nn.Module, file: Path, source: str | Path | None = None) -> float:
+    """Spearman's correlation of the cosines of mean vectors with people's scores, over the pairs of a file.
+
+    Args:
+        source: whose tokenizer it is; default: the packaged MiniLM's.
+    """
     with file.open(encoding="utf-8", newline="") as opened:
         rows = [*csv.reader(opened)]
-    tokenizer, vectors = AutoTokenizer.from_pretrained(packaged_minilm()), []
+    tokenizer, vectors = AutoTokenizer.from_pretrained(source or packaged_minilm()), []
     texts = [text for row in rows for text in row[:2]]
     for start in range(0, len(texts), 64):
         batch = tokenizer(
