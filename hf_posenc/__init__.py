@@ -89,7 +89,7 @@ from .with_position_scheme import with_position_scheme
 
 
 if TYPE_CHECKING:
-    from .conversion import convert
+    from .conversion import convert, extend
     from .export.stock import from_stock, to_stock
     from .inspection.descriptions import inspect, schemes
 
@@ -156,6 +156,7 @@ __all__ = [
     "PosencXLMRobertaModel",
     "cache_projections",
     "convert",
+    "extend",
     "freeze_all_but_positions",
     "from_stock",
     "inspect",
@@ -174,6 +175,7 @@ __all__ = [
 # What needs more libraries than a model does is imported when it is asked for.
 _LAZY = {
     "convert": "conversion",
+    "extend": "conversion",
     "from_stock": "export.stock",
     "inspect": "inspection.descriptions",
     "schemes": "inspection.descriptions",

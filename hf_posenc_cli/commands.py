@@ -6,6 +6,7 @@ hf-posenc inspect me/minilm-t5
 hf-posenc card outputs/absolute_t5 --results results.json
 hf-posenc push outputs/absolute_t5 me/minilm-t5
 hf-posenc convert path/to/checkpoint --out outputs/t5 --position-scheme t5 --text corpus/
+hf-posenc extend path/to/checkpoint --out outputs/longer --max-length 1024
 hf-posenc compare path/to/checkpoint outputs/t5 --text other.txt
 hf-posenc export onnx outputs/t5 model.onnx
 hf-posenc export stock outputs/t5 outputs/mpnet
@@ -206,7 +207,7 @@ Text = Annotated[
     list[str] | None,
     typer.Option(
         "--text",
-        help="A file, a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. Text of the "
+        help="A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. Text of the "
         "model's own domain keeps more of it than any other. Default: the reference of the Python language.",
     ),
 ]
@@ -296,6 +297,57 @@ def convert(
     )
     if is_first_process():
         typer.echo(f"{report.table()}\n\nwrote {out}")
+
+
+@app.command()
+def extend(
+    model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
+    *,
+    out: Annotated[Path | None, typer.Option(help="The folder to write. Required.")] = None,
+    max_length: Annotated[int, typer.Option("--max-length", help="Number of tokens that it is to read.")],
+    method: Annotated[
+        str,
+        typer.Option(
+            "--method",
+            help="chunks (the mean of the vectors of chunks; needs sentence-transformers), trained (a longer position embedding matrix, its "
+            "new rows trained), or tile, mean, interpolate (the same, untrained).",
+        ),
+    ] = "chunks",
+    text: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--text",
+            help="Your texts: a file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. It is counted how "
+            "many are longer than before, and 'trained' learns from them. Default: none, and the reference of the Python language.",
+        ),
+    ] = None,
+    trained_length: Annotated[
+        int | None,
+        typer.Option(
+            "--trained-length",
+            help="Number of tokens that it reads now. Default: sentence-transformers' max_seq_length, else the tokenizer's "
+            "model_max_length, else the number of its positions.",
+        ),
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", help="Budget of the training. Default: 800.")] = None,
+    max_minutes: Annotated[float | None, typer.Option("--max-minutes", help="Budget of the training.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+) -> None:
+    """Read longer texts; short texts keep their vectors.
+
+    That is checked before anything is written. Texts beyond the old length are no longer cut off, and have
+    other vectors than before. For models with learned absolute positions (BERT, RoBERTa, MPNet and their relatives).
+    """
+    if out is None:
+        raise typer.BadParameter("Missing option '--out'.")
+    from hf_posenc.conversion import extend
+    from hf_posenc.conversion.distillation import is_first_process
+
+    training = {"max_steps": max_steps, "max_minutes": max_minutes, "seed": seed, "resume": resume}
+    found = extend(model, max_length, output=out, method=method, text=text, trained_length=trained_length, **training)
+    if is_first_process():
+        typer.echo(f"{found}\n\nwrote {out}")
 
 
 @app.command()

@@ -69,6 +69,7 @@ class TestHelp:
             "push",
             "card",
             "convert",
+            "extend",
             "compare",
             "plot",
             "report",
@@ -81,7 +82,8 @@ class TestHelp:
         assert run("") == (code, out, "")
 
     @pytest.mark.parametrize(
-        "command", ["schemes", "check-scheme", "inspect", "push", "card", "convert", "compare", "plot", "report"]
+        "command",
+        ["schemes", "check-scheme", "inspect", "push", "card", "convert", "extend", "compare", "plot", "report"],
     )
     def test_explains_every_argument_and_option(self, command, run):
         code, out, _ = run(f"{command} --help")
@@ -94,6 +96,7 @@ class TestHelp:
             "push": 6,
             "card": 8,
             "convert": 20,
+            "extend": 10,
             "compare": 4,
             "plot": 3,
             "report": 4,

@@ -3,7 +3,8 @@
 from .calibration import calibrate
 from .converting import compare, convert
 from .distillation import Distillation, Diverged, distill
-from .extension import extend
+from .extending import Extension, extend
+from .longer_tables import lengthen
 from .report import ConversionReport
 from .start import start
 
@@ -11,11 +12,13 @@ from .start import start
 __all__ = [
     "Distillation",
     "Diverged",
+    "Extension",
     "ConversionReport",
     "calibrate",
     "compare",
     "convert",
     "distill",
     "extend",
+    "lengthen",
     "start",
 ]

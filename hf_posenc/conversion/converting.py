@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from .checkpoints import (
     make_student,
 )
 from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
-from .extension import METHODS, extend, stride_of
+from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
 from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
@@ -116,6 +116,7 @@ class Conversion:
 
     Attributes:
         documents, held_out: text to learn from, and to measure on.
+        check: what the converted model is given before it is written; it may raise a ValueError.
     """
 
     checkpoint: Checkpoint
@@ -126,6 +127,7 @@ class Conversion:
     documents: list[str]
     held_out: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
+    check: Callable[[PreTrainedModel], None] | None = None
 
     @classmethod
     def of(
@@ -202,7 +204,7 @@ class Conversion:
         table = inspection.longest_sequence(variant_config(source.config, self.position_scheme, **self.flags))
         # An original without a table may read further than its config has positions.
         if self.distillation.reaches_further or (table is not None and table < self.distillation.max_length):
-            source = extend(source, self.distillation.max_length, trained, self.arguments.extend)
+            source = lengthen(source, self.distillation.max_length, trained, self.arguments.extend)
         if is_native(self.original.config, self.position_scheme, self.flags):
             return source
         return make_student(source, self.position_scheme, self.flags)
@@ -273,6 +275,8 @@ class Conversion:
         report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
         report.conclude(yardstick.left_out)
         check_finite(student, "the converted model")
+        if self.check is not None:
+            self.check(student)
         if self.output is not None and is_first_process():
             self._write(student, report)
         return student, report

@@ -106,7 +106,7 @@ class ConversionReport:
         return f"{Path(self.original).name}-{self.position_scheme}"
 
     def final(self) -> list[dict[str, Any]]:
-        """The rows of the last stage, a length each."""
+        """The rows of the last stage, a length each; none where nothing was measured."""
         return [row for row in self.rows if row["stage"] == self.rows[-1]["stage"]]
 
     @staticmethod

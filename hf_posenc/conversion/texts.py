@@ -3,14 +3,17 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
 # What a folder's text files are called.
 TEXT_FILES = {".txt", ".text", ".md", ".rst"}
+# And a file that has a text in each line.
+ROWS = ".jsonl"
 # What is read at most; a conversion of minutes sees no more.
 MAX_CHARACTERS = 20_000_000
 # The part of a text that may be words unknown to the tokenizer. In text of a model's own language they are less than one in a hundred,
@@ -29,8 +32,8 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
     """The documents of some sources, at most `MAX_CHARACTERS` of each.
 
     Args:
-        sources: files (a document each), folders (their text files), or names of data sets for `datasets`, as
-            "Salesforce/wikitext:wikitext-2-raw-v1" (a document per row of the column "text"). Default: the reference of the
+        sources: files (a document each; of a .jsonl file, each row's "text"), folders (their text files), or names of data sets for
+            `datasets`, as "Salesforce/wikitext:wikitext-2-raw-v1" (a document per row of the column "text"). Default: the reference of the
             Python language, which comes with Python.
 
     Raises:
@@ -68,6 +71,8 @@ def _documents_of(source: str) -> Iterator[str]:
         if not files:
             raise ValueError(f"the folder {source} has no files that end in {', '.join(sorted(TEXT_FILES))}")
         yield from map(_read_file, files)
+    elif path.exists() and path.suffix == ROWS:
+        yield from _texts_of(source, _loaded(source, "json", data_files=str(path)))
     elif path.exists():
         yield _read_file(path)
     elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith("."):
@@ -84,22 +89,28 @@ def _read_file(file: Path) -> str:
 
 
 def _rows_of(source: str) -> Iterator[str]:
-    try:
-        from datasets import load_dataset
-    except ImportError as error:
-        raise ImportError(
-            f"there is no file or folder {source}; to load it as a data set, pip install datasets"
-        ) from error
     name, _, config = source.partition(":")
     try:
-        rows = load_dataset(name, config or None, split="train", streaming=True)
+        rows = _loaded(source, name, config or None)
     except OSError as error:
         raise FileNotFoundError(
             f"there is no file or folder {source}, and no data set of this name can be loaded: {error}"
         ) from error
+    yield from _texts_of(source, rows)
+
+
+def _loaded(source: str, *names: str | None, **options: str) -> Iterable[dict[str, Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ImportError(f"to load {source} as a data set, pip install datasets") from error
+    return load_dataset(*names, split="train", streaming=True, **options)
+
+
+def _texts_of(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         if not isinstance(row.get("text"), str):
-            raise ValueError(f"the data set {source} has no column 'text' of strings; it has {', '.join(row)}")
+            raise ValueError(f"{source} has no column 'text' of strings; it has {', '.join(row)}")
         yield row["text"]
 
 

@@ -86,11 +86,17 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
         data = ModelCardData(tags=["hf_posenc"])
         text = (
             f"## Longer than it was\n\nThe table of positions of {report.original}, trained up to {report.trained_length} tokens, "
-            f"was lengthened to {report.max_length} by hf_posenc, which is not needed to load it. Agreement with the original on "
-            f"held-out text, all of which is in `{REPORT}`:\n\n{report.table()}"
+            f"was lengthened to {report.max_length} by hf_posenc, which is not needed to load it. "
+            f"{_agreement(report)}"
         )
         card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}\n{END}\n")
     save_card(card, folder / CARD)
+
+
+def _agreement(report: ConversionReport) -> str:
+    if not report.rows:
+        return report.said_not_measured()
+    return f"Agreement with the original on held-out text, all of which is in `{REPORT}`:\n\n{report.table()}"
 
 
 def export_onnx(model: PreTrainedModel, file: Path) -> None:

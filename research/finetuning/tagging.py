@@ -40,7 +40,7 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrai
 from windows import Piece, most_context, whole, windows
 
 from hf_posenc import convert
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
 from hf_posenc.training import tables_and_biases
@@ -195,7 +195,7 @@ class Tagging:
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
         """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; and seconds."""
-        longer = extend(model, LONGEST, self.study.trained_length) if self.study.arms[name].table else model
+        longer = lengthen(model, LONGEST, self.study.trained_length) if self.study.arms[name].table else model
         found = {}
         for reading in self.readings(name):
             reader = longer.eval() if reading == WHOLE else model

@@ -40,7 +40,7 @@ from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer
 
 from hf_posenc import convert, position_parameters
 from hf_posenc._utils import as_markdown
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.checkpoints import load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
@@ -227,7 +227,7 @@ class Contest:
         """A checkpoint with a new head or none, without dropout, for which kernels of attention are slow on CPUs."""
         source = self.converted(contestant) if contestant in CONVERTED else self.source
         model = kind.from_pretrained(source, attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0)
-        return extend(model, self.arguments.length, self.trained_length) if contestant == LONGER else model
+        return lengthen(model, self.arguments.length, self.trained_length) if contestant == LONGER else model
 
     def told(self, task: str, article: list, length: int, wording, drawn: random.Random, articles: Articles) -> list:
         """A document of at most `length` tokens, special tokens and those of a question not counted."""

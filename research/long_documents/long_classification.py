@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 
 from hf_posenc import position_parameters
 from hf_posenc._utils import as_markdown
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.inspection import longest_sequence
 
@@ -255,7 +255,7 @@ class Task:
             flags = {"position_scheme": name, "position_per_layer": True}
         encoder = AutoModel.from_pretrained(source, attention_probs_dropout_prob=0.0, **flags)
         if name in ("absolute", "absolute+t5"):
-            encoder = extend(encoder, self.longest, TRAINED_LENGTH)
+            encoder = lengthen(encoder, self.longest, TRAINED_LENGTH)
         return Classifier(encoder, self.labels, cuts.get(name, whole))
 
     def run(self, name: str, length: int, seed: int) -> Run:

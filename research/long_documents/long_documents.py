@@ -35,7 +35,7 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_posenc import convert
 from hf_posenc._utils import as_markdown
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import write_whole
@@ -438,7 +438,7 @@ class Comparison:
             self.converted(conversion.scheme, **usual | conversion.arguments, output=output, resume=True)
         model = AutoModel.from_pretrained(output)
         reach = longest_sequence(model.config)
-        return extend(model, longest, reach) if reach and reach < longest else model
+        return lengthen(model, longest, reach) if reach and reach < longest else model
 
     def converted(self, scheme: str, **arguments: Any) -> PreTrainedModel:
         """A conversion on the articles to learn from, its report measured on a little of the others."""

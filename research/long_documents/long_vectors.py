@@ -42,7 +42,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from hf_posenc import convert
 from hf_posenc._utils import as_markdown
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.checkpoints import Checkpoint, load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import whole_file, write_whole
@@ -337,7 +337,7 @@ class Comparison:
         if model == ORIGINAL:
             return original.eval()
         if method := UNTRAINED.get(model):
-            longer = extend(original, length, trained, method) if method != "interpolate" else self.strided()
+            longer = lengthen(original, length, trained, method) if method != "interpolate" else self.strided()
             return longer.eval()
         learned = self.other(file)
         again = AGAIN.fullmatch(model)

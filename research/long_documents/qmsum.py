@@ -35,7 +35,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from hf_posenc._utils import as_markdown
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import whole_file
 from hf_posenc.sentence.chunks import split
@@ -63,6 +63,7 @@ POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "DICE, softmax of norms": chunk_pooling.norm_softmax_mean,
 }
 BEST = "best chunk"
+UPGRADED = "stored vector, and chunks of the rest"
 UNTRAINED = ("tile", "mean")
 PASS_TOKENS = 8192
 CUT_OFF = 10
@@ -294,6 +295,26 @@ class Bench:
             lambda: [split(self.vectors.ids(document.ids), size, overlap, special) for document in self.documents],
         )
 
+    def rest(self, size: int, overlap: bool) -> Kept:
+        """Chunks of what the checkpoint cuts off; a document that it reads as a whole has none."""
+        special = {self.meetings.tokenizer.cls_token_id, self.meetings.tokenizer.sep_token_id}
+        rests = [document.ids[CUT - 2 :] for document in self.documents]
+        return self.vectors.kept(
+            f"rest in chunks of {size}{', overlapping' * overlap}",
+            lambda: self.original,
+            lambda: [split(self.vectors.ids(rest), size, overlap, special) if rest else [] for rest in rests],
+        )
+
+    def upgraded(self, size: int, overlap: bool) -> tuple[torch.Tensor, Kept]:
+        """A stored vector, of length 1, and the mean of the rest's chunks, each by its tokens' share."""
+        stored, rest = normalize(self.cut(CUT).vectors.float(), dim=-1), self.rest(size, overlap)
+        merged = []
+        for document, first, chunks in zip(self.documents, stored, rest.by_text(), strict=True):
+            read = min(len(document.ids), CUT - 2)
+            left = len(document.ids) - read
+            merged.append(first if not left else read * first + left * normalize(chunks.mean(dim=0), dim=-1))
+        return torch.stack(merged), rest
+
     def whole(self, name: str, model: Callable[[], PreTrainedModel], length: int) -> Kept:
         rows = [[self.vectors.ids(document.ids[: length - 2])] for document in self.documents]
         return self.vectors.kept(f"{name}, {length}", lambda: model().eval(), lambda: rows)
@@ -337,6 +358,8 @@ class Bench:
             starts = np.concatenate([[0], np.cumsum(kept.numbers.numpy())[:-1]])
             best = np.maximum.reduceat((queries @ flat.T).numpy(), starts, axis=1)
             seconds = 1000 * float(kept.seconds) / number
+            vectors, rest = self.upgraded(size, overlap)
+            yield dense(f"stored vector, and chunks of the rest {label}", UPGRADED, vectors, rest)
             yield Method(f"{BEST} {label}", BEST, best, len(flat) / number, seconds)
             yield Method(
                 f"BM25 and {BEST} {label}", f"BM25 and {BEST}", fused(words, best), len(flat) / number, seconds
@@ -344,7 +367,7 @@ class Bench:
         if self.part == "units-1024":
             for method in UNTRAINED:
                 kept = self.whole(
-                    f"longer table, {method}", lambda method=method: extend(self.original, 1024, CUT, method), 1024
+                    f"longer table, {method}", lambda method=method: lengthen(self.original, 1024, CUT, method), 1024
                 )
                 yield dense(
                     f"longer table, {method}, untrained", "longer table, untrained", kept.vectors.float(), kept

@@ -14,7 +14,7 @@ from long_prose import save_reader, write_articles
 from recorded import change_lines, read_lines
 from transformers import AutoModel
 
-from hf_posenc.conversion import extend
+from hf_posenc.conversion import lengthen
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_vectors_and_similarities_are_those_of_loops(checkpoint):
 def test_tiled_tables_read_short_texts_as_the_original_does(checkpoint):
     model = AutoModel.from_pretrained(checkpoint).eval()
     ids = [[2, *range(5, 25), 3]]
-    torch.testing.assert_close(Encoder(extend(model, 128, 32)).vectors(ids), Encoder(model).vectors(ids))
+    torch.testing.assert_close(Encoder(lengthen(model, 128, 32)).vectors(ids), Encoder(model).vectors(ids))
 
 
 def test_differences_are_between_answers_to_the_same_query():

@@ -9,7 +9,7 @@ import tiny_checkpoints
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.conversion import Distillation, Diverged, distill, distillation, extend, start
+from hf_posenc.conversion import Distillation, Diverged, distill, distillation, lengthen, start
 from hf_posenc.conversion.checkpoints import make_student
 from hf_posenc.conversion.measuring import lengths_to_measure, spearman
 from hf_posenc.conversion.targets import normalised_error, original_states, windowed_states
@@ -24,7 +24,7 @@ class TestExtend:
     @tiny.cross(method=["tile", "mean", "interpolate"], family=tiny.FAMILIES, strength=1)
     def test_rows_are_made_of_those_that_were_trained(self, family, method):
         model = tiny_checkpoints.stock(family)
-        longer = extend(model, 50, 20, method)
+        longer = lengthen(model, 50, 20, method)
         first = tiny.FAMILIES[family].family.first_position(model.config)
         old, new = (m.embeddings.position_embeddings.weight.detach()[first:] for m in (model, longer))
         assert len(new) == (60 if method == "interpolate" else 50)
@@ -45,11 +45,11 @@ class TestExtend:
 
     def test_shorter_than_it_was(self):
         model = tiny_checkpoints.stock()
-        assert extend(model, 10, 20).embeddings.position_embeddings.weight.shape == (10, 32)
+        assert lengthen(model, 10, 20).embeddings.position_embeddings.weight.shape == (10, 32)
 
     def test_a_method_that_there_is_not(self):
         with pytest.raises(ValueError, match="tile, interpolate, mean"):
-            extend(tiny_checkpoints.stock(), 50, 20, "stretch")
+            lengthen(tiny_checkpoints.stock(), 50, 20, "stretch")
 
 
 class TestTargets:

@@ -32,6 +32,13 @@ class TestReadDocuments:
         assert read_documents(["some/name:config"]) == ["one", "two"]
         assert asked == [(("some/name", "config"), {"split": "train", "streaming": True})]
 
+    def test_rows_of_a_file(self, tmp_path):
+        (tmp_path / "rows.jsonl").write_text('{"text": "one", "n": 1}\n{"text": "two\\nlines", "n": 2}\n')
+        assert read_documents([tmp_path / "rows.jsonl"]) == ["one", "two\nlines"]
+        (tmp_path / "others.jsonl").write_text('{"words": "one"}\n')
+        with pytest.raises(ValueError, match=r"others.jsonl has no column 'text' of strings; it has words"):
+            read_documents([tmp_path / "others.jsonl"])
+
     def test_a_name_that_is_nothing_is_named(self, monkeypatch):
         def load_dataset(*arguments, **keywords):
             raise ConnectionError("the Hub is far away")

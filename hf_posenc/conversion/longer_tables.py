@@ -45,7 +45,7 @@ METHODS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
-def extend(model: PreTrainedModel, length: int, trained_length: int, method: str = "tile") -> PreTrainedModel:
+def lengthen(model: PreTrainedModel, length: int, trained_length: int, method: str = "tile") -> PreTrainedModel:
     """A copy of a model whose table of absolute positions has `length` positions, made of the first `trained_length`.
 
     Rows behind those, which training never reached, are made anew. Sequences within the trained length give what they gave.

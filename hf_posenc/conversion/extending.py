@@ -1,0 +1,216 @@
+"""A checkpoint that reads longer texts, in the same space of vectors: `convert` and `in_chunks` with what suits that job.
+
+    extend("sentence-transformers/all-MiniLM-L6-v2", 1024, output="outputs/minilm-1024")
+
+Texts up to the old length keep their vectors, which is checked before anything is written. Longer ones are no longer cut off, and have
+other vectors than before.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from ..files import whole_folder
+from ..hub.folders import checked_output
+from ..modeling.schemes.table import scheme_names
+from ..sentence.folders import model_class
+from ..variants import scheme_of
+from .checkpoints import Checkpoint, check_installed, load_checkpoint
+from .converting import Conversion, ConversionArguments
+from .longer_tables import METHODS, lengthen
+from .report import ConversionReport
+from .texts import read_documents
+from .writing import write_converted
+
+
+# How texts that are longer than the checkpoint reads are given a vector.
+CHUNKS, TRAINED = "chunks", "trained"
+WAYS = (CHUNKS, TRAINED, *METHODS)
+# Texts that are checked to keep their vectors, and what is taken as kept.
+CHECKED = 8
+SAME = 1e-6
+
+
+@dataclass
+class Extension:
+    """What an extension did.
+
+    Attributes:
+        original: where the checkpoint was from.
+        method: how longer texts are read.
+        trained_length, max_length: number of tokens that it read before, and that it reads now.
+        difference: the largest difference between numbers of the vectors (of the last states, where there is no
+            sentence-transformers) before and after, for texts up to the old length.
+        lengths: number of tokens of each of the user's texts; nothing where no text was named.
+        report: of the conversion, where there was one.
+    """
+
+    original: str
+    method: str
+    trained_length: int
+    max_length: int
+    difference: float
+    lengths: list[int]
+    report: ConversionReport | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.original} reads {self.max_length} tokens, and read {self.trained_length} (method {self.method!r}).",
+            f"Texts of up to {self.trained_length} tokens keep their vectors: the largest difference is {self.difference:.1e}.",
+        ]
+        if self.lengths:
+            longer, cut = (
+                sum(one > limit for one in self.lengths) for limit in (self.trained_length, self.max_length)
+            )
+            share = f"{longer:,} of {len(self.lengths):,} texts ({longer / len(self.lengths):.1%})"
+            parts.append(f"{share} are longer and have other vectors now: embed them again.")
+            if cut:
+                parts.append(
+                    f"{cut:,} of those are longer than {self.max_length} tokens, and are still cut off there."
+                )
+        else:
+            parts.append("Longer texts have other vectors now: embed them again.")
+        return "\n".join(parts)
+
+
+def extend(
+    model: str | Path,
+    max_length: int,
+    *,
+    output: str | Path,
+    method: str = CHUNKS,
+    text: Sequence[str | Path] | None = None,
+    trained_length: int | None = None,
+    max_steps: int | None = None,
+    max_minutes: float | None = None,
+    seed: int = 0,
+    resume: bool = False,
+) -> Extension:
+    """Let a checkpoint read longer texts, with the vectors of short texts as they were.
+
+    Args:
+        model: a folder (of sentence-transformers or transformers), or a name on the Hub, of a model with learned absolute positions.
+        max_length: number of tokens that it is to read.
+        output: the folder to write; written as a whole or not at all.
+        method: "chunks": a text is read in chunks of the old length, and its vector is the mean of theirs ([`in_chunks`]; needs
+            sentence-transformers, and `trust_remote_code=True` to load it). "trained": the position embedding matrix is continued and its new
+            rows are trained. "tile", "mean", "interpolate": the matrix is continued without training.
+        text: files (a text each; of a .jsonl file, each row's "text"), folders or names of data sets. Their lengths are counted, and "trained"
+            learns from them. Default: none, and the reference of the Python language.
+        trained_length: number of tokens that it reads now. Default: sentence-transformers' `max_seq_length`, else the tokenizer's
+            `model_max_length`, else the number of rows.
+        max_steps, max_minutes, seed, resume: of the training, as for [`convert`].
+
+    Raises:
+        OSError: something cannot be read or written.
+        ValueError: a checkpoint without learned absolute positions, a wrong length or method, or texts whose vectors would not stay.
+        ImportError: a library is missing.
+    """
+    if method not in WAYS:
+        raise ValueError(f"method must be one of {', '.join(WAYS)}, got {method!r}")
+    if method != TRAINED and (max_steps or max_minutes or resume):
+        raise ValueError("max_steps, max_minutes and resume are for method='trained'")
+    output = checked_output(Path(output))
+    checkpoint = load_checkpoint(model, trained_length=trained_length)
+    check_extendable(checkpoint, max_length)
+    length = checkpoint.trained_length
+    sources = [text] if isinstance(text, str | Path) else text
+    documents, report = read_documents(sources) if sources else [], None
+    if method == CHUNKS:
+        difference = _in_chunks(checkpoint, max_length, output)
+    elif method == TRAINED:
+        arguments = ConversionArguments(
+            output=output,
+            text=sources,
+            max_length=max_length,
+            trained_length=length,
+            train="beyond",
+            max_steps=max_steps,
+            max_minutes=max_minutes,
+            seed=seed,
+            resume=resume,
+        )
+        conversion = Conversion.of(model, None, scheme_of(checkpoint.config), {}, arguments)
+        found: list[float] = []
+        conversion.check = lambda student: found.append(_difference_of_states(conversion.original, student, length))
+        _, report = conversion.run()
+        [difference] = found
+    else:
+        student = lengthen(checkpoint.model, max_length, length, method)
+        difference = _difference_of_states(checkpoint.model, student, length)
+        report = ConversionReport(checkpoint.folder.name, scheme_of(checkpoint.config), {}, length, max_length)
+        report.settings, report.not_measured = {"extend": method}, ["how well longer texts are read"]
+        write_converted(output, student.to(checkpoint.dtype), checkpoint, report)
+    lengths = [len(ids) for ids in checkpoint.tokenizer(documents, verbose=False)["input_ids"]] if documents else []
+    name = checkpoint.folder.name if Path(model).exists() else str(model)
+    return Extension(name, method, length, max_length, difference, lengths, report)
+
+
+def check_extendable(checkpoint: Checkpoint, max_length: int) -> None:
+    """Raise ValueError for a checkpoint without a position embedding matrix, and for a length that it reads already."""
+    scheme = scheme_of(checkpoint.config)
+    if "absolute" not in scheme_names(scheme):
+        raise ValueError(
+            f"the positions of this checkpoint ({scheme}) have no matrix that ends: it reads longer texts as it is. Raise the tokenizer's "
+            "model_max_length, or SentenceTransformer's max_seq_length"
+        )
+    if max_length <= checkpoint.trained_length:
+        raise ValueError(
+            f"max_length must be greater than the {checkpoint.trained_length} tokens that the checkpoint reads, got {max_length}"
+        )
+
+
+def _short_texts(model: PreTrainedModel, length: int) -> list[torch.Tensor]:
+    """Tokens at random of texts of up to `length`, the last of exactly that; each is (1, tokens)."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.linspace(3, length, CHECKED).round().int().tolist()
+    return [torch.randint(model.config.vocab_size, (1, number), generator=generator) for number in lengths]
+
+
+def _checked(difference: float) -> float:
+    if not difference <= SAME:
+        raise ValueError(f"the vectors of short texts would change, by up to {difference:.1e}: nothing was written")
+    return difference
+
+
+@torch.no_grad()
+def _difference_of_states(original: PreTrainedModel, student: PreTrainedModel, length: int) -> float:
+    """The largest difference between last states on short texts.
+
+    Raises:
+        ValueError: it is larger than rounding.
+    """
+    models = [model.base_model.eval() for model in (original, student)]
+    differences = []
+    for ids in _short_texts(original, length):
+        before, after = (model(input_ids=ids)[0] for model in models)
+        differences.append(float((after - before).abs().max()))
+    return _checked(max(differences))
+
+
+@torch.no_grad()
+def _in_chunks(checkpoint: Checkpoint, max_length: int, output: Path) -> float:
+    """Write a model of sentence-transformers that reads in chunks; the largest difference between vectors of short texts."""
+    check_installed("sentence_transformers", "sentence")
+    from sentence_transformers import SentenceTransformer  # only here: no other method needs it
+
+    from ..sentence import in_chunks
+
+    if model_class(checkpoint.folder) != "SentenceTransformer":
+        raise ValueError("method='chunks' needs a model of sentence-transformers: take 'trained', or 'tile'")
+    model = SentenceTransformer(str(checkpoint.folder), device="cpu").eval()
+    texts = _short_texts(model[0].model, checkpoint.trained_length)
+
+    def vectors() -> list[torch.Tensor]:
+        batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in texts]
+        return [model(batch)["sentence_embedding"] for batch in batches]
+
+    before = vectors()
+    in_chunks(model, checkpoint.trained_length, overlap=False, max_seq_length=max_length)
+    difference = _checked(max(float((new - old).abs().max()) for new, old in zip(vectors(), before)))
+    with whole_folder(output) as place:
+        model.save(str(place))
+    return difference

@@ -1,0 +1,162 @@
+"""hf_posenc.extend: short texts keep their vectors, longer ones are no longer cut off, and the rest of a folder stays."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import tiny_checkpoints
+import torch
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+import hf_posenc
+from hf_posenc.conversion import converting, extending, longer_tables
+from hf_posenc_cli import main
+
+
+WORDS = "the old river ran past a small house where nobody had been for years and its doors were open".split()
+
+
+def loaded(folder: Path) -> PreTrainedModel:
+    return AutoModel.from_pretrained(folder).eval()
+
+
+@tiny.cross(family=tiny.FAMILIES, method=["trained", "tile", "mean", "interpolate"], strength=1)
+def test_short_texts_keep_their_states_and_longer_ones_are_read(family, method, tmp_path):
+    folder = tiny_checkpoints.save(tmp_path / "original", family, max_position_embeddings=50)
+    text = folder.with_name("original.txt")
+    budget = {"max_steps": 2} if method == "trained" else {}
+    found = hf_posenc.extend(
+        folder, 64, output=tmp_path / "longer", method=method, text=[text], trained_length=16, **budget
+    )
+    assert (found.trained_length, found.max_length, found.difference) == (16, 64, 0.0)
+    before, after = loaded(folder), loaded(tmp_path / "longer")
+    ids = torch.randint(5, 90, (2, 16))
+    assert torch.equal(before(input_ids=ids)[0], after(input_ids=ids)[0])
+    after(input_ids=torch.randint(5, 90, (1, 64)))
+    assert AutoTokenizer.from_pretrained(tmp_path / "longer").model_max_length == 64
+    if method != "interpolate":  # which is another architecture
+        states = after.state_dict()
+        changed = [name for name, value in before.state_dict().items() if not torch.equal(value, states[name])]
+        assert [name for name in changed if "position_embeddings" not in name] == []
+
+
+@pytest.fixture
+def sentences(minilm, tmp_path):
+    """MiniLM as a folder of sentence-transformers that cuts at 32 tokens."""
+    library = pytest.importorskip("sentence_transformers", minversion="6.0")
+    model = library.SentenceTransformer(minilm, device="cpu")
+    model.max_seq_length = 32
+    model.save(str(tmp_path / "minilm"))
+    return tmp_path / "minilm"
+
+
+@pytest.mark.parametrize("method", ["chunks", "tile"])
+def test_an_index_of_short_texts_stays_and_what_was_cut_off_is_found(method, sentences, tmp_path):
+    from sentence_transformers import SentenceTransformer
+    from sklearn.neighbors import NearestNeighbors
+
+    found = hf_posenc.extend(sentences, 96, output=tmp_path / "longer", method=method)
+    before = SentenceTransformer(str(sentences), device="cpu")
+    after = SentenceTransformer(str(tmp_path / "longer"), device="cpu", trust_remote_code=method == "chunks")
+    assert before.max_seq_length == 32 and after.max_seq_length == 96 and found.difference <= 1e-6
+    short = [f"{a} {b} {c}" for a in WORDS[:8] for b in WORDS[8:] for c in ("green", "seven")]
+    stored = before.encode(short)
+    np.testing.assert_allclose(after.encode(short), stored, atol=1e-6)
+    index = NearestNeighbors(n_neighbors=5, algorithm="ball_tree").fit(stored)
+    queries = ["an old house", "a green river", "open doors"]
+    neighbours = [index.kneighbors(model.encode(queries), return_distance=False) for model in (before, after)]
+    assert np.array_equal(*neighbours)
+    # Only what was added differs, behind the old end: the old model does not see it.
+    long = [" ".join(WORDS * 2), " ".join(WORDS * 2 + ["volcano", "lava", "eruption"] * 8)]
+    assert np.array_equal(*before.encode(long))
+    index = NearestNeighbors(n_neighbors=1).fit(np.concatenate([stored, after.encode(long)]))
+    assert index.kneighbors(after.encode(["a volcano and its lava"]), return_distance=False).item() == len(short) + 1
+    assert [child.name for child in sorted(sentences.iterdir()) if child.name[0].isdigit()] == [
+        child.name for child in sorted((tmp_path / "longer").iterdir()) if child.name[0].isdigit()
+    ]
+
+
+def test_it_is_counted_how_many_texts_are_longer(sentences, tmp_path, capsys):
+    texts = [{"text": " ".join((WORDS * 9)[:number])} for number in (3, 20, 40, 60, 150)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)) + "\n")
+    with pytest.raises(SystemExit, match="0"):
+        main(
+            ["extend", str(sentences), "--out", str(tmp_path / "longer"), "--max-length", "96", "--method", "tile"]
+            + ["--text", str(tmp_path / "texts.jsonl")]
+        )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "minilm reads 96 tokens, and read 32 (method 'tile')." in printed
+    assert "the largest difference is 0.0e+00" in printed
+    assert "3 of 5 texts (60.0%) are longer and have other vectors now" in printed
+    assert "1 of those are longer than 96 tokens, and are still cut off there." in printed
+
+
+class TestErrors:
+    """Said before weights are read."""
+
+    @pytest.fixture(autouse=True)
+    def no_weights(self, monkeypatch):
+        from transformers import PreTrainedModel
+
+        monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return tiny_checkpoints.save(tmp_path / "original")
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"max_length": 32}, "max_length must be greater than the 32 tokens that the checkpoint reads, got 32"),
+            ({"method": "stretch"}, "method must be one of chunks, trained, tile, interpolate, mean, got 'stretch'"),
+            ({"method": "tile", "max_steps": 3}, "max_steps, max_minutes and resume are for method='trained'"),
+            (
+                {"method": "chunks"},
+                "method='chunks' needs a model of sentence-transformers: take 'trained', or 'tile'",
+            ),
+        ],
+    )
+    def test_what_cannot_be_is_refused(self, given, message, folder, tmp_path):
+        with pytest.raises(ValueError, match=message):
+            hf_posenc.extend(folder, **({"max_length": 64, "output": tmp_path / "out"} | given))
+        assert not (tmp_path / "out").exists()
+
+    def test_positions_without_an_end_need_no_extension(self, tmp_path):
+        tiny.build("deberta", head="Model").save_pretrained(tmp_path / "deberta")
+        tiny_checkpoints.tokenizer().save_pretrained(tmp_path / "deberta")
+        with pytest.raises(ValueError, match=r"the positions of this checkpoint \(deberta\) have no matrix that ends"):
+            hf_posenc.extend(tmp_path / "deberta", 64, output=tmp_path / "out", method="tile")
+
+
+@pytest.mark.parametrize("budget", [{"method": "tile"}, {"method": "trained", "max_steps": 1}], ids=str)
+def test_nothing_is_written_where_vectors_would_change(budget, tmp_path, monkeypatch):
+    def spoiled(*arguments):
+        model = longer_tables.lengthen(*arguments)
+        with torch.no_grad():
+            model.base_model.embeddings.position_embeddings.weight[7] += 1e-3
+        return model
+
+    for module in (extending, converting):
+        monkeypatch.setattr(module, "lengthen", spoiled)
+    folder = tiny_checkpoints.save(tmp_path / "original")
+    with pytest.raises(
+        ValueError, match=r"vectors of short texts would change, by up to .*e-\d+: nothing was written"
+    ):
+        hf_posenc.extend(folder, 64, output=tmp_path / "longer", text=tmp_path / "original.txt", **budget)
+    assert not (tmp_path / "longer").exists()
+
+
+def test_a_model_with_a_scheme_keeps_it(tmp_path):
+    model = tiny.build("absolute+deberta", head="Model", max_position_embeddings=40)
+    model.save_pretrained(tmp_path / "own")
+    tiny_checkpoints.tokenizer().save_pretrained(tmp_path / "own")
+    (tmp_path / "own.txt").write_text(tiny_checkpoints.text())
+    hf_posenc.extend(
+        tmp_path / "own", 64, output=tmp_path / "out", method="tile", trained_length=20, text=tmp_path / "own.txt"
+    )
+    longer = AutoModel.from_pretrained(tmp_path / "out").eval()
+    assert longer.config.position_scheme == "absolute+deberta" and longer.config.max_position_embeddings == 64
+    ids = torch.randint(5, 90, (2, 20))
+    assert torch.equal(longer(input_ids=ids)[0], model.eval()(input_ids=ids)[0])
