@@ -77,7 +77,7 @@ def schemes_of_the_package() -> Iterator[None]:
         table.clear()
         table.update(entries)
     schemes._parsed.cache_clear()
-    commands._with_position_flags(commands.convert)
+    commands._with_settings_and_flags(commands.convert)
     for name in {*sys.modules} - modules:
         if name.startswith(("hf_posenc_scheme_", "hf_posenc_from_checkpoint_")):
             del sys.modules[name]

@@ -4,6 +4,8 @@ A variant's class is named as the stock class with "Posenc" before it, and stand
 transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -17,10 +19,11 @@ from .modeling.models import (
     modeling_roberta,
     modeling_xlm_roberta,
 )
-from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
+from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin, check_names
 from .modeling.models.family import Family
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
 from .modeling.schemes.flags import UNPAD
+from .modeling.schemes.table import FLAGS
 
 
 # The file and the config class of every family.
@@ -87,6 +90,19 @@ def variant_config(config: PreTrainedConfig, position_scheme: str, **flags: Any)
     """
     cls = VARIANT_CONFIGS.get(type(config), type(config))
     return cls.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
+
+
+def check_flag_names(names: Iterable[str], others: Iterable[str] = ()) -> None:
+    """Raise ValueError for a misspelt flag, and TypeError for a keyword that is none: it would be an entry of the config, and change nothing.
+
+    Args:
+        others: keywords that the caller takes, for the hint.
+    """
+    check_names(names)
+    for name in names:
+        if name not in FLAGS and name != UNPAD.name:
+            nearest = difflib.get_close_matches(name, others, n=1)
+            raise TypeError(f"unexpected keyword {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
 
 
 def scheme_of(config: PreTrainedConfig) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ._utils import model_inside, module_inside
 from .change_scheme import change_scheme, check_not_wrapped, is_exported
+from .variants import check_flag_names
 
 
 def with_position_scheme(model: Any, position_scheme: str | None, *, copy: bool = False, **flags: Any) -> Any:
@@ -27,11 +28,12 @@ def with_position_scheme(model: Any, position_scheme: str | None, *, copy: bool 
         comes back as a new one, the model that it was, with this scheme; the one given stays as it is.
 
     Raises:
-        TypeError: `model` is and holds no PreTrainedModel, or a flag has the wrong type.
+        TypeError: `model` is and holds no PreTrainedModel, a flag has the wrong type, or a keyword is none.
         ValueError: the model is of another family or a class of its own, there are several, it is wrapped by PEFT or for several processes,
             dispatched by accelerate, or has had modules replaced or shared where positions go; a flag is wrong. The model is then
             as before.
     """
+    check_flag_names(flags, ["copy"])
     check_not_wrapped(module_inside(model))
     if is_exported(model):
         from .export.stock import from_stock  # only here: it needs more libraries than a model does

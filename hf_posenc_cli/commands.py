@@ -13,7 +13,7 @@ hf-posenc export stock outputs/t5 outputs/mpnet
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
-What the flags of `convert` are is read from flags.json, which `python tools/generate.py` writes from the files of the schemes; where
+What `convert` takes is read from options.json, which `python tools/generate.py` writes from `ConversionArguments` and the files of the schemes; where
 there are others (`--scheme-file`, or of installed packages), they are asked.
 """
 
@@ -33,8 +33,12 @@ import typer
 
 # What is wrong with a command line; typer has had this class under several names.
 UsageError = typer.BadParameter.__base__
+OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
 # Flag -> kind, what it is for, and an example where one is needed.
-FLAGS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("flags.json").read_text(encoding="utf-8"))
+FLAGS: dict[str, dict[str, str]] = OPTIONS["flags"]
+# Of a conversion: name -> kind, what it is for, and the default.
+SETTINGS: dict[str, dict[str, Any]] = OPTIONS["convert"]
+TYPES = {"boolean": bool, "integer": int, "number": float, "list": list[str]}
 
 app = typer.Typer(
     help="Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.",
@@ -164,25 +168,34 @@ def card(
     typer.echo(write_card(folder, results, repo, out, force, **known))
 
 
-def _option(flag: str) -> introspection.Parameter:
-    """The option of a flag, as its schemes declare it."""
-    types = {"boolean": bool, "integer": int, "number": float}
-    kind, name = FLAGS[flag]["kind"], flag.replace("_", "-")
-    names = f"--{name}/--no-{name}" if kind == "boolean" else f"--{name}"
-    annotation = Annotated[types.get(kind, str) | None, typer.Option(names, help=FLAGS[flag]["help"])]
-    return introspection.Parameter(flag, introspection.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+def _option(
+    name: str, kind: type, help: str, default: Any = None, has_opposite: bool = True
+) -> introspection.Parameter:
+    """An option of a command; of a boolean, with its opposite where it has one."""
+    dashed = name.replace("_", "-")
+    names = f"--{dashed}/--no-{dashed}" if kind is bool and has_opposite else f"--{dashed}"
+    annotation = Annotated[kind if default is not None else kind | None, typer.Option(names, help=help)]
+    return introspection.Parameter(name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _with_position_flags(command: Callable) -> Callable:
-    """A command that takes `**flags` with an option for each flag beside `position_scheme`, as they are known now."""
+def _with_settings_and_flags(command: Callable) -> Callable:
+    """A command that takes `**flags` with an option for each setting of a conversion, and for each flag beside `position_scheme`, as they are known now."""
     vars(command).pop("__signature__", None)
     own = [
         parameter
         for parameter in introspection.signature(command).parameters.values()
         if parameter.kind is not introspection.Parameter.VAR_KEYWORD
     ]
-    signature, options = introspection.Signature(), [_option(flag) for flag in FLAGS]
-    command.__signature__ = signature.replace(parameters=[*own, *options])
+    options = [
+        _option(name, TYPES.get(one["kind"], str), one["help"], one["default"], has_opposite=False)
+        for name, one in SETTINGS.items()
+    ]
+    # Lists and objects are written as one word.
+    options += [
+        _option(name, TYPES.get(one["kind"], str) if one["kind"] != "list" else str, one["help"])
+        for name, one in FLAGS.items()
+    ]
+    command.__signature__ = introspection.Signature().replace(parameters=[*own, *options])
     command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
     return command
 
@@ -214,7 +227,7 @@ Text = Annotated[
 
 
 @app.command()
-@_with_position_flags
+@_with_settings_and_flags
 def convert(
     model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
     *,
@@ -222,60 +235,6 @@ def convert(
     position_scheme: Annotated[
         str, typer.Option("--position-scheme", help="The scheme that it is to have: `hf-posenc schemes` lists them.")
     ],
-    text: Text = None,
-    held_out: Annotated[
-        list[str] | None,
-        typer.Option("--held-out", help="The same, to measure on. Default: every tenth document of the text."),
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option("--max-length", help="Number of tokens that it is to read. Default: as far as the original."),
-    ] = None,
-    trained_length: Annotated[
-        int | None,
-        typer.Option(
-            "--trained-length",
-            help="Number of tokens that the original reads well. Default: sentence-transformers' max_seq_length, else the "
-            "tokenizer's model_max_length, else its table.",
-        ),
-    ] = None,
-    extend: Annotated[
-        str,
-        typer.Option(
-            "--extend",
-            help="How a longer table of positions is made: tile, mean, or interpolate, after which positions are counted by a "
-            "stride and the model needs hf_posenc.",
-        ),
-    ] = "tile",
-    train: Annotated[
-        str,
-        typer.Option(
-            "--train",
-            help="What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.",
-        ),
-    ] = "all",
-    max_steps: Annotated[
-        int | None, typer.Option("--max-steps", help="Budget of distillation. Default: 800 steps, or --max-minutes.")
-    ] = None,
-    max_minutes: Annotated[float | None, typer.Option("--max-minutes", help="Budget of distillation.")] = None,
-    learning_rate: Annotated[
-        float | None,
-        typer.Option(
-            "--learning-rate",
-            help="Of distillation, at its highest. Default: 3e-4 for rope and tupe, else 1.5e-4.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write onnx/model.onnx beside the model, too.")] = False,
-    stock: Annotated[
-        bool,
-        typer.Option(
-            "--stock",
-            help="Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5, "
-            "deberta and rope.",
-        ),
-    ] = False,
     **flags: Any,
 ) -> None:
     """Change a trained model's positions, and keep what it knows.
@@ -286,15 +245,11 @@ def convert(
     """
     if out is None:
         raise typer.BadParameter("Missing option '--out'.")
-    from hf_posenc.conversion import convert
+    from hf_posenc.conversion import ConversionArguments, convert
     from hf_posenc.conversion.distillation import is_first_process
 
-    given = {"text": text, "held_out": held_out, "max_length": max_length, "trained_length": trained_length}
-    given |= {"extend": extend, "train": train, "max_steps": max_steps, "max_minutes": max_minutes, "seed": seed}
-    given["learning_rate"] = learning_rate
-    _, report = convert(
-        model, position_scheme, output=out, resume=resume, onnx=onnx, stock=stock, **given, **_flags_of(flags)
-    )
+    settings = {name: flags.pop(name) for name in SETTINGS}
+    _, report = convert(model, position_scheme, ConversionArguments(output=out, **settings), **_flags_of(flags))
     if is_first_process():
         typer.echo(f"{report.table()}\n\nwrote {out}")
 
@@ -492,7 +447,7 @@ def check_not_empty(arguments: list[str]) -> None:
 
 
 def _register_schemes(files: list[str]) -> None:
-    """Register the schemes of files, and give `convert` the flags of all schemes that are not in flags.json."""
+    """Register the schemes of files, and give `convert` the flags of all schemes that are not in options.json."""
     if not files and not entry_points(group="hf_posenc.schemes"):
         return
     from hf_posenc.custom_schemes import register_files
@@ -500,7 +455,7 @@ def _register_schemes(files: list[str]) -> None:
 
     register_files(files)
     FLAGS.update(flags_by_name())
-    _with_position_flags(convert)
+    _with_settings_and_flags(convert)
 
 
 def main(arguments: list[str] | None = None) -> None:

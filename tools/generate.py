@@ -12,9 +12,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from transformers import BertConfig, BertModel
@@ -23,6 +25,7 @@ import hf_posenc
 from hf_posenc import inspection
 from hf_posenc._utils import as_markdown
 from hf_posenc.checkpoint_code import code_files
+from hf_posenc.conversion import ConversionArguments
 from hf_posenc.modeling.schemes import table as schemes
 from hf_posenc.modeling.schemes.base import PositionScheme
 
@@ -40,9 +43,26 @@ import speed_tables  # noqa: E402
 from report import replace_table  # noqa: E402
 
 
-def flags_of_the_command_line(_: str) -> str:
-    """The flags that `hf-posenc convert` takes, so that its help need not import the schemes."""
-    return json.dumps(inspection.flags_by_name(), indent=2, ensure_ascii=False) + "\n"
+def options_of_the_command_line(_: str) -> str:
+    """What `hf-posenc convert` takes, so that its help need not import the schemes: settings of a conversion, and flags."""
+    options = {"convert": settings_of_a_conversion(), "flags": inspection.flags_by_name()}
+    return json.dumps(options, indent=2, ensure_ascii=False) + "\n"
+
+
+def settings_of_a_conversion() -> dict[str, dict[str, Any]]:
+    """By name: kind, default, and what its docstring says; but for the output, which has an option of another name."""
+    _, _, entries = inspect.getdoc(ConversionArguments).partition("Args:\n")
+    helps = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", entries.partition("\n\nRaises:")[0], flags=re.MULTILINE))
+    kinds = {int: "integer", float: "number", bool: "boolean", str: "string"}
+    return {
+        entry.name: {
+            "kind": kinds.get((get_args(entry.type) or [entry.type])[0], "list"),
+            "default": entry.default,
+            "help": re.sub(r"\s+", " ", helps[entry.name]),
+        }
+        for entry in fields(ConversionArguments)
+        if entry.name != "output"
+    }
 
 
 def flags(page: str) -> str:
@@ -100,7 +120,7 @@ Made = Iterator[tuple[str, Callable[[str], str]]]
 
 def of_the_code() -> Made:
     """File, and what makes its text as it should be of what it is."""
-    yield "hf_posenc_cli/flags.json", flags_of_the_command_line
+    yield "hf_posenc_cli/options.json", options_of_the_command_line
     yield "docs/schemes.md", flags
     yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | what is computed |", row_of_formulas)
     yield "docs/schemes.md", lambda page: rows_of_schemes(page, "| name | idea |", row_of_ideas)

@@ -1,7 +1,7 @@
 """A trained model's positions changed, and what it knows kept: start, extend, calibrate, distill, measure."""
 
 from .calibration import calibrate
-from .converting import compare, convert
+from .converting import ConversionArguments, compare, convert
 from .distillation import Distillation, Diverged, distill
 from .extending import Extension, extend
 from .longer_tables import lengthen
@@ -10,6 +10,7 @@ from .start import start
 
 
 __all__ = [
+    "ConversionArguments",
     "Distillation",
     "Diverged",
     "Extension",

@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.positions import t5_bucket
 from ..modeling.schemes.table import scheme_names
 from ..parameters import position_parameters
-from ..variants import family_of, variant_config
+from ..variants import check_flag_names, family_of, variant_config
 from . import digests
 from .calibration import calibrate, rotates
 from .checkpoints import (
@@ -63,14 +63,38 @@ PROJECTION_TOKENS = 1024
 
 @dataclass
 class ConversionArguments:
-    """What [`convert`] is given beside the model, the scheme and its flags, checked as far as it can be by itself.
+    """How [`convert`] goes about a conversion. These are the options of `hf-posenc convert`, too.
 
-    `convert` says what the entries are.
+    Args:
+        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written as a whole or not at all.
+        text: A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG) to learn from; may be several.
+            Text of the model's own domain keeps more of it than any other. Default: the reference of the Python language.
+        held_out: The same, to measure on. Default: every tenth document of the text.
+        max_length: Number of tokens that the model is to read. Default: as far as the original.
+        trained_length: Number of tokens that the original reads well. Default: sentence-transformers' max_seq_length, else the tokenizer's
+            model_max_length, else the number of its positions.
+        extend: How a longer position embedding matrix is made: tile, mean, or interpolate, after which positions are counted by a stride and the
+            model needs hf_posenc.
+        train: What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.
+        max_steps: Budget of distillation. Default: 800 steps, or max_minutes.
+        max_minutes: Budget of distillation, in minutes.
+        learning_rate: Of distillation, at its highest; tables and biases of positions have rates of their own. Default: 3e-4 for rope and
+            tupe, else 1.5e-4.
+        seed: Of the choice of text.
+        resume: Go on with what was interrupted, of the same weights, texts and settings (a lower learning_rate may be given); needs an output.
+        onnx: Write onnx/model.onnx, too; needs an output.
+        stock: Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5,
+            deberta, rope, and absolute with one of the first two; needs an output. What `convert` returns is the model with its scheme.
+
+    Raises:
+        OSError: the output cannot be written.
+        ValueError: a setting that cannot be.
+        ImportError: a library is missing.
     """
 
-    output: Path | None = None
-    text: list[str | Path] | None = None
-    held_out: list[str | Path] | None = None
+    output: str | Path | None = None
+    text: Sequence[str | Path] | None = None
+    held_out: Sequence[str | Path] | None = None
     max_length: int | None = None
     trained_length: int | None = None
     extend: str = "tile"
@@ -498,23 +522,10 @@ def sinusoid_flags(
 def convert(
     model: str | Path | PreTrainedModel,
     position_scheme: str,
+    arguments: ConversionArguments | None = None,
     *,
-    output: str | Path | None = None,
-    text: Sequence[str | Path] | None = None,
-    held_out: Sequence[str | Path] | None = None,
-    max_length: int | None = None,
-    trained_length: int | None = None,
-    extend: str = "tile",
-    train: str = "all",
-    max_steps: int | None = None,
-    max_minutes: float | None = None,
-    learning_rate: float | None = None,
-    seed: int = 0,
-    resume: bool = False,
-    onnx: bool = False,
-    stock: bool = False,
-    tokenizer=None,
-    **flags: Any,
+    tokenizer: Any = None,
+    **overrides: Any,
 ) -> tuple[PreTrainedModel, ConversionReport]:
     """Change the positions of a trained model, and keep what it knows.
 
@@ -522,27 +533,9 @@ def convert(
         model: a folder, a name on the Hub or a model, of transformers or sentence-transformers, with any head.
         position_scheme: the scheme that it is to have. What the checkpoint has by itself, with a greater `max_length`, gives
             a stock checkpoint with a longer table.
-        output: a folder to write it to, with tokenizer, modules of sentence-transformers, card and report; whole or not at all.
-        text: files, folders or names of data sets to learn from; best of the model's own domain. Default: the reference of
-            the Python language.
-        held_out: the same, to measure on. Default: every tenth document of `text`.
-        max_length: number of tokens that it is to read. Default: as far as the original.
-        trained_length: number of tokens that the original reads well. Default: sentence-transformers' `max_seq_length`, else
-            the tokenizer's length, else the table's.
-        extend: how a longer table is made: "tile", "interpolate" (positions are then counted by a stride, for which the plugin is
-            needed) or "mean".
-        train: "all", "positions", "beyond" (only what no text within the trained length uses) or "none".
-        max_steps, max_minutes: the budget of distillation. Default: 800 steps.
-        learning_rate: of distillation, at its highest; tables and biases of positions have rates of their own. Default: 1.5e-4, for
-            `rope` and `tupe` 3e-4.
-        seed: of the choice of text.
-        resume: go on with what was interrupted, of the same weights, texts and settings (a lower `learning_rate` may be given); needs
-            `output`.
-        onnx: write `onnx/model.onnx` too.
-        stock: choose flags that an architecture of Transformers has, and write the model as that: it loads without hf_posenc. For `t5`,
-            `deberta`, `rope`, and `absolute` beside the first two; needs `output`. What is returned is the model with its scheme.
+        arguments: output, text, lengths and budget: [`ConversionArguments`].
         tokenizer: of a model that was handed over; it stays as it is.
-        flags: every `position_*` flag.
+        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` flag.
 
     Returns:
         The model, on the CPU and in eval mode, and the report.
@@ -553,23 +546,11 @@ def convert(
         ImportError: a library is missing.
         Diverged: distillation led to numbers that are not finite.
     """
-    arguments = ConversionArguments(
-        output=output,
-        text=text,
-        held_out=held_out,
-        max_length=max_length,
-        trained_length=trained_length,
-        extend=extend,
-        train=train,
-        max_steps=max_steps,
-        max_minutes=max_minutes,
-        learning_rate=learning_rate,
-        seed=seed,
-        resume=resume,
-        onnx=onnx,
-        stock=stock,
-    )
-    return Conversion.of(model, tokenizer, position_scheme, flags, arguments).run()
+    settings = {entry.name for entry in fields(ConversionArguments)}
+    check_flag_names(overrides.keys() - settings, settings)
+    given = {name: overrides.pop(name) for name in settings & overrides.keys()}
+    arguments = replace(arguments or ConversionArguments(), **given)
+    return Conversion.of(model, tokenizer, position_scheme, overrides, arguments).run()
 
 
 def as_list(sources: str | Path | Sequence[str | Path] | None) -> list[str | Path] | None:

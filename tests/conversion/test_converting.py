@@ -3,9 +3,11 @@
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import distributed_worker as worker
 import pytest
@@ -24,7 +26,7 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import convert
-from hf_posenc.conversion import compare
+from hf_posenc.conversion import ConversionArguments, compare
 from hf_posenc.conversion.report import ConversionReport
 from hf_posenc.hub.folders import REPORT
 from hf_posenc.modeling.schemes.sinusoidal import sinusoids
@@ -577,6 +579,30 @@ class TestTokenizer:
         )
         assert (tokenizer.model_max_length, tokenizer.backend_tokenizer.to_str()) == before
         assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 48
+
+
+def test_settings_are_given_one_by_one_or_together(checkpoint, tmp_path):
+    together = ConversionArguments(output=tmp_path / "out", text=words_of(checkpoint), max_steps=1, seed=3)
+    _, first = convert(checkpoint, "t5", together)
+    _, second = convert(checkpoint, "t5", replace(together, output=None), position_buckets=8, max_steps=2)
+    assert first.settings["max_steps"] == 1 and second.settings["max_steps"] == 2 and second.settings["seed"] == 3
+    assert (tmp_path / "out").is_dir() and second.flags["position_buckets"] == 8
+    assert together.max_steps == 1 and together.output == tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "error", "message"),
+    [
+        ("max_step", TypeError, "unexpected keyword 'max_step'; did you mean 'max_steps'?"),
+        ("hidden_size", TypeError, "unexpected keyword 'hidden_size'"),
+        ("position_bucket", ValueError, "unknown flag 'position_bucket'; did you mean 'position_buckets'"),
+    ],
+)
+def test_a_keyword_that_is_neither_setting_nor_flag_is_refused(keyword, error, message, checkpoint, no_weight_is_read):
+    with pytest.raises(error, match=re.escape(message)):
+        convert(checkpoint, "t5", **{keyword: 3})
+    with pytest.raises(error, match=re.escape(message.partition(";")[0])):
+        hf_posenc.with_position_scheme(tiny_checkpoints.stock(), "t5", **{keyword: 3})
 
 
 class TestBadInput:
