@@ -360,7 +360,7 @@ class Bench:
             starts = np.concatenate([[0], np.cumsum(kept.numbers.numpy())[:-1]])
             best = np.maximum.reduceat((queries @ flat.T).numpy(), starts, axis=1)
             seconds = 1000 * float(kept.seconds) / number
-            if (size, overlap) in OF_THE_REST:
+            if (size, overlap) in OF_THE_REST and any(len(document.ids) > CUT - 2 for document in self.documents):
                 yield dense(f"{UPGRADED} {label}", UPGRADED, *self.upgraded(size, overlap))
             yield Method(f"{BEST} {label}", BEST, best, len(flat) / number, seconds)
             yield Method(

@@ -1,0 +1,155 @@
+"""qmsum.py: how meetings are divided, what is right for a query, BM25 and nDCG against loops, and the whole from the command line."""
+
+import gzip
+import json
+import math
+import random
+import sys
+
+import numpy as np
+import pytest
+import qmsum
+import torch
+from minilm import packaged_minilm
+from qmsum import Meetings, bm25, fused, ndcg, spread
+from sklearn.metrics import ndcg_score
+from transformers import AutoTokenizer
+
+
+TOKENIZER = AutoTokenizer.from_pretrained(packaged_minilm())
+WORDS = "remote control battery design price market user interface speech data budget children school policy".split()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "qmsum"
+    folder.mkdir()
+    draw, meetings, queries = random.Random(0), [], []
+    for number in range(6):
+        turns = [
+            [f"Speaker {draw.choice('AB')}", " ".join(draw.choices(WORDS, k=draw.randint(3, 60)))] for _ in range(40)
+        ]
+        meetings.append({"id": f"m{number}", "split": "val" if number < 2 else "train", "turns": turns})
+        for at in (3, 20, 33):
+            query = {"document": f"m{number}", "query": f"What about {turns[at][1][:40]}", "answer": turns[at][1]}
+            queries.append(query | {"relevant_turns": [[str(at), str(at + 1)]] if at != 33 else None})
+    with gzip.open(folder / "documents.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, meetings)) + "\n")
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)) + "\n")
+    return folder.parent
+
+
+def test_units_are_all_turns_in_their_order(data):
+    meetings = Meetings(data, TOKENIZER)
+    whole, units = meetings.documents("whole"), meetings.documents("units-256")
+    assert [document.meeting for document in whole] == [*range(6)] and len(units) > 20
+    for number, document in enumerate(whole):
+        own = [unit for unit in units if unit.meeting == number]
+        assert sum((unit.ids for unit in own), ()) == document.ids
+        assert [turn for unit in own for turn in unit.turns] == [*range(40)] == [*document.turns]
+        assert "\n".join(unit.text for unit in own) == document.text
+        assert all(len(unit.ids) <= 254 for unit in own)
+        # No unit could have taken the first turn of the next.
+        first = [len(meetings.ids[number][unit.turns[0]]) for unit in own]
+        assert all(len(unit.ids) + after > 254 for unit, after in zip(own, first[1:]))
+
+
+def test_what_is_right_for_a_query_has_one_of_its_turns(data):
+    meetings = Meetings(data, TOKENIZER)
+    units = meetings.documents("units-256")
+    found = meetings.relevant(units, "questions")
+    assert len(found) == 12 and meetings.relevant(units, "answers") == found  # a third has no turns
+    for query, own in found:
+        assert own == [
+            n for n, unit in enumerate(units) if unit.meeting == query.meeting and query.turns & {*unit.turns}
+        ]
+    whole = meetings.documents("whole")
+    assert len(meetings.relevant(whole, "answers")) == 18
+    assert len(meetings.relevant(whole, "questions")) == 12
+    assert spread([["3", "5"], ["9", "9"]]) == {3, 4, 5, 9}
+
+
+def test_bm25_is_that_of_loops():
+    draw = random.Random(0)
+    documents = [" ".join(draw.choices([*WORDS, "a"], k=draw.randint(3, 40))).title() for _ in range(15)]
+    queries = ["the PRICE of a battery", "school, school", "nothing"]
+    mean = sum(len(document.split()) for document in documents) / 15
+    expected = []
+    for query in queries:
+        scores = []
+        for document in (document.lower().split() for document in documents):
+            score = 0.0
+            for word in query.lower().replace(",", "").split():
+                having = sum(word in other.lower().split() for other in documents)
+                times = document.count(word)
+                idf = math.log(1 + (15 - having + 0.5) / (having + 0.5))
+                score += idf * times * 2.2 / (times + 1.2 * (0.25 + 0.75 * len(document) / mean))
+            scores.append(score)
+        expected.append(scores)
+    np.testing.assert_allclose(bm25(documents, queries), expected, atol=1e-12)
+
+
+def test_ndcg_is_sklearn_s_and_ranks_are_fused():
+    generator = np.random.default_rng(0)
+    similarities = generator.normal(size=(20, 30))
+    relevant = [generator.choice(30, size=number, replace=False).tolist() for number in generator.integers(1, 14, 20)]
+    truth = np.zeros((20, 30))
+    for row, own in zip(truth, relevant):
+        row[own] = 1
+    expected = [ndcg_score(t[None], s[None], k=10) for t, s in zip(truth, similarities)]
+    np.testing.assert_allclose(ndcg(similarities, relevant), expected, atol=1e-12)
+    both = fused(np.array([[3.0, 2.0, 1.0]]), np.array([[1.0, 3.0, 2.0]]))
+    np.testing.assert_allclose(both, [[1 / 61 + 1 / 63, 1 / 62 + 1 / 61, 1 / 63 + 1 / 62]])
+
+
+def test_a_stored_vector_and_the_rest_are_merged_by_tokens(data, tmp_path):
+    meetings = Meetings(data, TOKENIZER)
+    bench = qmsum.Bench(meetings, "units-1024", packaged_minilm(), "minilm", tmp_path, {})
+    merged, _ = bench.upgraded(128, False)
+    ids = bench.documents[0].ids
+    assert len(ids) > 600
+    encode = bench.original
+
+    def vector(inner):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=qmsum.has_bfloat16(encode.device)):
+            return encode(input_ids=torch.tensor([[101, *inner, 102]])).last_hidden_state[0].float().mean(dim=0)
+
+    def unit(one):
+        return one / one.norm()
+
+    rest = ids[254:]
+    number = math.ceil(len(rest) / 126)
+    edges = [len(rest) * part // number for part in range(number + 1)]
+    chunks = torch.stack([vector(rest[first:end]) for first, end in zip(edges, edges[1:])])
+    expected = 254 * unit(vector(ids[:254])) + len(rest) * unit(chunks.mean(dim=0))
+    assert torch.cosine_similarity(merged[0], expected, dim=0) > 0.9999
+
+
+def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(qmsum, "CHUNKS", ((64, True), (128, False)))
+    arguments = [
+        "--data",
+        data,
+        "--parts",
+        "units-256",
+        "--output_dir",
+        tmp_path / "out",
+        "--work_dir",
+        tmp_path / "work",
+    ]
+    printed = []
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["qmsum.py", *map(str, arguments)])
+        qmsum.main()
+        printed.append(capsys.readouterr().out)
+    assert "passes of" in printed[0] and "passes of" not in printed[1]
+    tables = [out[out.index("minilm-units-256-answers") :] for out in printed]
+    assert tables[0] == tables[1] and "| BM25 " in tables[0]
+    result = json.loads((tmp_path / "out" / "minilm-units-256-answers.json").read_text())
+    assert sum(result["val"]) == 4 and len(result["val"]) == 12
+    picked = qmsum.chosen(result)
+    assert {"BM25", "cut", "mean of chunks", "best chunk", "BM25 and mean of chunks"} <= {*picked}
+    for family, name in picked.items():
+        own = [method for method in result["methods"].values() if method["family"] == family]
+        on_val = [sum(s for s, val in zip(method["ndcg"], result["val"]) if val) for method in own]
+        assert sum(s for s, val in zip(result["methods"][name]["ndcg"], result["val"]) if val) == max(on_val)
