@@ -48,10 +48,14 @@ from hf_posenc.training import tables_and_biases
 
 PIECE, LONGEST = 256, 4096
 WINDOWS, WINDOWS_512, WHOLE = "windows of 256", "windows of 512", "whole"
+# Other ways to join windows of 256, of the control alone: what docs/tagging.md compares.
+APART, FIRST, LONGEST_SPAN, CUT = "no overlap", "the first window", "the longest entity", "cut off at 512"
 CUTS: dict[str, Callable[[list[int]], list[Piece]]] = {
     WINDOWS: partial(windows, size=256, shared=127),
     WINDOWS_512: partial(windows, size=512, shared=255),
     WHOLE: whole,
+    APART: partial(windows, size=256, shared=0),
+    CUT: lambda ids: [Piece([*ids[:511], ids[-1]], [*range(511), -1])],
 }
 
 
@@ -187,11 +191,9 @@ class Tagging:
         return 2 * right / max(2 * right + wrong + missed, 1)
 
     def readings(self, name: str) -> list[str]:
-        return (
-            [WINDOWS, WINDOWS_512, WHOLE]
-            if name.startswith("control") and self.study.name == "minilm"
-            else [WINDOWS, WHOLE]
-        )
+        if name != "control" or self.study.name != "minilm":
+            return [WINDOWS, WHOLE]
+        return [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
         """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; and seconds."""
@@ -200,7 +202,10 @@ class Tagging:
         for reading in self.readings(name):
             reader = longer.eval() if reading == WHOLE else model
             began = time.process_time()
-            entities = [tagged(reader, work, CUTS[reading]) for work in works]
+            if reading in (FIRST, LONGEST_SPAN):
+                entities = [joined(reader, work, longest=reading == LONGEST_SPAN) for work in works]
+            else:
+                entities = [tagged(reader, work, CUTS[reading]) for work in works]
             found[reading] = {
                 "core_seconds": time.process_time() - began,
                 "works": {work.work.name: counts(work, own) for work, own in zip(works, entities)},
@@ -210,17 +215,52 @@ class Tagging:
 
 
 @torch.no_grad()
-def tagged(model: PreTrainedModel, work: Encoded, cut: Callable[[list[int]], list[Piece]]) -> list[Entity]:
-    """The entities that a model finds: each word's tag is that of its first token, from the window in which that lies most central."""
-    pieces = cut(work.ids)
-    logits = []
+def logits_of(model: PreTrainedModel, pieces: list[Piece]) -> list[torch.Tensor]:
+    """Of each piece, (tokens, tags), padding behind them."""
+    found: list[torch.Tensor] = []
     with autocast():
         for start in range(0, len(pieces), 8):
             rows = pieces[start : start + 8]
             mask = padded([[1] * len(row.ids) for row in rows], 0)
-            logits += [*model(input_ids=padded([row.ids for row in rows], 0), attention_mask=mask).logits]
-    where = most_context(pieces)
-    return decode([TAGS[int(logits[piece][token].argmax())] for piece, token in map(where.get, work.starts)])
+            found += [*model(input_ids=padded([row.ids for row in rows], 0), attention_mask=mask).logits.float()]
+    return found
+
+
+def tagged(model: PreTrainedModel, work: Encoded, cut: Callable[[list[int]], list[Piece]]) -> list[Entity]:
+    """The entities that a model finds: each word's tag is that of its first token, from the window in which that lies most central.
+
+    Words that no window has are "O".
+    """
+    pieces = cut(work.ids)
+    logits, where = logits_of(model, pieces), most_context(pieces)
+    places = [where.get(start) for start in work.starts]
+    return decode(["O" if place is None else TAGS[int(logits[place[0]][place[1]].argmax())] for place in places])
+
+
+def joined(model: PreTrainedModel, work: Encoded, longest: bool) -> list[Entity]:
+    """The entities of windows that overlap, of which one remains where several lie across each other.
+
+    Args:
+        longest: the longest, of equal length the one with the highest mean score, as `TokenClassificationPipeline` does with `stride`; otherwise
+            the one of the first window.
+    """
+    pieces = CUTS[WINDOWS](work.ids)
+    found: list[tuple[Entity, float]] = []
+    for piece, logits in zip(pieces, logits_of(model, pieces), strict=True):
+        token = {place: number for number, place in enumerate(piece.places) if place >= 0}
+        words = [word for word, start in enumerate(work.starts) if start in token]
+        best = [logits[token[work.starts[word]]].softmax(-1).max(-1) for word in words]
+        for first, last, label in decode([TAGS[int(one.indices)] for one in best]):
+            score = sum(float(one.values) for one in best[first : last + 1]) / (last - first + 1)
+            found.append((Entity(words[first], words[last], label), score))
+    kept: list[tuple[Entity, float]] = []
+    for entity, score in sorted(found, key=lambda one: one[0].first):  # sorting keeps the order of windows
+        before = kept[-1] if kept else None
+        if before is None or entity.first > before[0].last:
+            kept.append((entity, score))
+        elif longest and (entity.last - entity.first, score) > (before[0].last - before[0].first, before[1]):
+            kept[-1] = entity, score
+    return [entity for entity, _ in kept]
 
 
 class Plan:

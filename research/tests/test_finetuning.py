@@ -108,6 +108,46 @@ def test_each_word_is_read_from_the_most_central_window():
     assert outside == [w for w, start in enumerate(encoded.starts) if start < 10 or start >= last - 10]
 
 
+def test_what_is_cut_off_has_no_entities():
+    encoded = Encoded.of(work(800), TOKENIZER)
+    found = tagging.tagged(Reads(), encoded, tagging.CUTS[tagging.CUT])
+    assert {encoded.starts[one.first] < 511 for one in found} == {True} and len(found) > 50
+
+
+class Spans(torch.nn.Module):
+    """An entity of three words wherever "Anna" is, but of one where a window begins less than 30 tokens before."""
+
+    def forward(self, input_ids, attention_mask):
+        logits = torch.zeros(*input_ids.shape, len(TAGS))
+        anna = TOKENIZER.convert_tokens_to_ids("anna")
+        for row, ids in zip(logits, input_ids.tolist()):
+            tags = ["O"] * len(ids)
+            starts = [n for n, token in enumerate(ids) if token == anna and n + 3 < len(ids)]
+            for start in starts:
+                tags[start : start + 3] = ["B-PER"] + ["I-PER" if start >= 30 else "O"] * 2
+            row[range(len(ids)), [TAGS.index(tag) for tag in tags]] = 5.0
+        return type("Output", (), {"logits": logits})
+
+
+def test_windows_are_joined_by_the_longest_entity_or_the_first():
+    words = ["sees"] * 700
+    for at in range(10, 690, 20):
+        words[at] = "Anna"
+    encoded = Encoded.of(Work("made", words, []), TOKENIZER)
+    assert len(encoded.ids) == 702
+    longest, first = (tagging.joined(Spans(), encoded, longest=longest) for longest in (True, False))
+    starts = [*range(10, 690, 20)]
+    assert [one.first for one in longest] == [one.first for one in first] == starts
+    # Beyond the first window, each word is in two; in the second of them it may be near the beginning.
+    assert [one.last - one.first for one in longest[1:]] == [2] * (len(starts) - 1)
+    assert [one.last - one.first for one in first[1:]] == [2] * (len(starts) - 1)
+    backwards = [*reversed(tagging.CUTS[tagging.WINDOWS](encoded.ids))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tagging.CUTS, tagging.WINDOWS, lambda ids: backwards)
+        longest, first = (tagging.joined(Spans(), encoded, longest=longest) for longest in (True, False))
+    assert {one.last - one.first for one in longest[1:]} == {2} and {one.last - one.first for one in first} == {0, 2}
+
+
 @pytest.mark.parametrize("has_tables", [False, True])
 def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(has_tables, tmp_path):
     def score(rates):

@@ -577,7 +577,7 @@ class PosencPreTrainedModel:
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
-        _, schemes = build_schemes(self.config)
+        schemes = [scheme for scheme in self.config.schemes.values() if issubclass(scheme, AttentionScheme)]
         # A name that nobody knows is transformers' to refuse; one with a slash is a kernel on the Hub.
         if attn_implementation in ALL_ATTENTION_FUNCTIONS.valid_keys() or "/" in str(attn_implementation):
             if window_settings(self.config)[WINDOW.name] and attn_implementation not in WINDOW_BACKENDS:
@@ -616,8 +616,9 @@ class PosencPreTrainedModel:
             ValueError: a table for all layers would be left out for tables by layer.
         """
         name = self.config.position_scheme
-        embedding, attention = build_schemes(self.config)
         trained, family = self.config.trained_schemes, self.config.family
+        embedding = family.embeddings_of(self.base_model).position_scheme
+        attention = family.encoder_of(self.base_model).position_schemes
         native = scheme_names(family.native_scheme)
         keys = {"absolute": family.table_key, **family.native_keys}
         unexpected = {name: {key for key in unexpected_keys if key.endswith(end)} for name, end in keys.items()}
@@ -746,16 +747,16 @@ def read_table_as(model: nn.Module, version: int) -> None:
                 part.table_version = version
 
 
-def _carries(scheme: AttentionScheme, implementation: str) -> bool:
+def _carries(scheme: type[AttentionScheme], implementation: str) -> bool:
     """Whether a backend, by its name in the config, can carry a scheme."""
     return not scheme.adds_scores or implementation in _backends(scheme)
 
 
-def _backends(scheme: AttentionScheme) -> list[str]:
+def _backends(scheme: type[AttentionScheme]) -> list[str]:
     return [name for name in scheme.backends if name != "flex_attention" or EXTRAS.flex_attention is not None]
 
 
-def _refuse(scheme: AttentionScheme, implementation: str) -> None:
+def _refuse(scheme: type[AttentionScheme], implementation: str) -> None:
     needs_package = implementation in scheme.backends
     more = (
         "; with hf_posenc installed, and imported before the model is loaded, all backends can"

@@ -1,0 +1,213 @@
+"""Transformers' pipelines for token classification and feature extraction, for texts of any length."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.pipelines.base import ChunkPipeline
+from transformers.pipelines.token_classification import TokenClassificationPipeline
+
+from .. import inspection
+from .windows import most_central, windows_of
+
+
+# What a window brings along beside the model's inputs.
+OWN = ("window", "document")
+
+
+class _Windows:
+    """Reading a text in windows, and the outputs of all its tokens from the windows in which they lie most central."""
+
+    def checked_windows(self, window: int | None, overlap: int | None) -> tuple[int, int]:
+        """Sizes in tokens, special tokens counted.
+
+        Raises:
+            TypeError: one is no integer.
+            ValueError: the model cannot read such windows, or nothing says how long they may be.
+        """
+        for name, value in (("window", window), ("overlap", overlap)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise TypeError(f"{name} must be a number of tokens, got {value!r}")
+        if not self.tokenizer.is_fast:
+            raise ValueError("long texts need a fast tokenizer, which says where words are")
+        longest = inspection.longest_sequence(self.model.config) or inspection.NO_LENGTH
+        limit = min(longest, self.tokenizer.model_max_length)
+        if window is None and limit >= inspection.NO_LENGTH:
+            raise ValueError("nothing says how many tokens the model reads: give window, a number of tokens")
+        window = limit if window is None else window
+        special = self.tokenizer.num_special_tokens_to_add()
+        if not special + 2 <= window <= longest:
+            most = f" and at most {longest}, which the model reads" if longest < inspection.NO_LENGTH else ""
+            raise ValueError(f"window must be at least {special + 2} tokens{most}, got {window}")
+        overlap = window // 2 if overlap is None else overlap
+        if not 0 <= overlap < window - special:
+            raise ValueError(
+                f"overlap must be at least 0 and less than the {window - special} tokens of a window, got {overlap}"
+            )
+        return window, overlap
+
+    def windows(self, text: str | list[str], window: int, overlap: int) -> Iterator[dict[str, Any]]:
+        """The inputs of each window; the first brings the encoding of the whole text."""
+        split = isinstance(text, list)
+        encoding = self.tokenizer(
+            text,
+            is_split_into_words=split,
+            truncation=False,
+            padding=False,
+            return_special_tokens_mask=True,
+            return_offsets_mapping=True,
+            verbose=False,  # of a text that is longer than the model reads
+        )
+        ids, special, words = encoding["input_ids"], encoding["special_tokens_mask"], encoding.word_ids()
+        # Special tokens around a text stand around each window. One within a text is a token as others are.
+        first = next((number for number, one in enumerate(special) if not one), len(ids))
+        end = len(ids) - next((number for number, one in enumerate(reversed(special)) if not one), 0)
+        end = max(end, first)
+        parts = windows_of(words[first:end], window - first - (len(ids) - end), overlap)
+        document = {
+            "input_ids": ids,
+            "offset_mapping": encoding["offset_mapping"],
+            "special_tokens_mask": special,
+            "word_ids": words,
+            "first": first,
+            "end": end,
+        }
+        for number, (start, stop) in enumerate(parts):
+            places = [*range(first), *range(first + start, first + stop), *range(end, len(ids))]
+            inputs = {
+                name: torch.tensor([[encoding[name][place] for place in places]])
+                for name in self.tokenizer.model_input_names
+                if name in encoding
+            }
+            yield {
+                **inputs,
+                "window": (start, stop),
+                "document": document if number == 0 else None,
+                "is_last": number == len(parts) - 1,
+            }
+
+    def joined(self, outputs: Sequence[dict[str, Any]], name: str) -> torch.Tensor:
+        """The outputs of all tokens of a text, (tokens, width)."""
+        document = outputs[0]["document"]
+        first, end, number = document["first"], document["end"], len(document["input_ids"])
+        parts = [output["window"] for output in outputs]
+        owners = torch.tensor(most_central(document["word_ids"][first:end], parts), dtype=torch.long)
+        found = outputs[0][name].new_zeros(number, outputs[0][name].shape[-1])
+        for index, ((start, stop), output) in enumerate(zip(parts, outputs, strict=True)):
+            own = (owners[start:stop] == index).nonzero()[:, 0]
+            found[first + start + own] = output[name][0, first + own]
+        last = parts[-1][1] - parts[-1][0]
+        found[:first] = outputs[0][name][0, :first]
+        found[end:] = outputs[-1][name][0, first + last : first + last + number - end]
+        return found
+
+
+class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
+    """[`TokenClassificationPipeline`] that reads the whole of a text, of any length: what is behind the model's last position is tagged too.
+
+    A text is read in windows that overlap. The scores of a word are those of the window in which it lies most central, that is, has most context on
+    the side that has less. No window divides a word, and entities are put together after that, as if there had been one pass. A text that fits in a
+    window is read in one pass and gets what [`TokenClassificationPipeline`] gives it. With `batch_size`, windows of several texts are in a batch.
+
+    Args:
+        window: tokens of a window, special tokens counted. Default: as many as the model and its tokenizer read.
+        overlap: tokens that a window shares with the one before, as far as words allow. Default: half a window.
+        kwargs: as `TokenClassificationPipeline` takes them (`aggregation_strategy`, `ignore_labels`, ...), but for `stride`.
+
+    Raises:
+        TypeError, ValueError: a wrong size, `stride`, or a tokenizer that is not fast.
+    """
+
+    def _sanitize_parameters(self, window: int | None = None, overlap: int | None = None, **kwargs: Any):
+        if kwargs.get("stride") is not None:
+            raise ValueError("stride is of transformers' own windows: give overlap, a number of tokens")
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        # Called with nothing as a text is read, and with what is new: what was given before stays.
+        given = {"window": window, "overlap": overlap}
+        preprocess |= {name: value for name, value in given.items() if value is not None}
+        if preprocess.keys() & given.keys() or not hasattr(self, "_preprocess_params"):
+            before = getattr(self, "_preprocess_params", {})
+            self.checked_windows(*(preprocess.get(name, before.get(name)) for name in given))
+        return preprocess, forward, postprocess
+
+    def preprocess(
+        self,
+        sentence: str | list[str],
+        offset_mapping: Any = None,
+        *,
+        window: int | None = None,
+        overlap: int | None = None,
+        is_split_into_words: bool = False,
+        delimiter: str = " ",
+    ) -> Iterator[dict[str, Any]]:
+        if is_split_into_words != isinstance(sentence, list):
+            wanted = "a list of words" if is_split_into_words else "a string"
+            raise ValueError(
+                f"with is_split_into_words={is_split_into_words}, a text must be {wanted}, got {type(sentence).__name__}"
+            )
+        for inputs in self.windows(sentence, *self.checked_windows(window, overlap)):
+            document = inputs["document"]
+            if document is not None:
+                document["sentence"] = delimiter.join(sentence) if is_split_into_words else sentence
+                if offset_mapping is not None:
+                    document["offset_mapping"] = offset_mapping
+                if is_split_into_words:
+                    ends = [0]
+                    for word in sentence:
+                        ends.append(ends[-1] + len(word) + len(delimiter))
+                    document["word_to_chars_map"] = [(start, start + len(word)) for start, word in zip(ends, sentence)]
+            yield inputs
+
+    def _forward(self, model_inputs: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: model_inputs.pop(name) for name in (*OWN, "is_last")}
+        output = self.model(**model_inputs)
+        return {"logits": output["logits"] if isinstance(output, dict) else output[0], **kept}
+
+    def postprocess(self, all_outputs: Sequence[dict[str, Any]], *args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        document = all_outputs[0]["document"]
+        whole = {
+            "logits": self.joined(all_outputs, "logits").float()[None],
+            "input_ids": torch.tensor([document["input_ids"]]),
+            "offset_mapping": [document["offset_mapping"]],
+            "special_tokens_mask": torch.tensor([document["special_tokens_mask"]]),
+            "sentence": document["sentence"],
+            "word_ids": document["word_ids"],
+            "word_to_chars_map": document.get("word_to_chars_map"),
+        }
+        return super().postprocess([whole], *args, **kwargs)
+
+
+class LongFeatureExtractionPipeline(_Windows, ChunkPipeline):
+    """[`FeatureExtractionPipeline`] for texts of any length: the last states of all tokens, each from the window in which its word lies most central.
+
+    Args:
+        window, overlap: as for [`LongTokenClassificationPipeline`].
+        return_tensors: return a tensor (1, tokens, width), and not a list of lists. Special tokens are those of the first and the last window.
+    """
+
+    default_input_names = "sequences"
+
+    _load_processor = False
+    _load_image_processor = False
+    _load_feature_extractor = False
+    _load_tokenizer = True
+
+    def _sanitize_parameters(
+        self, window: int | None = None, overlap: int | None = None, return_tensors: bool | None = None
+    ):
+        given = {name: value for name, value in (("window", window), ("overlap", overlap)) if value is not None}
+        if given or not hasattr(self, "_preprocess_params"):
+            before = getattr(self, "_preprocess_params", {})
+            self.checked_windows(*((before | given).get(name) for name in ("window", "overlap")))
+        return given, {}, {} if return_tensors is None else {"return_tensors": return_tensors}
+
+    def preprocess(self, text: str, window: int | None = None, overlap: int | None = None) -> Iterator[dict[str, Any]]:
+        yield from self.windows(text, *self.checked_windows(window, overlap))
+
+    def _forward(self, model_inputs: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: model_inputs.pop(name) for name in (*OWN, "is_last")}
+        return {"states": self.model(**model_inputs)[0], **kept}
+
+    def postprocess(self, all_outputs: Sequence[dict[str, Any]], return_tensors: bool = False) -> Any:
+        states = self.joined(all_outputs, "states")[None]
+        return states if return_tensors else states.tolist()
