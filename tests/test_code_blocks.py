@@ -58,6 +58,7 @@ PRETRAINED = (
 CONVERTED = ("path/to/checkpoint", "sentence-transformers/all-MiniLM-L6-v2")
 DEBERTA = ("microsoft/deberta-v3-base", "path/to/deberta-v3")
 CLASSIFIERS = ("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "path/to/reranker", "cross-encoder/ms-marco-MiniLM-L6-v2")
+TAGGER = "path/to/tagger"
 VARIANTS = ("path/to/variant", "me/minilm-t5")
 
 
@@ -116,6 +117,7 @@ def world(tmp_path_factory, minilm) -> Path:
         place(name).symlink_to(minilm)
     for name in CONVERTED:
         tiny_checkpoints.save(place(name))
+    tiny_checkpoints.save(place(TAGGER), head="ForTokenClassification")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     config = DebertaV2Config(
         vocab_size=len(tiny_checkpoints.tokenizer()), relative_attention=True, pos_att_type=["c2p", "p2c"], **sizes
