@@ -63,7 +63,7 @@ class Checkpoint:
         if self.given is not None:
             model = copy.deepcopy(self.given).float().cpu()
         else:
-            model = load_whole(saved_class(self.config), self.folder, dtype=torch.float32)
+            model = load_whole(saved_class(self.config), str(self.folder), dtype=torch.float32)
         check_finite(model, "the checkpoint")
         return model.eval()
 

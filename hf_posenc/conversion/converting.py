@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-# In the working folder, the file that is locked while a process has it.
-LOCK = "lock"
+# In the working folder, the file that is locked while a process has it, and the state.
+LOCK, STATE = "lock", "distillation.pt"
 # Of the text that scores are calibrated on.
 CALIBRATION_ROWS = 8
 CALIBRATION_BATCHES = 2
@@ -198,7 +198,7 @@ class Conversion:
 
     @property
     def output(self) -> Path | None:
-        return self.arguments.output
+        return None if self.arguments.output is None else Path(self.arguments.output)
 
     @property
     def work(self) -> Path | None:
@@ -208,7 +208,7 @@ class Conversion:
     @property
     def state(self) -> Path | None:
         """The file of that state, there once something of it is worth going on with."""
-        return self.work and self.work / "distillation.pt"
+        return self.work and self.work / STATE
 
     def windows(self) -> tuple[Windows, Windows]:
         """The text to learn from and to measure on, tokenized.
@@ -302,7 +302,7 @@ class Conversion:
         if self.check is not None:
             self.check(student)
         if self.output is not None and is_first_process():
-            self._write(student, report)
+            self._write(self.output, student, report)
         return student, report
 
     @contextmanager
@@ -329,7 +329,7 @@ class Conversion:
         try:
             yield
         finally:
-            if not self.state.is_file():
+            if not (self.work / STATE).is_file():
                 shutil.rmtree(self.work, ignore_errors=True)
             lock.release()
 
@@ -393,17 +393,18 @@ class Conversion:
             self.seconds["distill"] = round(at.report.distillation[-1]["seconds"], 1)  # before an interruption, too
             at.measure(at.student, "distill")
 
-    def _write(self, student: PreTrainedModel, report: ConversionReport) -> None:
+    def _write(self, output: Path, student: PreTrainedModel, report: ConversionReport) -> None:
         try:
             exported = self._exported(student) if self.arguments.stock else None
             student.to(self.checkpoint.dtype)
-            write_converted(self.output, student, self.checkpoint, report, self.arguments.onnx, exported)
+            write_converted(output, student, self.checkpoint, report, self.arguments.onnx, exported)
         except (OSError, ValueError) as error:
-            if self.state.is_file():
+            if self.state is not None and self.state.is_file():
                 kind = OSError if isinstance(error, OSError) else ValueError
                 raise kind(f"{error}; what was distilled is kept in {self.work}, resume goes on with it") from error
             raise
-        shutil.rmtree(self.work, ignore_errors=True)
+        if self.work is not None:
+            shutil.rmtree(self.work, ignore_errors=True)
 
     def _exported(self, student: PreTrainedModel) -> "Exported | None":
         """The model as an architecture of Transformers; None where it is one already."""
@@ -420,7 +421,7 @@ class Conversion:
         Raises:
             ValueError: it is of another conversion.
         """
-        if not (self.arguments.resume and self.state is not None and self.state.is_file()):
+        if not self.arguments.resume or self.work is None or not (self.work / STATE).is_file():
             return None
         try:
             there = ConversionReport.from_json((self.work / "report.json").read_text(encoding="utf-8"))

@@ -349,7 +349,8 @@ def choose_parameters(
     elif distillation.train == "positions":
         chosen = positions
     else:
-        masks = chosen = rows_beyond(base, positions, windows, distillation.trained_length)
+        masks = rows_beyond(base, positions, windows, distillation.trained_length)
+        chosen = {*masks}
         first = family.first_position(student.config)
         if table is not None and table.weight in masks:
             masks[table.weight][:first] = 0  # a row of padding's is none of a position
@@ -393,7 +394,7 @@ def rows_beyond(
     return masks
 
 
-def parameter_groups(base: PreTrainedModel, learning_rate: float) -> list[dict[str, Any]]:
+def parameter_groups(base: PreTrainedModel, learning_rate: float | None) -> list[dict[str, Any]]:
     """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
     # None stands for `learning_rate`, so that the groups are the same ones whatever it is.

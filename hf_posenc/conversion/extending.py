@@ -141,11 +141,13 @@ def extend(
     else:
         student = lengthen(checkpoint.model, max_length, length, method)
         difference = _difference_of_states(checkpoint.model, student, length)
-        report = ConversionReport(checkpoint.folder.name, scheme_of(checkpoint.config), {}, length, max_length)
+        report = ConversionReport(
+            Path(str(checkpoint.folder)).name, scheme_of(checkpoint.config), {}, length, max_length
+        )
         report.settings, report.not_measured = {"extend": method}, ["how well longer texts are read"]
         write_converted(output, student.to(checkpoint.dtype), checkpoint, report)
     lengths = [len(ids) for ids in checkpoint.tokenizer(documents, verbose=False)["input_ids"]] if documents else []
-    name = checkpoint.folder.name if Path(model).exists() else str(model)
+    name = Path(str(checkpoint.folder)).name if Path(model).exists() else str(model)
     return Extension(name, method, length, max_length, difference, lengths, report)
 
 
@@ -199,7 +201,7 @@ def _in_chunks(checkpoint: Checkpoint, max_length: int, output: Path) -> float:
 
     from ..sentence import in_chunks
 
-    if model_class(checkpoint.folder) != "SentenceTransformer":
+    if checkpoint.folder is None or model_class(checkpoint.folder) != "SentenceTransformer":
         raise ValueError("method='chunks' needs a model of sentence-transformers: take 'trained', or 'tile'")
     model = SentenceTransformer(str(checkpoint.folder), device="cpu").eval()
     texts = _short_texts(model[0].model, checkpoint.trained_length)

@@ -93,7 +93,7 @@ def heads_are_free(student: nn.Module, teacher: nn.Module) -> bool:
 
 def of_the_attention(names: set[str]) -> list[type[AttentionScheme]]:
     """Those of some schemes that act inside the self-attention, where heads are told apart."""
-    return [SCHEMES[name] for name in names if issubclass(SCHEMES[name], AttentionScheme)]
+    return [scheme for name in names if issubclass(scheme := SCHEMES[name], AttentionScheme)]
 
 
 def number_of_positions(model: nn.Module, family: Family) -> int:

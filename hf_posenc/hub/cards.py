@@ -40,7 +40,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -97,7 +97,7 @@ class Measurement:
     """
 
     model: str
-    metrics: dict[str, Metric]
+    metrics: Mapping[str, Metric]
     dataset: str | None = None
     dataset_id: str | None = None
     split: str | None = None

@@ -18,6 +18,10 @@ OWN = ("window", "document")
 class _Windows:
     """Reading a text in windows, and the outputs of all its tokens from the windows in which they lie most central."""
 
+    # Of the pipeline.
+    tokenizer: Any
+    model: Any
+
     def checked_windows(self, window: int | None, overlap: int | None) -> tuple[int, int]:
         """Sizes in tokens, special tokens counted.
 

@@ -34,6 +34,8 @@ class Absolute(EmbeddingScheme):
     extrapolates = "no: the table ends"
     ends_with_table = True
     uses_table = True
+    # Of the flags.
+    stride: int
 
     def check(self, config) -> None:
         super().check(config)

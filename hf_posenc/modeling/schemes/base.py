@@ -6,6 +6,7 @@ there and calls them there. Adding a scheme is one file with a subclass and a li
 """
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, ClassVar
@@ -78,8 +79,8 @@ class PositionScheme:
     ends_with_table: ClassVar[bool] = False
     silent: ClassVar[bool] = True
     uses_table: ClassVar[bool] = False
-    reads_table: ClassVar[bool] = False
-    unties_cls: ClassVar[bool] = False
+    reads_table: bool = False
+    unties_cls: bool = False
     reads_positions: ClassVar[bool] = True
     # What ran when the class was defined: the code of its file, which registration compares with the file as it is then.
     _code_of_file: ClassVar[CodeType | None] = None
@@ -129,7 +130,7 @@ class EmbeddingScheme(PositionScheme):
     adds_vectors: ClassVar[bool] = True
     # Of schemes that do not have all of the flags.
     combine, width, every_layer, every_layer_weight = "add", 0, False, 0.0
-    flags = (
+    flags: ClassVar[tuple[Flag, ...]] = (
         Flag(
             "position_combine",
             Choice(("add", "concat", "gate", "attention")),
@@ -240,6 +241,6 @@ class AttentionScheme(PositionScheme):
         """The query of the content score, where it is another than that of the score terms."""
         return query
 
-    def terms(self, context: AttentionContext) -> list[Term]:
+    def terms(self, context: AttentionContext) -> Sequence[Term]:
         """The scheme's terms of the attention score in this layer."""
         return []

@@ -40,6 +40,9 @@ class Cable(AttentionScheme):
     extrapolates = "yes: any length"
     reads_content = False
     reads_positions = False
+    # Of the flags.
+    init: str
+    two_sums: bool
 
     def read(self, config) -> None:
         self.width, self.std = config.sizes.hidden_size, config.sizes.initializer_range
@@ -90,4 +93,4 @@ class Cable(AttentionScheme):
         if not self.two_sums:
             return [SumTerm(scale, queries, keys)]
         parts = zip(*(tensor.chunk(2, dim=1) for tensor in (scale, queries, keys)))
-        return [SumTerm(*part, side=side) for part, side in zip(parts, ("left", "right"))]
+        return [SumTerm(scale, query, key, side=side) for (scale, query, key), side in zip(parts, ("left", "right"))]

@@ -89,6 +89,14 @@ class Deberta(AttentionScheme):
     paper = "He et al. 2021, arXiv:2006.03654"
     extrapolates = "yes: distances beyond max_distance share a row"
     table_has_versions = True
+    # Of the flags.
+    attention_types: tuple[str, ...]
+    buckets: int  # 0 and None: none
+    form: str
+    init: str
+    max_distance: int
+    norm: bool
+    share_projections: bool
 
     def check(self, config) -> None:
         if self.buckets == 1:
@@ -133,7 +141,7 @@ class Deberta(AttentionScheme):
     def _table(self, width: int, initial: Initial) -> PositionTable:
         if not self.buckets:
             return PositionTable(2 * self.span, width, initial)
-        return DistanceTable(2 * self.span, width, initial, self.table_version, self.reached_rows())
+        return DistanceTable(2 * self.span, width, initial, self.table_version or NEWEST_TABLE, self.reached_rows())
 
     def reached_rows(self) -> tuple[int, int]:
         """The first and the last row of a table with buckets that `position_table_version` 1 reads."""
@@ -234,5 +242,5 @@ class Deberta(AttentionScheme):
         return (
             key * scaling if "c2p" in types else None,
             query * scaling if "p2c" in types else None,
-            (query * key.flip(1)).sum(-1) * scaling if "p2p" in types else None,
+            (query * key.flip(1)).sum(-1) * scaling if "p2p" in types else None,  # type: ignore[union-attr]
         )

@@ -44,6 +44,9 @@ class Fire(AttentionScheme):
     paper = "Li et al. 2024, arXiv:2310.04418"
     extrapolates = "yes: distances are shares of the length"
     reads_content = False
+    # Of the flags.
+    init: str
+    per_layer: bool
 
     def _add_parameters(self, owner: nn.Module, heads: int) -> None:
         # As PyTorch starts linear layers, which public code leaves as they are.

@@ -32,8 +32,13 @@ class Kind:
         values: the same for people.
     """
 
-    annotation: Any
-    values: str
+    @property
+    def annotation(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def values(self) -> str:
+        raise NotImplementedError
 
     def check(self, flag: str, value: Any) -> None:
         """Raise TypeError or ValueError, naming the flag, for a value that it cannot have by itself."""

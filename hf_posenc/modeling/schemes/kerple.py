@@ -44,6 +44,9 @@ class Kerple(AttentionScheme):
     paper = "Chi et al. 2022, arXiv:2205.09921"
     extrapolates = "yes: any length"
     reads_content = False
+    # Of the flags.
+    init: str
+    kernel: str
 
     def read(self, config) -> None:
         self.largest = 2.0 if self.kernel == "power" else float("inf")

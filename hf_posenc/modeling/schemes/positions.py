@@ -202,7 +202,7 @@ class Positions:
     def are_first_of_documents(self) -> torch.Tensor | None:
         """Which tokens begin a document, where several are packed in a row, bool (batch or 1, key); None as for `documents`."""
         documents, visible = self.documents, self.visible
-        if documents is None:
+        if documents is None or visible is None:
             return None
         return (documents == torch.arange(documents.shape[1], device=documents.device)) & visible.any(1)
 

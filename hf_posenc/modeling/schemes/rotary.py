@@ -45,7 +45,8 @@ class Rotation(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, tangent: torch.Tensor, *of_constants: None) -> torch.Tensor:
-        return rotate_pairs(tangent, *ctx.saved_tensors, ctx.layout)
+        cos, sin = ctx.saved_tensors
+        return rotate_pairs(tangent, cos, sin, ctx.layout)
 
 
 def rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layout: str) -> torch.Tensor:
@@ -108,6 +109,10 @@ class Rope(AttentionScheme):
     reads_key_positions = False  # keys are rotated before they are cached
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
     adds_scores = False
+    # Of the flags.
+    base: float
+    layout: str
+    rope_scaling: Any  # a dictionary as transformers has it, or None
 
     def read(self, config) -> None:
         self.head_dim = config.sizes.head_dim

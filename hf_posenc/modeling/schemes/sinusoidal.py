@@ -114,6 +114,12 @@ class Sinusoidal(EmbeddingScheme):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     extrapolates = "yes: any length"
     silent = False
+    # Of the flags.
+    amplitude: float | None
+    base: float
+    frequency: float
+    layout: str
+    learn_amplitude: bool | None
 
     def read(self, config) -> None:
         if self.learn_amplitude is None:

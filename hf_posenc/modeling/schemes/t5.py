@@ -34,6 +34,11 @@ class T5(AttentionScheme):
     paper = "Raffel et al. 2020, arXiv:1910.10683"
     extrapolates = "yes: distances beyond max_distance share a bucket"
     reads_content = False
+    # Of the flags.
+    buckets: int
+    init: str
+    max_distance: int
+    per_layer: bool
 
     def check(self, config) -> None:
         if self.buckets < 4 or self.buckets % 2:

@@ -39,7 +39,8 @@ class RelativeTerm:
         if self.query_bias is None:
             return self
         # (heads or 1, rows, head_dim) @ (heads, head_dim, 1) -> (heads, rows)
-        bias = (self.query_table @ self.query_bias.to(self.query_table.device)[..., None]).squeeze(-1)
+        table = self.query_table  # there is one where there is a bias of queries
+        bias = (table @ self.query_bias.to(table.device)[..., None]).squeeze(-1)  # type: ignore[union-attr]
         return replace(self, bias=bias if self.bias is None else self.bias + bias, query_bias=None)
 
     @property

@@ -28,6 +28,9 @@ class TransformerXL(AttentionScheme):
     formula = "[(q_i + u)·k_j + (q_i + v)·(W_R f(i−j))]/√d, f(r) = [sin, cos](r/base^(2k/E))"
     paper = "Dai et al. 2019, arXiv:1901.02860"
     extrapolates = "yes: any length"
+    # Of the flags.
+    base: float
+    init: str
 
     def check(self, config) -> None:
         if config.sizes.hidden_size % 2:

@@ -38,6 +38,9 @@ class Tupe(AttentionScheme):
     reads_table = True
     unties_cls = True
     pure_relative = False
+    # Of the flags.
+    form: str
+    init: str
 
     def starts_silent(self) -> bool:
         return super().starts_silent() and self.form != "paper"
@@ -64,7 +67,7 @@ class Tupe(AttentionScheme):
         return query, key, query == positions.first, key == positions.first
 
     def terms(self, context: AttentionContext) -> list[ProductTerm]:
-        attention, encoder, table = context.attention, context.encoder, context.embeddings.table
+        attention, encoder, table = context.attention, context.encoder, context.embeddings.table  # type: ignore[union-attr]
         projections = encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear
         modules = table, *projections, encoder.cls_to_others, encoder.others_to_cls
         constants = attention.scaling, attention.head_dim
