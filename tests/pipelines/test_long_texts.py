@@ -215,6 +215,14 @@ def test_states_of_long_texts(tagger):
     assert states[0].shape == (1, 102, expected.shape[-1]) and states[0].abs().sum(-1).min() > 0
     torch.testing.assert_close(states[1], expected, atol=1e-5, rtol=0)
     assert torch.tensor(long(text(12))).shape == expected.shape
+    # The special tokens are those of the first window and of the last.
+    ids = tokenizer(text(100), truncation=False, verbose=False)["input_ids"]
+    with torch.no_grad():
+        first, last = (
+            model(torch.tensor([part])).last_hidden_state[0] for part in (ids[:31] + ids[-1:], ids[:1] + ids[-31:])
+        )
+    torch.testing.assert_close(states[0][0, 0], first[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(states[0][0, -1], last[-1], atol=1e-5, rtol=0)
 
 
 class TestErrors:
