@@ -33,6 +33,7 @@ CORE = (
     "tests/modeling/schemes/test_absolute.py",
     "tests/modeling/schemes/test_t5.py",
     "tests/modeling/schemes/test_deberta.py",
+    "tests/pipelines/test_long_texts.py",
 )
 
 
