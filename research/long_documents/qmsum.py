@@ -10,7 +10,7 @@ has one of the turns that annotators named (`relevant_turns`; queries without an
 
 What a method can choose (size and overlap of chunks, the length that is cut at, how the table is made longer) is chosen by the queries of the 35 meetings of `val`, and
 the score is that of the 162 of `train`: nothing here is trained on either. Intervals are over meetings. Vectors are kept in the work folder; scores of each
-query are in results/qmsum.
+meeting are in results/qmsum.
 """
 
 import argparse
@@ -27,7 +27,6 @@ from typing import Any
 import chunk_pooling
 import numpy as np
 import torch
-from long_documents import interval
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
 from torch.nn.functional import normalize
@@ -52,6 +51,7 @@ RESULTS = Path(__file__).parent / "results" / "qmsum"
 WORK = Path(__file__).parents[2] / "outputs" / "qmsum"
 UNITS = (256, 512, 1024)
 PARTS = ("whole", *(f"units-{size}" for size in UNITS))
+ASKED = ("answers", "questions")
 # Where the package's MiniLM cuts.
 CUT = 256
 CUTS = (128, 256, 512)
@@ -382,26 +382,25 @@ class Bench:
 
 
 def scores_of(bench: Bench, asked: str) -> dict[str, Any]:
-    """nDCG of each query by method, and what it costs."""
+    """nDCG of each method, summed over the queries of each meeting, and what it costs."""
     relevant = bench.meetings.relevant(bench.documents, asked)
     places = [bench.meetings.queries.index(query) for query, _ in relevant]
     right = [own for _, own in relevant]
+    meetings = np.array([query.meeting for query, _ in relevant])
     methods = {}
     for method in bench.methods(asked):
-        found = ndcg(method.similarities[places], right)
+        found = np.bincount(meetings, ndcg(method.similarities[places], right), len(bench.meetings.names))
         methods[method.name] = {
             "family": method.family,
-            "vectors": method.vectors,
-            "milliseconds": method.milliseconds,
+            "vectors": round(method.vectors, 1),
+            "milliseconds": round(method.milliseconds, 1),
             "ndcg": [round(float(one), 4) for one in found],
         }
-    names = [bench.meetings.names[query.meeting] for query, _ in relevant]
-    val = [bool(bench.meetings.is_val[query.meeting]) for query, _ in relevant]
     return {
-        "meetings": names,
-        "val": val,
-        "methods": methods,
+        "val": bench.meetings.is_val.tolist(),
+        "queries": np.bincount(meetings, minlength=len(bench.meetings.names)).tolist(),
         "documents": len(bench.documents),
+        "methods": methods,
         "circumstances": circumstances(),
     }
 
@@ -409,12 +408,24 @@ def scores_of(bench: Bench, asked: str) -> dict[str, Any]:
 REFERENCE = "mean of chunks"
 
 
+def mean(sums: np.ndarray, queries: np.ndarray) -> float:
+    """Over queries."""
+    return float(sums.sum() / queries.sum())
+
+
+def interval(sums: np.ndarray, queries: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
+    """The middle 95 % of the mean over queries, meetings drawn with replacement."""
+    drawn = np.random.default_rng(0).integers(len(sums), size=(draws, len(sums)))
+    low, high = np.quantile(sums[drawn].sum(axis=1) / queries[drawn].sum(axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
 def chosen(result: dict[str, Any]) -> dict[str, str]:
     """By family, the method that is best on the queries of `val`."""
-    val = np.array(result["val"])
+    val, queries = np.array(result["val"]), np.array(result["queries"])
     best: dict[str, tuple[float, str]] = {}
     for name, method in result["methods"].items():
-        score = float(np.mean(np.array(method["ndcg"])[val]))
+        score = mean(np.array(method["ndcg"])[val], queries[val])
         if method["family"] not in best or score > best[method["family"]][0]:
             best[method["family"]] = score, name
     return {family: name for family, (_, name) in best.items()}
@@ -422,29 +433,17 @@ def chosen(result: dict[str, Any]) -> dict[str, str]:
 
 def table(result: dict[str, Any], published: bool = False) -> str:
     """A row for each family: what was chosen, its score on the other meetings, the difference to the mean of chunks, and the score over all queries."""
-    val, names = np.array(result["val"]), np.array(result["meetings"])
+    test, queries = ~np.array(result["val"]), np.array(result["queries"])
     picked = chosen(result)
-    reference = np.array(result["methods"][picked[REFERENCE]]["ndcg"])[~val]
+    reference = np.array(result["methods"][picked[REFERENCE]]["ndcg"])
     rows = []
     for family, name in picked.items():
         method = result["methods"][name]
         own = np.array(method["ndcg"])
-        less = own[~val] - reference
-        cell = (
-            ""
-            if family == REFERENCE
-            else "{:+.3f} ({:+.3f} to {:+.3f})".format(less.mean(), *interval(less.tolist(), names[~val].tolist(), 0))
-        )
-        rows.append(
-            [
-                name,
-                f"{method['vectors']:.0f}",
-                f"{method['milliseconds']:.0f}",
-                f"{own[~val].mean():.3f}",
-                cell,
-                f"{own.mean():.3f}",
-            ]
-        )
+        less = (own - reference)[test], queries[test]
+        cell = "" if family == REFERENCE else "{:+.3f} ({:+.3f} to {:+.3f})".format(mean(*less), *interval(*less))
+        cells = [f"{method['vectors']:.0f}", f"{method['milliseconds']:.0f}", f"{mean(own[test], queries[test]):.3f}"]
+        rows.append([name, *cells, cell, f"{mean(own, queries):.3f}"])
     if published:
         rows += [[f"*{name}*", "1", "", "", "", f"{score:.3f}"] for name, score in PUBLISHED.items()]
     header = ["chosen on `val`", "vectors", "core ms", "nDCG@10", "less the mean of chunks", "all queries"]
@@ -455,6 +454,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
+    parser.add_argument("--asked", nargs="+", choices=ASKED, default=[*ASKED])
     parser.add_argument("--model", help="folder of the checkpoint; default: the packaged MiniLM")
     parser.add_argument("--name", default="minilm", help="what its results are called")
     parser.add_argument(
@@ -474,7 +474,7 @@ def main() -> None:
         models = {name: Path(folder) for name, _, folder in (one.partition("=") for one in options.converted)}
         for part in options.parts:
             bench = Bench(meetings, part, source, options.name, options.work_dir, models)
-            for asked in ("answers", "questions"):
+            for asked in options.asked:
                 write_json(options.output_dir / f"{options.name}-{part}-{asked}.json", scores_of(bench, asked))
     for file in sorted(options.output_dir.glob(f"{options.name}-*.json")):
         result = json.loads(file.read_text(encoding="utf-8"))
