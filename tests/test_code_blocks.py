@@ -282,7 +282,7 @@ def check_command(words: list[str], note: str, monkeypatch) -> None:
         assert extras <= project["optional-dependencies"].keys()
         assert all(Path(word).is_file() for word in rest if word.endswith(".txt"))
     else:
-        assert program in ("python3", ".", "pytest", "ruff", "mkdocs")
+        assert program in ("python3", ".", "pytest", "ruff", "mypy", "mkdocs")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import far_context
 import long_classification
 import long_documents
 import long_vectors
+import qmsum
 from long_vectors import LOCAL, MEAN, difference_cell, reference_of
 
 from hf_posenc._utils import as_markdown
@@ -92,12 +93,28 @@ def comparisons() -> str:
     return "\n\n".join([*parts, "## A task with a head", long_classification.table(runs).strip()])
 
 
+def qmsum_tables() -> str:
+    """Of each part that was run, found by answers and by questions."""
+    titles = {"whole": "Whole meetings"} | {f"units-{size}": f"Units of up to {size:,} tokens" for size in qmsum.UNITS}
+    parts = []
+    for part, title in titles.items():
+        for asked in qmsum.ASKED:
+            file = qmsum.RESULTS / f"minilm-{part}-{asked}.json"
+            if file.is_file():
+                result = json.loads(file.read_text(encoding="utf-8"))
+                published = (part, asked) == ("whole", "answers")
+                parts.append(f"**{title}, found by {asked}** ({result['documents']:,} documents)")
+                parts.append(qmsum.table(result, published))
+    return "\n\n".join(parts)
+
+
 # By the mark before them, what stands in the appendix.
 MARKED = {
     "vectors": lambda: long_vectors.table(results("long_vectors")["methods"]),
     "windows": window_tables,
     "far": lambda: far_context.tables(results("far_context")["tasks"]),
     "tables": comparisons,
+    "qmsum": qmsum_tables,
 }
 
 
