@@ -113,6 +113,20 @@ def crossed(table: np.ndarray, confidence: float = 0.95) -> Interval:
     return Interval(float(mean), float(mean - half), float(mean + half))
 
 
+def of_groups(
+    sums: np.ndarray, numbers: np.ndarray, draws: int = 10_000, confidence: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap of a mean over queries that belong to groups, as to documents: groups are drawn again, with all of their queries.
+
+    Args:
+        sums, numbers: of each group, the sum over its queries and how many it has.
+    """
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(draws, len(sums)))
+    ends = [(1 - confidence) / 2, (1 + confidence) / 2]
+    low, high = np.quantile(sums[drawn].sum(axis=1) / numbers[drawn].sum(axis=1), ends)
+    return float(low), float(high)
+
+
 def f1(counts: np.ndarray) -> np.ndarray:
     """Micro-F1 (...) of how many marks were found, wrong and missed, (..., 3); 0 where there is nothing."""
     found, wrong, missed = np.moveaxis(counts, -1, 0)

@@ -1,6 +1,10 @@
 """Documents in windows, and which window answers for a token."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,7 @@ def most_context(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
             if place >= 0 and context > best.get(place, (-1,))[0]:
                 best[place] = context, number, token
     return {place: (number, token) for place, (_, number, token) in best.items()}
+
+
+def padded(rows: Sequence[Sequence[int]], value: int = 0) -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from hf_posenc.conversion.distillation import has_bfloat16
@@ -40,10 +39,6 @@ def groups(model: PreTrainedModel, rate: float, position_rate: float | None) -> 
         {"params": [one for one in named.values() if one.ndim <= 1], "lr": rate, "weight_decay": 0.0},
         {"params": positions, "lr": rate if position_rate is None else position_rate, "weight_decay": 0.0},
     ]
-
-
-def padded(rows: Sequence[Sequence[int]], value: int) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
 
 
 def autocast() -> torch.autocast:

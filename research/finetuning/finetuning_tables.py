@@ -1,21 +1,19 @@
-"""The tables of the study of fine-tuning, from minilm.jsonl, mpnet.jsonl and tasks.jsonl: an arm that has not all of its runs is left out.
+"""The tables of the study of fine-tuning, from minilm.jsonl: an arm that has not all of its runs is left out.
 
-python research/finetuning/finetuning_tables.py     # prints them
+python research/finetuning/finetuning_tables.py [FOLDER]    # prints them
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from fine_tuning import Line
-from intervals import Interval
+from intervals import Interval, f1
 from litbank import BIN
 from recorded import read_lines
-from report import replace_marked
 from tagging import STUDIES, WHOLE, WINDOWS, WINDOWS_512
 
 from hf_posenc._utils import as_markdown
@@ -51,11 +49,6 @@ def recall(counts: np.ndarray) -> np.ndarray:
     """(..., works, 3) -> (...), micro over works."""
     right, _, missed = np.moveaxis(counts.sum(axis=-2), -1, 0)
     return right / np.maximum(right + missed, 1)
-
-
-def f1(counts: np.ndarray) -> np.ndarray:
-    right, wrong, missed = np.moveaxis(counts.sum(axis=-2), -1, 0)
-    return 2 * right / np.maximum(2 * right + wrong + missed, 1)
 
 
 @cache
@@ -145,7 +138,7 @@ def main_table(folder: Path = HERE) -> str:
             cells += [less().written(), less(confidence=CORRECTED).written(), verdict(less())]
         names = counts_of("minilm", arm, reading, "names", folder)
         cells += [
-            f"{f1(beyond).mean():.3f}",
+            f"{f1(beyond.sum(axis=1)).mean():.3f}",
             f"{recall(own.part(0, 1)).mean():.3f}",
             f"{recall(names.part(1)).mean():.3f}",
         ]
@@ -205,26 +198,7 @@ def _rates(run: Line) -> str:
     return f"{run['rate']:g}" + ("" if run["position_rate"] is None else f" / {run['position_rate']:g}")
 
 
-MARKED: dict[str, Callable[[], str]] = {
-    "main": main_table,
-    "in windows": windows_table,
-    "bins": bins_table,
-    "rates": partial(rates_table, "minilm"),
-}
-
-
-def with_tables(page: str) -> str:
-    for mark, make in MARKED.items():
-        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
-        page = replace_marked(page, begin, end, f"{begin}\n{make()}\n\n{end}")
-    return page
-
-
-def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
-    yield "research/finetuning/README.md", with_tables
-
-
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    made: list[Any] = [main_table(folder), windows_table(folder), bins_table(folder), rates_table("minilm", folder)]
+    made = [main_table(folder), windows_table(folder), bins_table(folder), rates_table("minilm", folder)]
     print("\n\n".join(made))

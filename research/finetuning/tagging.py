@@ -4,7 +4,7 @@
     python research/finetuning/tagging.py --data DATA --remaining      # what is still to be run, and nothing else
     python research/finetuning/tagging.py --data DATA --arms control --folds 0    # one arm on one fold: 10 minutes of a core
 
-DATA holds litbank/*.tsv. A run is a line of runs.jsonl: of a rate, with its F1 on fold 0's works of development, or of a fold, with what was right, wrong
+DATA holds litbank/*.tsv. A run is a line of minilm.jsonl or mpnet.jsonl: of a rate, with its F1 on fold 0's works of development, or of a fold, with what was right, wrong
 and missed in each of its works. Processes may share the work by arms; each run takes one thread. Conversions are folders in outputs/finetuning, made where they
 are not there.
 """
@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fine_tuning import (
     DROPOUT,
@@ -29,20 +30,19 @@ from fine_tuning import (
     autocast,
     fine_tune,
     is_of,
-    padded,
 )
+from intervals import f1
 from litbank import FOLDS, TAGS, Encoded, Entity, counts, decode, fold, pieces_to_learn, read_works
-from long_texts import read_articles
+from long_texts import read_articles, write_articles
 from minilm import packaged_minilm
 from recorded import Line, Runs
 from report import circumstances
 from transformers import AutoModelForTokenClassification, AutoTokenizer, PreTrainedModel, set_seed
-from windows import Piece, most_context, whole, windows
+from windows import Piece, most_context, padded, whole, windows
 
 from hf_posenc import convert
 from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import has_bfloat16
-from hf_posenc.files import write_whole
 from hf_posenc.training import tables_and_biases
 
 
@@ -139,9 +139,8 @@ class Tagging:
         arm = self.study.arms[name]
         output = self.work_dir / "conversions" / f"{self.study.name}-{arm.scheme}-{arm.steps}"
         if not output.is_dir():
-            texts = self.work_dir / "texts"
             articles = read_articles(self.data / "wikitext2" / "valid.txt", self.tokenizer.unk_token)
-            write_whole({texts / f"{number:04}.txt": "\n".join(one) + "\n" for number, one in enumerate(articles)})
+            texts = write_articles(self.work_dir / "texts", articles)
             convert(
                 self.source,
                 arm.scheme,
@@ -185,10 +184,7 @@ class Tagging:
     def f1_of_pieces(self, model: PreTrainedModel, works: list[Encoded]) -> float:
         """Of pieces that do not overlap, as they are trained on."""
         cut = partial(windows, size=PIECE, shared=0)
-        right, wrong, missed = (
-            sum(column) for column in zip(*(row for work in works for row in counts(work, tagged(model, work, cut))))
-        )
-        return 2 * right / max(2 * right + wrong + missed, 1)
+        return float(f1(np.concatenate([counts(work, tagged(model, work, cut)) for work in works]).sum(axis=0)))
 
     def readings(self, name: str) -> list[str]:
         if name != "control" or self.study.name != "minilm":

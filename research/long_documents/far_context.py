@@ -31,11 +31,10 @@ import numpy as np
 import torch
 from far_texts import KINDS, LEARNED, TESTED, Articles, Tagged, asked, tagged
 from long_documents import file_name
-from long_texts import read_articles
+from long_texts import read_articles, write_articles
 from long_vectors import difference_cell
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import convert, position_parameters
@@ -43,7 +42,6 @@ from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.checkpoints import load_checkpoint
 from hf_posenc.conversion.distillation import has_bfloat16
-from hf_posenc.files import write_whole
 
 
 # What the example scripts are made of.
@@ -57,7 +55,7 @@ from recorded import Runs  # noqa: E402
 from records import check_writable, write_json  # noqa: E402
 from report import circumstances  # noqa: E402
 from run_qa import Answers, QuestionAnsweringArguments, encode  # noqa: E402
-from windows import Piece, most_context, whole, windows  # noqa: E402
+from windows import Piece, most_context, padded, whole, windows  # noqa: E402
 
 
 FILES = {"learned": "valid", "tested": "test"}
@@ -138,10 +136,6 @@ class FarArguments:
             raise ValueError("minutes, max_steps, names and mentions must be greater than 0, and seeds not negative")
 
 
-def padded(rows: list[list[int]], value: int = 0) -> torch.Tensor:
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=value)
-
-
 class Tagger(nn.Module):
     """A linear head on the last states."""
 
@@ -203,12 +197,7 @@ class Contest:
             texts = read_articles(self.files["learned"], self.tokenizer.unk_token)
             parts = {"held_out": texts[:HELD_OUT], "learned": texts[HELD_OUT:]}
             for name, own in parts.items():
-                write_whole(
-                    {
-                        folder / "texts" / name / f"{number:04}.txt": "\n".join(one) + "\n"
-                        for number, one in enumerate(own)
-                    }
-                )
+                write_articles(folder / "texts" / name, own)
             convert(
                 self.source,
                 scheme,

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
+from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences, write_articles
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -46,6 +46,7 @@ from hf_posenc.inspection import longest_sequence
 sys.path += [str(Path(__file__).parents[2] / name) for name in ("examples", "research")]
 
 from arguments import ScriptParser  # noqa: E402
+from intervals import of_groups  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from recorded import Runs  # noqa: E402
 from records import check_writable, write_json  # noqa: E402
@@ -246,11 +247,9 @@ def interval(scores: list[float], groups: list[int], seed: int, resamples: int =
     Args:
         scores, groups: by query.
     """
-    names, places = np.unique(groups, return_inverse=True)
+    _, places = np.unique(groups, return_inverse=True)
     sums, numbers = np.bincount(places, weights=scores), np.bincount(places)
-    drawn = np.random.default_rng(seed).integers(len(names), size=(resamples, len(names)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / numbers[drawn].sum(axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    return of_groups(sums, numbers, resamples, seed=seed)
 
 
 @dataclass
@@ -453,10 +452,7 @@ class Comparison:
 
     def written(self, name: str, texts: list[list[str]]) -> Path:
         """A folder of articles, a file each."""
-        folder = self.folder / name
-        for number, article in enumerate(texts):
-            write_whole({folder / f"{number:04}.txt": "\n".join(article) + "\n"})
-        return folder
+        return write_articles(self.folder / name, texts)
 
     def settings(self) -> dict[str, Any]:
         """What a score depends on, apart from method, task and length."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_posenc.files import write_whole
+
 
 @dataclass
 class Retrieval:
@@ -293,6 +295,12 @@ def sentences(text: str) -> list[str]:
 
 TITLE = re.compile(r"= [^= ](.*[^= ])? =")
 HEADING = re.compile(r"(= ?){2,}.*")
+
+
+def write_articles(folder: Path, articles: list[list[str]]) -> Path:
+    """Write the paragraphs of each article to a file of its own; the folder."""
+    write_whole({folder / f"{number:04}.txt": "\n".join(one) + "\n" for number, one in enumerate(articles)})
+    return folder
 
 
 def read_articles(file: str | Path, unknown: str = "[UNK]") -> list[list[str]]:

@@ -35,7 +35,7 @@ import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunk_name, chunks, file_name, interval, ndcg, truncated
-from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences
+from long_texts import Retrieval, articles, needle, passkey, read_articles, sentences, write_articles
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 from transformers import AutoModel, PreTrainedModel
@@ -374,10 +374,7 @@ class Comparison:
 
     def written(self, file: str, name: str, texts: list[list[str]]) -> Path:
         """A folder of articles, a file each."""
-        folder = self.folder / "texts" / file / name
-        for number, article in enumerate(texts):
-            write_whole({folder / f"{number:04}.txt": "\n".join(article) + "\n"})
-        return folder
+        return write_articles(self.folder / "texts" / file / name, texts)
 
     @cached_property
     def kept(self) -> dict[tuple[str, str, str], dict[str, torch.Tensor]]:

@@ -20,28 +20,28 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import chunk_pooling
 import numpy as np
 import torch
+from long_documents import Encoder, chunks, truncated
+from long_vectors import difference_cell
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
 from torch.nn.functional import normalize
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import lengthen
-from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.files import whole_file, write_whole
-from hf_posenc.sentence.chunks import split
 
 
 sys.path += [str(Path(__file__).parents[2] / name) for name in ("examples", "benchmarks", "research")]
 
+from intervals import of_groups  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from report import circumstances  # noqa: E402
 
@@ -66,7 +66,6 @@ POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 BEST = "best chunk"
 UPGRADED = "stored vector, and chunks of the rest"
 UNTRAINED = ("tile", "mean")
-PASS_TOKENS = 8192
 CUT_OFF = 10
 # LongEmbed's table: nDCG@10 over all queries of whole meetings by answers.
 PUBLISHED = {
@@ -176,40 +175,19 @@ class Kept:
 
 
 class Vectors:
-    """Means of last states, one model's, in passes of sequences of about one length; kept in a folder."""
+    """Means of last states, one model's; kept in a folder."""
 
-    def __init__(self, folder: Path, tokenizer: Any):
-        self.folder, self.tokenizer = folder, tokenizer
+    def __init__(self, folder: Path):
+        self.folder = folder
 
-    def ids(self, inner: Sequence[int]) -> torch.Tensor:
-        return torch.tensor([self.tokenizer.cls_token_id, *inner, self.tokenizer.sep_token_id])
-
-    @torch.no_grad()
-    def passes(self, model: PreTrainedModel, rows: list[torch.Tensor]) -> torch.Tensor:
-        """(rows, width)"""
-        found: dict[int, torch.Tensor] = {}
-        left = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
-        while left:
-            size = max(1, PASS_TOKENS // len(rows[left[0]]))
-            batch, left = left[:size], left[size:]
-            mask = pad_sequence([torch.ones_like(rows[number]) for number in batch], batch_first=True)
-            ids = pad_sequence([rows[number] for number in batch], batch_first=True)
-            with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(model.device)):
-                states = model(input_ids=ids, attention_mask=mask).last_hidden_state.float()
-            weights = mask[..., None]
-            found |= dict(zip(batch, (states * weights).sum(dim=1) / weights.sum(dim=1)))
-        return torch.stack([found[number] for number in range(len(rows))])
-
-    def kept(
-        self, name: str, model: Callable[[], PreTrainedModel], rows: Callable[[], list[list[torch.Tensor]]]
-    ) -> Kept:
+    def kept(self, name: str, model: Callable[[], PreTrainedModel], rows: Callable[[], list[list[list[int]]]]) -> Kept:
         """The vectors of each text's pieces, computed where they are not there."""
         file = self.folder / f"{name}.safetensors"
         if not file.is_file():
             made = rows()
             flat = [piece for own in made for piece in own]
             began = time.process_time()
-            vectors = self.passes(model(), flat)
+            vectors = torch.stack(Encoder(model()).computed(flat))
             seconds = torch.tensor([time.process_time() - began])
             numbers = torch.tensor([len(own) for own in made])
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -277,66 +255,73 @@ class Bench:
     def __init__(self, meetings: Meetings, part: str, source: str, name: str, work: Path, models: dict[str, Path]):
         self.meetings, self.part, self.source, self.models = meetings, part, source, models
         self.documents = meetings.documents(part)
-        self.vectors = Vectors(work / f"{name}-{part}", meetings.tokenizer)
-        self.of_queries = Vectors(work / f"{name}-queries", meetings.tokenizer)
+        self.vectors, self.of_queries = (Vectors(work / f"{name}-{what}") for what in (part, "queries"))
 
     @cached_property
     def original(self) -> PreTrainedModel:
-        return AutoModel.from_pretrained(self.source).eval()
+        return AutoModel.from_pretrained(self.source)
+
+    def tokens(self, inner: Sequence[int]) -> list[int]:
+        """With special tokens."""
+        return [self.meetings.tokenizer.cls_token_id, *inner, self.meetings.tokenizer.sep_token_id]
+
+    def first(self, name: str, model: Callable[[], PreTrainedModel], length: int) -> Kept:
+        """The first `length` tokens of each document, read by a model."""
+        return self.vectors.kept(
+            name, model, lambda: [truncated(self.tokens(document.ids), length) for document in self.documents]
+        )
 
     def cut(self, length: int) -> Kept:
-        rows = [[self.vectors.ids(document.ids[: length - 2])] for document in self.documents]
-        return self.vectors.kept(f"cut at {length}", lambda: self.original, lambda: rows)
+        return self.first(f"cut at {length}", lambda: self.original, length)
 
     def chunks(self, size: int, overlap: bool) -> Kept:
-        special = {self.meetings.tokenizer.cls_token_id, self.meetings.tokenizer.sep_token_id}
         return self.vectors.kept(
             f"chunks of {size}{', overlapping' * overlap}",
             lambda: self.original,
-            lambda: [split(self.vectors.ids(document.ids), size, overlap, special) for document in self.documents],
+            lambda: [chunks(self.tokens(document.ids), size, overlap) for document in self.documents],
         )
 
     def rest(self, size: int, overlap: bool) -> Kept:
         """Chunks of what the checkpoint cuts off; a document that it reads as a whole has none."""
-        special = {self.meetings.tokenizer.cls_token_id, self.meetings.tokenizer.sep_token_id}
-        rests = [document.ids[CUT - 2 :] for document in self.documents]
         return self.vectors.kept(
             f"rest in chunks of {size}{', overlapping' * overlap}",
             lambda: self.original,
-            lambda: [split(self.vectors.ids(rest), size, overlap, special) if rest else [] for rest in rests],
+            lambda: [
+                chunks(self.tokens(rest), size, overlap) if rest else []
+                for rest in (document.ids[CUT - 2 :] for document in self.documents)
+            ],
         )
 
     def upgraded(self, size: int, overlap: bool) -> tuple[torch.Tensor, Kept]:
         """A stored vector, of length 1, and the mean of the rest's chunks, each by its tokens' share."""
         stored, rest = normalize(self.cut(CUT).vectors.float(), dim=-1), self.rest(size, overlap)
         merged = []
-        for document, first, chunks in zip(self.documents, stored, rest.by_text(), strict=True):
+        for document, first, own in zip(self.documents, stored, rest.by_text(), strict=True):
             read = min(len(document.ids), CUT - 2)
             left = len(document.ids) - read
-            merged.append(first if not left else read * first + left * normalize(chunks.mean(dim=0), dim=-1))
+            merged.append(first if not left else read * first + left * normalize(own.mean(dim=0), dim=-1))
         return torch.stack(merged), rest
 
-    def whole(self, name: str, model: Callable[[], PreTrainedModel], length: int) -> Kept:
-        rows = [[self.vectors.ids(document.ids[: length - 2])] for document in self.documents]
-        return self.vectors.kept(f"{name}, {length}", lambda: model().eval(), lambda: rows)
+    def texts(self, asked: str) -> list[str]:
+        return [getattr(query, asked.removesuffix("s")) for query in self.meetings.queries]
 
     def queries(self, asked: str) -> torch.Tensor:
         """Vectors of all queries, cut where the checkpoint cuts."""
-        texts = [getattr(query, asked.removesuffix("s")) for query in self.meetings.queries]
-        encoded = self.meetings.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        rows = [[self.of_queries.ids(ids[: CUT - 2])] for ids in encoded]
-        return self.of_queries.kept(asked, lambda: self.original, lambda: rows).vectors.float()
+        return self.of_queries.kept(asked, lambda: self.original, lambda: self.encoded(asked)).vectors.float()
+
+    def encoded(self, asked: str) -> list[list[list[int]]]:
+        encoded = self.meetings.tokenizer(self.texts(asked), add_special_tokens=False, verbose=False)["input_ids"]
+        return [truncated(self.tokens(ids), CUT) for ids in encoded]
 
     def methods(self, asked: str) -> Iterator[Method]:
         queries = normalize(self.queries(asked), dim=-1)
-        texts = [getattr(query, asked.removesuffix("s")) for query in self.meetings.queries]
         number = len(self.documents)
 
         def dense(name: str, family: str, vectors: torch.Tensor, kept: Kept) -> Method:
             similarities = (queries @ normalize(vectors, dim=-1).T).numpy()
             return Method(name, family, similarities, 1.0, 1000 * float(kept.seconds) / number)
 
-        words = bm25([document.text for document in self.documents], texts)
+        words = bm25([document.text for document in self.documents], self.texts(asked))
         yield Method("BM25", "BM25", words, 0.0, 0.0)
         for length in CUTS:
             kept = self.cut(length)
@@ -345,7 +330,7 @@ class Bench:
             kept = self.chunks(size, overlap)
             own, label = kept.by_text(), f"of {size}{', overlapping' * overlap}"
             for pooled, function in POOLED.items():
-                one = dense(f"{pooled} {label}", pooled, torch.stack([function(chunks) for chunks in own]), kept)
+                one = dense(f"{pooled} {label}", pooled, torch.stack([function(pieces) for pieces in own]), kept)
                 yield one
                 if pooled == "mean of chunks":
                     yield Method(
@@ -367,16 +352,13 @@ class Bench:
             )
         if self.part == "units-1024":
             for method in UNTRAINED:
-                kept = self.whole(
-                    f"longer table, {method}", lambda method=method: lengthen(self.original, 1024, CUT, method), 1024
-                )
-                yield dense(
-                    f"longer table, {method}, untrained", "longer table, untrained", kept.vectors.float(), kept
-                )
-        for name, folder in self.models.items():
-            length = min(8192, AutoTokenizer.from_pretrained(folder).model_max_length)
-            if self.part == "whole" or self.part == "units-1024":
-                kept = self.whole(name, lambda folder=folder: AutoModel.from_pretrained(folder), length)
+                name, longer = f"longer table, {method}", partial(lengthen, self.original, 1024, CUT, method)
+                kept = self.first(f"{name}, 1024", longer, 1024)
+                yield dense(f"{name}, untrained", "longer table, untrained", kept.vectors.float(), kept)
+        if self.part in ("whole", "units-1024"):
+            for name, folder in self.models.items():
+                length = min(8192, AutoTokenizer.from_pretrained(folder).model_max_length)
+                kept = self.first(f"{name}, {length}", partial(AutoModel.from_pretrained, folder), length)
                 yield dense(name, name, kept.vectors.float(), kept)
 
 
@@ -414,13 +396,6 @@ def mean(sums: np.ndarray, queries: np.ndarray) -> float:
     return float(sums.sum() / queries.sum())
 
 
-def interval(sums: np.ndarray, queries: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
-    """The middle 95 % of the mean over queries, meetings drawn with replacement."""
-    drawn = np.random.default_rng(0).integers(len(sums), size=(draws, len(sums)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / queries[drawn].sum(axis=1), [0.025, 0.975])
-    return float(low), float(high)
-
-
 def chosen(result: dict[str, Any]) -> dict[str, str]:
     """By family, the method that is best on the queries of `val`."""
     val, queries = np.array(result["val"]), np.array(result["queries"])
@@ -443,9 +418,8 @@ def table(result: dict[str, Any], published: bool = False) -> str:
         method = result["methods"][name]
         own = np.array(method["ndcg"])
         less = (own - reference)[test], queries[test]
-        cell = (
-            "" if name == picked[REFERENCE] else "{:+.3f} ({:+.3f} to {:+.3f})".format(mean(*less), *interval(*less))
-        )
+        measured = {"mean": mean(*less), "interval": of_groups(*less)}
+        cell = "" if name == picked[REFERENCE] else difference_cell(measured)
         cells = [f"{method['vectors']:.0f}", f"{method['milliseconds']:.0f}", f"{mean(own[test], queries[test]):.3f}"]
         rows.append([f"{name} (not chosen)" if name in fixed else name, *cells, cell, f"{mean(own, queries):.3f}"])
     if published:

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 import qmsum
 import torch
+from intervals import of_groups
 from minilm import packaged_minilm
 from qmsum import Meetings, bm25, fused, ndcg, spread
 from sklearn.metrics import ndcg_score
 from transformers import AutoTokenizer
+
+from hf_posenc.conversion.distillation import has_bfloat16
 
 
 TOKENIZER = AutoTokenizer.from_pretrained(packaged_minilm())
@@ -111,7 +114,7 @@ def test_a_stored_vector_and_the_rest_are_merged_by_tokens(data, tmp_path):
     encode = bench.original
 
     def vector(inner):
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=qmsum.has_bfloat16(encode.device)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16(encode.device)):
             return encode(input_ids=torch.tensor([[101, *inner, 102]])).last_hidden_state[0].float().mean(dim=0)
 
     def unit(one):
@@ -160,7 +163,7 @@ def test_means_are_over_queries_and_intervals_over_meetings():
     of_meetings = generator.normal(0.4, 0.1, 400)
     sums = queries * of_meetings
     assert qmsum.mean(sums, queries) == pytest.approx(np.average(of_meetings, weights=queries))
-    low, high = qmsum.interval(sums, queries)
+    low, high = of_groups(sums, queries)
     residual = sums - queries * qmsum.mean(sums, queries)
     error = np.sqrt((residual**2).sum()) / queries.sum()
     assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.05)
