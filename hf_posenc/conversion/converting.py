@@ -161,9 +161,14 @@ class Conversion:
         position_scheme: str,
         flags: dict[str, Any],
         arguments: ConversionArguments,
+        documents: list[str] | None = None,
     ) -> "Conversion":
-        """A conversion as [`convert`] is asked for it; see there for what is raised."""
-        documents = read_documents(arguments.text)
+        """A conversion as [`convert`] is asked for it; see there for what is raised.
+
+        Args:
+            documents: of `arguments.text`, where they were read before.
+        """
+        documents = documents or read_documents(arguments.text)
         held_out = read_documents(arguments.held_out) if arguments.held_out else None
         checkpoint = load_checkpoint(model, tokenizer, arguments.trained_length)
         if arguments.output is not None:

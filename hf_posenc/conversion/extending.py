@@ -19,7 +19,7 @@ from ..modeling.schemes.table import scheme_names
 from ..sentence.folders import model_class
 from ..variants import scheme_of
 from .checkpoints import Checkpoint, check_installed, load_checkpoint
-from .converting import Conversion, ConversionArguments
+from .converting import Conversion, ConversionArguments, as_list
 from .longer_tables import METHODS, lengthen
 from .report import ConversionReport
 from .texts import read_documents
@@ -117,14 +117,14 @@ def extend(
     checkpoint = load_checkpoint(model, trained_length=trained_length)
     check_extendable(checkpoint, max_length)
     length = checkpoint.trained_length
-    sources = [text] if isinstance(text, str | Path) else text
-    documents, report = read_documents(sources) if sources else [], None
+    name = Path(str(checkpoint.folder)).name if Path(model).exists() else str(model)
+    documents, report = read_documents(as_list(text)) if text else [], None
     if method == CHUNKS:
         difference = _in_chunks(checkpoint, max_length, output)
     elif method == TRAINED:
         arguments = ConversionArguments(
             output=output,
-            text=sources,
+            text=text,
             max_length=max_length,
             trained_length=length,
             train="beyond",
@@ -133,7 +133,7 @@ def extend(
             seed=seed,
             resume=resume,
         )
-        conversion = Conversion.of(model, None, scheme_of(checkpoint.config), {}, arguments)
+        conversion = Conversion.of(model, None, scheme_of(checkpoint.config), {}, arguments, documents)
         found: list[float] = []
         conversion.check = lambda student: found.append(_difference_of_states(conversion.original, student, length))
         _, report = conversion.run()
@@ -141,13 +141,10 @@ def extend(
     else:
         student = lengthen(checkpoint.model, max_length, length, method)
         difference = _difference_of_states(checkpoint.model, student, length)
-        report = ConversionReport(
-            Path(str(checkpoint.folder)).name, scheme_of(checkpoint.config), {}, length, max_length
-        )
+        report = ConversionReport(name, scheme_of(checkpoint.config), {}, length, max_length)
         report.settings, report.not_measured = {"extend": method}, ["how well longer texts are read"]
         write_converted(output, student.to(checkpoint.dtype), checkpoint, report)
     lengths = [len(ids) for ids in checkpoint.tokenizer(documents, verbose=False)["input_ids"]] if documents else []
-    name = Path(str(checkpoint.folder)).name if Path(model).exists() else str(model)
     return Extension(name, method, length, max_length, difference, lengths, report)
 
 

@@ -8,7 +8,7 @@
     )
     tagger("a book " * 100_000)
 
-`windows` says where a text is cut and which window answers; `long_texts` has the pipelines. Nothing else of hf_posenc is needed.
+`windows` says where a text is cut and which window answers; `long_texts` has the pipelines.
 """
 
 from .long_texts import LongFeatureExtractionPipeline, LongTokenClassificationPipeline

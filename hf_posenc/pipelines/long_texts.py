@@ -1,6 +1,7 @@
 """Transformers' pipelines for token classification and feature extraction, for texts of any length."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,11 +9,12 @@ from transformers.pipelines.base import ChunkPipeline
 from transformers.pipelines.token_classification import TokenClassificationPipeline
 
 from .. import inspection
+from ..variants import CONFIG_CLASSES
 from .windows import most_central, windows_of
 
 
-# What a window brings along beside the model's inputs.
-OWN = ("window", "document")
+# What a window brings along that is no input of the model.
+OWN = ("window", "document", "is_last")
 
 
 class _Windows:
@@ -21,6 +23,21 @@ class _Windows:
     # Of the pipeline.
     tokenizer: Any
     model: Any
+
+    @cached_property
+    def longest(self) -> int | None:
+        """Number of tokens at which the model's positions end; None where they have no end, or nobody knows it."""
+        config = self.model.config
+        return inspection.longest_sequence(config) if config.model_type in CONFIG_CLASSES else None
+
+    def given_sizes(self, window: int | None, overlap: int | None) -> dict[str, int]:
+        """The sizes that are given, checked with those that were given before."""
+        given = {name: value for name, value in (("window", window), ("overlap", overlap)) if value is not None}
+        before = getattr(self, "_preprocess_params", None)
+        if given or before is None:  # called with nothing as a text is read
+            sizes = (before or {}) | given
+            self.checked_windows(sizes.get("window"), sizes.get("overlap"))
+        return given
 
     def checked_windows(self, window: int | None, overlap: int | None) -> tuple[int, int]:
         """Sizes in tokens, special tokens counted.
@@ -34,7 +51,7 @@ class _Windows:
                 raise TypeError(f"{name} must be a number of tokens, got {value!r}")
         if not self.tokenizer.is_fast:
             raise ValueError("long texts need a fast tokenizer, which says where words are")
-        longest = inspection.longest_sequence(self.model.config) or inspection.NO_LENGTH
+        longest = self.longest or inspection.NO_LENGTH
         limit = min(longest, self.tokenizer.model_max_length)
         if window is None and limit >= inspection.NO_LENGTH:
             raise ValueError("nothing says how many tokens the model reads: give window, a number of tokens")
@@ -126,13 +143,7 @@ class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
         if kwargs.get("stride") is not None:
             raise ValueError("stride is of transformers' own windows: give overlap, a number of tokens")
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
-        # Called with nothing as a text is read, and with what is new: what was given before stays.
-        given = {"window": window, "overlap": overlap}
-        preprocess |= {name: value for name, value in given.items() if value is not None}
-        if preprocess.keys() & given.keys() or not hasattr(self, "_preprocess_params"):
-            before = getattr(self, "_preprocess_params", {})
-            self.checked_windows(*(preprocess.get(name, before.get(name)) for name in given))
-        return preprocess, forward, postprocess
+        return preprocess | self.given_sizes(window, overlap), forward, postprocess
 
     def preprocess(
         self,
@@ -163,7 +174,7 @@ class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
             yield inputs
 
     def _forward(self, model_inputs: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: model_inputs.pop(name) for name in (*OWN, "is_last")}
+        kept = {name: model_inputs.pop(name) for name in OWN}
         output = self.model(**model_inputs)
         return {"logits": output["logits"] if isinstance(output, dict) else output[0], **kept}
 
@@ -199,17 +210,14 @@ class LongFeatureExtractionPipeline(_Windows, ChunkPipeline):
     def _sanitize_parameters(
         self, window: int | None = None, overlap: int | None = None, return_tensors: bool | None = None
     ):
-        given = {name: value for name, value in (("window", window), ("overlap", overlap)) if value is not None}
-        if given or not hasattr(self, "_preprocess_params"):
-            before = getattr(self, "_preprocess_params", {})
-            self.checked_windows(*((before | given).get(name) for name in ("window", "overlap")))
-        return given, {}, {} if return_tensors is None else {"return_tensors": return_tensors}
+        postprocess = {} if return_tensors is None else {"return_tensors": return_tensors}
+        return self.given_sizes(window, overlap), {}, postprocess
 
     def preprocess(self, text: str, window: int | None = None, overlap: int | None = None) -> Iterator[dict[str, Any]]:
         yield from self.windows(text, *self.checked_windows(window, overlap))
 
     def _forward(self, model_inputs: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: model_inputs.pop(name) for name in (*OWN, "is_last")}
+        kept = {name: model_inputs.pop(name) for name in OWN}
         return {"states": self.model(**model_inputs)[0], **kept}
 
     def postprocess(self, all_outputs: Sequence[dict[str, Any]], return_tensors: bool = False) -> Any:

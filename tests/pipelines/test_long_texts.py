@@ -6,9 +6,17 @@ import pytest
 import tiny
 import tiny_checkpoints
 import torch
-from transformers import AutoModel, AutoModelForTokenClassification, AutoTokenizer, pipeline
+from transformers import (
+    AutoModel,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DebertaV2Config,
+    DebertaV2ForTokenClassification,
+    pipeline,
+)
 
 import hf_posenc
+from hf_posenc import inspection
 from hf_posenc.pipelines import LongFeatureExtractionPipeline, LongTokenClassificationPipeline
 from hf_posenc.pipelines.windows import most_central, windows_of
 
@@ -261,3 +269,31 @@ def test_a_model_that_leaves_padding_out(tagger):
     for own, expected in zip(packed, usual, strict=True):
         assert [one["entity"] for one in own] == [one["entity"] for one in expected]
         assert [one["score"] for one in own] == pytest.approx([one["score"] for one in expected], abs=1e-5)
+
+
+def test_a_model_of_a_family_without_schemes_reads_long_texts_too():
+    """Nothing is known here of where its positions end: the tokenizer says how long windows are."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = DebertaV2Config(
+        vocab_size=tiny.SIZES["vocab_size"],
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        num_labels=3,
+        **sizes,
+    )
+    model = DebertaV2ForTokenClassification(config).eval()
+    long = LongTokenClassificationPipeline(
+        model=model, tokenizer=tiny_checkpoints.tokenizer(), device="cpu", ignore_labels=[]
+    )
+    assert len(long(text(200))) == 200
+    with pytest.raises(ValueError, match="window must be at least 4 tokens, got 3"):
+        long(text(200), window=3)
+
+
+def test_where_positions_end_is_asked_once(tagger, monkeypatch):
+    asked = []
+    longest = inspection.longest_sequence
+    monkeypatch.setattr(inspection, "longest_sequence", lambda config: asked.append(config) or longest(config))
+    long = loaded(tagger)
+    long([text(number) for number in (100, 3, 31)], window=20)
+    assert len(asked) == 1

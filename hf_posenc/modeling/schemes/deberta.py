@@ -141,7 +141,7 @@ class Deberta(AttentionScheme):
     def _table(self, width: int, initial: Initial) -> PositionTable:
         if not self.buckets:
             return PositionTable(2 * self.span, width, initial)
-        return DistanceTable(2 * self.span, width, initial, self.table_version or NEWEST_TABLE, self.reached_rows())
+        return DistanceTable(2 * self.span, width, initial, self.table_version, self.reached_rows())  # type: ignore[arg-type]
 
     def reached_rows(self) -> tuple[int, int]:
         """The first and the last row of a table with buckets that `position_table_version` 1 reads."""

@@ -32,13 +32,8 @@ class Kind:
         values: the same for people.
     """
 
-    @property
-    def annotation(self) -> Any:
-        raise NotImplementedError
-
-    @property
-    def values(self) -> str:
-        raise NotImplementedError
+    annotation: Any
+    values: str
 
     def check(self, flag: str, value: Any) -> None:
         """Raise TypeError or ValueError, naming the flag, for a value that it cannot have by itself."""
@@ -56,7 +51,7 @@ class Choice(Kind):
         return Literal[self.choices]
 
     @property
-    def values(self) -> str:
+    def values(self) -> str:  # type: ignore[override]
         return ", ".join(self.choices)
 
     def check(self, flag: str, value: Any) -> None:
@@ -126,7 +121,7 @@ class Subset(Kind):
     annotation = list[str] | tuple[str, ...]
 
     @property
-    def values(self) -> str:
+    def values(self) -> str:  # type: ignore[override]
         return "list of " + ", ".join(self.choices)
 
     def check(self, flag: str, value: Any) -> None:
