@@ -38,7 +38,7 @@ OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding
 FLAGS: dict[str, dict[str, str]] = OPTIONS["flags"]
 # Of a conversion: name -> kind, what it is for, and the default.
 SETTINGS: dict[str, dict[str, Any]] = OPTIONS["convert"]
-TYPES = {"boolean": bool, "integer": int, "number": float, "list": list[str]}
+TYPES = {"boolean": bool, "integer": int, "number": float}
 
 app = typer.Typer(
     help="Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.",
@@ -168,13 +168,22 @@ def card(
     typer.echo(write_card(folder, results, repo, out, force, **known))
 
 
-def _option(
-    name: str, kind: type, help: str, default: Any = None, has_opposite: bool = True
-) -> introspection.Parameter:
-    """An option of a command; of a boolean, with its opposite where it has one."""
-    dashed = name.replace("_", "-")
-    names = f"--{dashed}/--no-{dashed}" if kind is bool and has_opposite else f"--{dashed}"
-    annotation = Annotated[kind if default is not None else kind | None, typer.Option(names, help=help)]
+def _setting(name: str) -> Any:
+    """The type of an option for a setting of a conversion, with its help."""
+    one = SETTINGS[name]
+    kind = list[str] if one["kind"] == "list" else TYPES.get(one["kind"], str)
+    kind = kind | None if one["default"] is None else kind
+    return Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", help=one["help"])]
+
+
+def _flag(name: str) -> Any:
+    """The type of an option for a flag; lists and objects are written as one word."""
+    kind, dashed = TYPES.get(FLAGS[name]["kind"], str), name.replace("_", "-")
+    names = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
+    return Annotated[kind | None, typer.Option(names, help=FLAGS[name]["help"])]
+
+
+def _keyword(name: str, annotation: Any, default: Any = None) -> introspection.Parameter:
     return introspection.Parameter(name, introspection.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -186,15 +195,8 @@ def _with_settings_and_flags(command: Callable) -> Callable:
         for parameter in introspection.signature(command).parameters.values()
         if parameter.kind is not introspection.Parameter.VAR_KEYWORD
     ]
-    options = [
-        _option(name, TYPES.get(one["kind"], str), one["help"], one["default"], has_opposite=False)
-        for name, one in SETTINGS.items()
-    ]
-    # Lists and objects are written as one word.
-    options += [
-        _option(name, TYPES.get(one["kind"], str) if one["kind"] != "list" else str, one["help"])
-        for name, one in FLAGS.items()
-    ]
+    options = [_keyword(name, _setting(name), one["default"]) for name, one in SETTINGS.items()]
+    options += [_keyword(name, _flag(name)) for name in FLAGS]
     command.__signature__ = introspection.Signature().replace(parameters=[*own, *options])
     command.__annotations__ = {p.name: p.annotation for p in (*own, *options)} | {"return": None}
     return command
@@ -276,18 +278,11 @@ def extend(
             "many are longer than before, and 'trained' learns from them. Default: none, and the reference of the Python language.",
         ),
     ] = None,
-    trained_length: Annotated[
-        int | None,
-        typer.Option(
-            "--trained-length",
-            help="Number of tokens that it reads now. Default: sentence-transformers' max_seq_length, else the tokenizer's "
-            "model_max_length, else the number of its positions.",
-        ),
-    ] = None,
-    max_steps: Annotated[int | None, typer.Option("--max-steps", help="Budget of the training. Default: 800.")] = None,
-    max_minutes: Annotated[float | None, typer.Option("--max-minutes", help="Budget of the training.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the choice of text.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a training that was interrupted.")] = False,
+    trained_length: _setting("trained_length") = None,
+    max_steps: _setting("max_steps") = None,
+    max_minutes: _setting("max_minutes") = None,
+    seed: _setting("seed") = 0,
+    resume: _setting("resume") = False,
 ) -> None:
     """Read longer texts; short texts keep their vectors.
 
