@@ -30,7 +30,7 @@ from .modeling.schemes import table as schemes
 from .modeling.schemes.base import AttentionScheme, EmbeddingScheme, PositionScheme
 from .modeling.schemes.flags import Flag, Kind
 from .modeling.schemes.table import ALIASES, ALL, FLAGS, SCHEMES, SOURCES, Source
-from .modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
+from .modeling.schemes.terms import Term
 
 
 logger = logging.get_logger(__name__)
@@ -350,22 +350,6 @@ def _register_beside(file: Path, name: str, cls: str) -> None:
     schemes.register(scheme, Source(file.absolute(), text))
 
 
-# Kind of score term -> its tensors, and how many dimensions they may have.
-DIMENSIONS: dict[type, dict[str, tuple[int, ...]]] = {
-    RelativeTerm: {
-        "rows": (1, 3),
-        "query_table": (3,),
-        "key_table": (3,),
-        "bias": (2, 3),
-        "value_table": (2,),
-        "query_bias": (2,),
-    },
-    PairTerm: {"bias": (4,)},
-    ProductTerm: {"query": (4,), "key": (4,)},
-    SumTerm: {"scale": (3,), "query": (3,), "key": (3,)},
-}
-
-
 def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[Term]:
     """What `terms` of a scheme returned, if it is a list of score terms whose tensors have the right number of dimensions.
 
@@ -377,10 +361,10 @@ def checked_terms(scheme: "AttentionScheme", terms: Any) -> list[Term]:
     if not isinstance(terms, list):
         raise TypeError(f"{who} must return a list of score terms, got {type(terms).__name__}")
     for term in terms:
-        if (dimensions := DIMENSIONS.get(type(term))) is None:
-            kinds = ", ".join(kind.__name__ for kind in DIMENSIONS)
+        if not isinstance(term, Term):
+            kinds = ", ".join(kind.__name__ for kind in Term.__subclasses__())
             raise TypeError(f"{who} must return a list of {kinds}, got {type(term).__name__} in it")
-        for name, possible in dimensions.items():
+        for name, possible in term.dimensions.items():
             value = getattr(term, name)
             if value is not None and value.dim() not in possible:
                 wanted = " or ".join(map(str, possible))

@@ -5,7 +5,7 @@ score terms in the same places. It is a copy: the model that was handed in stays
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from ..modeling.models.self_attention import PositionSelfAttention
 from ..modeling.schemes.flags import WINDOW
 from ..modeling.schemes.parameters import without_bias
 from ..modeling.schemes.table import scheme_names
-from ..modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
+from ..modeling.schemes.terms import Term
 from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
@@ -350,31 +350,9 @@ def score_parts(
         if content_query is not asking:
             parts[f"{prefix}u"] = content(content_query - asking, key)
         asking = content_query
-        terms |= {prefix + name: piece for term in own_terms for name, piece in _pieces(term)}
+        terms |= {prefix + name: piece for term in own_terms for name, piece in term.pieces()}
     parts |= {name: score_bias(query, key, [term]) for name, term in terms.items()}
     return parts, terms
-
-
-def _pieces(term: Term) -> Iterator[tuple[str, Term]]:
-    """A score term as terms of one piece each, with their names in [`LayerScores`]."""
-    if isinstance(term, PairTerm):
-        yield "bias", term
-    elif isinstance(term, ProductTerm):
-        yield "p2p", term
-    elif isinstance(term, SumTerm):
-        yield term.side or "sums", term
-    else:
-        alone = RelativeTerm(rows=term.rows)
-        if term.query_table is not None:
-            yield "c2p", replace(alone, query_table=term.query_table)
-        if term.query_bias is not None:
-            yield "v", replace(alone, bias=replace(term, bias=None).without_query_bias().bias)
-        if term.key_table is not None:
-            yield "p2c", replace(alone, key_table=term.key_table)
-        if term.bias is not None:
-            # Beside tables it is DeBERTa's, which positions ask of positions.
-            name = "bias" if term.query_table is None and term.key_table is None else "p2p"
-            yield name, replace(alone, bias=term.bias)
 
 
 def _layer_scores(

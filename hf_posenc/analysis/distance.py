@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..modeling.schemes.terms import RelativeTerm, SumTerm
 from . import style
 from .access import LayerScores, Subject, study
 from .records import Record
@@ -95,14 +94,13 @@ def score_by_distance(
     for name in names:
         statistics = _by_distance([scores.parts[name] for scores in observed], max_distance)
         term = observed[0].terms.get(name)
-        is_bias = isinstance(term, RelativeTerm) and term.bias is not None and term.rows.dim() == 1
+        is_bias = term is not None and term.rows is not None and term.bias is not None and term.rows.dim() == 1
         curves.append(Curves(name, np.arange(-max_distance, max_distance + 1), *statistics, is_bias))
     return ScoreByDistance(subject.name, subject.scheme, layer, curves)
 
 
 def _is_free_of_words(scores: LayerScores, name: str) -> bool:
-    term = scores.terms[name]
-    return not isinstance(term, SumTerm) and (not isinstance(term, RelativeTerm) or term.bias is not None)
+    return not scores.terms[name].reads_content
 
 
 def _by_distance(parts: list[torch.Tensor], max_distance: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

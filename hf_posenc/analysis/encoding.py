@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from ..modeling.schemes.sinusoidal import inverse_frequencies, sinusoids
-from ..modeling.schemes.terms import RelativeTerm
 from . import style
 from .access import LayerScores, Subject, check_varied, study
 from .edges import Edge, find_edge
@@ -100,7 +99,7 @@ def encoding_maps(model: "Subject | str", length: int | None = None) -> Encoding
 def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
     """A table or bias of the first layer, by distance where it is one of distances."""
     term = scores.terms[name]
-    if not isinstance(term, RelativeTerm) or term.rows.dim() != 1:
+    if term.rows is None or term.rows.dim() != 1:
         return Map(
             f"{name} of head 1", scores.parts[name][0, 0].numpy(), "position of the query", "position of the key"
         )

@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, logging, output_capturing
 
 from .._utils import module_inside
-from ..modeling.attention.backends import attend_without_terms
+from ..modeling.attention.backends import Attention, attend
 from ..modeling.kernels.fast import split_heads
 from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of
+from ..modeling.masks import Mask, allowed, is_tensor
 from ..modeling.models.family import Family
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel
-from ..modeling.schemes.positions import allowed
 from ..modeling.stock_interface import ModelInputs, Receives, tells_versions
 from ..modeling.torch_state import is_traced
 from .changes import INSTALLED, Changes
@@ -261,13 +261,12 @@ def _attend_packed(
         split_heads(getattr(attention, name)(states), heads) for name in (family.query, family.key, family.value)
     )
 
-    def attend(query, key, value, terms, mask):
-        states, settings = (query, key, value), {"dropout": dropout, "scaling": attention.scaling}
-        return attend_without_terms(
-            attention, attention.config._attn_implementation, eager, *states, mask, **settings
-        )[0]
+    def attend_to(query, key, value, terms, mask):
+        states, mask = (query, query, key, value), Mask.of(mask, query, key)
+        implementation, scaling = attention.config._attn_implementation, attention.scaling
+        return attend(Attention(attention, implementation, *states, terms, mask, scaling, dropout, eager=eager))[0]
 
-    output = packing.attend(attend, (query, key, value))
+    output = packing.attend(attend_to, (query, key, value))
     return output if family.output is None else getattr(attention, family.output)(output)
 
 
@@ -364,9 +363,9 @@ def _end_direct(encoder: nn.Module, args: tuple, output) -> None:
 
 def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementation: str) -> torch.Tensor | None:
     """The mask (batch, length) that a mask of pairs was made of; None if it says more, or for other sequences."""
-    if isinstance(mask, torch.Tensor) and implementation == "eager" and not mask.is_floating_point():
+    if is_tensor(mask) and implementation == "eager" and not mask.is_floating_point():
         return None  # stock adds it to the scores, as numbers
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
+    if not is_tensor(mask) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
         return None
     mask = allowed(mask)
     return mask[:, 0, 0] if torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
@@ -374,7 +373,7 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementatio
 
 def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None) -> bool:
     """Whether nothing that stock models alone have stands against it."""
-    if not isinstance(mask, torch.Tensor) or mask.device.type != "cpu" or not _hook_encoder(model, family):
+    if not is_tensor(mask) or mask.device.type != "cpu" or not _hook_encoder(model, family):
         return False
     layers = family.layers_of(family.encoder_of(model))
     if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):

@@ -33,10 +33,8 @@ class Extras:
         cached: what depends on parameters alone, computed once while a model is evaluated.
         caches_on: whether it is, on a device.
         reads_through_views: whether products with rows per distance are read where they lie, and not gathered.
-        score_parts: the parts of a score term with a table, or None where they are to be gathered.
-        attend: the self-attention with score terms under "sdpa", or None where whole matrices are to be computed.
-        whole_attention: the attention with whole matrices, or None for PyTorch's kernel.
-        flex_attention: the self-attention with score terms under "flex_attention"; None where it cannot carry any.
+        products: of queries and keys with the tables of a term; None for those that are gathered per pair.
+        faster_than_sdpa: the name of the backend that computes an attention under "sdpa" faster than PyTorch's kernel, or None.
         packing_of: which tokens of a batch are no padding, where the others are left out, or None.
         computes_padding_that_is_read: a task head's forward that has padding computed where its loss reads it.
         checked_terms, checked_rotation: what `terms` and `rotate` of a scheme returned, checked.
@@ -46,10 +44,8 @@ class Extras:
     cached: Callable = _compute
     caches_on: Callable = _nothing
     reads_through_views: Callable = _nothing
-    score_parts: Callable = _nothing
-    attend: Callable = _nothing
-    whole_attention: Callable | None = None
-    flex_attention: Callable | None = None
+    products: Callable | None = None
+    faster_than_sdpa: Callable = _nothing
     packing_of: Callable = _nothing
     computes_padding_that_is_read: Callable = lambda forward: forward
     checked_terms: Callable = _returned

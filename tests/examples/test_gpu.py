@@ -36,11 +36,11 @@ import sys
 sys.argv = ["gpu.py", "--device", "cpu", "--quick", "--minutes", "0.5"]
 sys.path.insert(0, {str(BENCHMARK.parent)!r})
 import gpu
-from hf_posenc.modeling.models import self_attention
+from hf_posenc.modeling.attention.backends import BACKENDS, Backend
 gpu.speed_builders = lambda *arguments: {{}}
 gpu.SCHEMES = ["t5", "none"]
 gpu.STOCK_FAMILIES = ()
-self_attention.whole_position_attention = lambda query, key, value, bias, *rest: query.transpose(1, 2)
+BACKENDS["sdpa"] = Backend(lambda attention: (attention.query.transpose(1, 2), None))
 gpu.main()
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -16,6 +16,7 @@ from transformers import (
 
 from hf_posenc.export.onnx import attention, exporting
 from hf_posenc.export.onnx.graph import OPSET, constant_nodes
+from hf_posenc.integrations.stock_attention import attention as stock_attention
 from hf_posenc_cli import main
 
 
@@ -198,15 +199,15 @@ def test_what_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name, other",
+    "module, name, other",
     [
-        ("_score_bias", lambda query, key, terms, mask: None),
-        # Padding then attends to words: it is read from the left alone, by the head.
-        ("_with_padding", lambda output, value, words: output),
+        (attention, "score_bias", lambda query, key, terms, products: None),
+        # Padding is read from the left alone, by the head.
+        (stock_attention, "_of_padding", lambda value, words, dropout: torch.zeros_like(value).transpose(1, 2)),
     ],
 )
-def test_nothing_is_written_where_results_differ(name, other, tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, name, other)
+def test_nothing_is_written_where_results_differ(module, name, other, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, name, other)
     with pytest.raises(ValueError, match="computes another logits than PyTorch"):
         exporting.export_model(deberta_v2(), tmp_path / "model.onnx")
     assert not [*tmp_path.iterdir()]

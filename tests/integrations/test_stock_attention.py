@@ -29,8 +29,8 @@ def blocks(monkeypatch):
         calls.append(arguments[0].shape)
         return attend(*arguments)
 
-    attend = own_attention.blockwise_attention
-    monkeypatch.setattr(own_attention, "blockwise_attention", counted)
+    attend = fast.blockwise_attention
+    monkeypatch.setattr(fast, "blockwise_attention", counted)
     monkeypatch.setattr(fast, "FEWEST_SCORES", 0)
     monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)

@@ -10,7 +10,6 @@ from transformers.testing_utils import torch_device
 from transformers_suite.runner import Outcomes
 from transformers_suite.test_common_tests import common_tests  # noqa: F401  the fixture
 
-from hf_posenc.integrations.stock_attention import attention as stock_attention
 from hf_posenc.integrations.stock_attention import mpnet
 from hf_posenc.modeling.kernels import fast
 
@@ -73,13 +72,13 @@ def run(modeling, case: str, implementation: str) -> Outcomes:
 @pytest.mark.parametrize("case", stock_models.KINDS)
 def test_common_tests_pass_in_blocks_and_skip_nothing_that_passes_in_eager(case, common_tests, monkeypatch):  # noqa: F811
     modeling, _ = common_tests
-    calls, attend = [], stock_attention.blockwise_attention
+    calls, attend = [], fast.blockwise_attention
 
     def counted(*arguments):
         calls.append(arguments[0].shape)
         return attend(*arguments)
 
-    monkeypatch.setattr(stock_attention, "blockwise_attention", counted)
+    monkeypatch.setattr(fast, "blockwise_attention", counted)
     monkeypatch.setattr(fast, "FEWEST_SCORES", 0)
     monkeypatch.setattr(fast, "FEWEST_SCORES_WITH_VIEWS", 0)
     monkeypatch.setattr(mpnet, "BLOCKS_FROM", 0)

@@ -19,13 +19,13 @@ from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 from ...modeling.kernels.caching import Products, cached, caches_on, is_plain, vectors_of
 from ...modeling.kernels.constants import declare_constant
 from ...modeling.kernels.fast import split_heads
-from ...modeling.schemes.positions import expand_to_pairs, relative_distances
-from ...modeling.schemes.terms import RelativeTerm
+from ...modeling.masks import as_pairs
+from ...modeling.schemes.terms import RelativeTerm, expand_to_pairs, relative_distances
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
 from ..unpadding import current_packing, note_hooked
-from .attention import IMPLEMENTATIONS, TokenMask, self_attend
+from .attention import computes, mask_of_tokens, self_attend
 
 
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
@@ -96,7 +96,7 @@ def _implementation(encoder: nn.Module) -> str | None:
     config = _config(encoder)
     if config is None:
         return None
-    if config._attn_implementation not in IMPLEMENTATIONS:
+    if not computes(config._attn_implementation):
         return None if current_packing() is None else "sdpa"
     refuse_options(config)
     return config._attn_implementation
@@ -121,7 +121,7 @@ def _mask(original: Callable, encoder: nn.Module, attention_mask: torch.Tensor):
     if _implementation(encoder) is None:
         return original(attention_mask)
     if attention_mask.dim() == 2:
-        return TokenMask.of(attention_mask)
+        return mask_of_tokens(attention_mask)
     return original(attention_mask).bool()
 
 
@@ -178,11 +178,9 @@ def _forward(
 
 def _as_stock_takes_them(receives: Receives, mask, distances, length: int) -> dict:
     """Mask and relative positions of pairs, of a backend's own."""
-    if isinstance(mask, TokenMask):
-        mask = mask.given[:, None, None, :] * mask.given[:, None, :, None]
     if isinstance(distances, RelativeRows):
         distances = None if distances.relative is None else expand_to_pairs(distances.relative, length, length)[None]
-    return {receives.mask: mask, "relative_pos": distances}
+    return {receives.mask: as_pairs(mask), "relative_pos": distances}
 
 
 def _project_v1(

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrainedModel, MPNetSelfAttention
 
-from ...modeling.attention.backends import dense_mask, score_bias
+from ...modeling.attention.backends import score_bias
 from ...modeling.kernels.fast import split_heads
+from ...modeling.masks import Mask, additive, allowed, is_tensor
 from ...modeling.models.modeling_posenc import PositionEncoder
-from ...modeling.schemes.positions import allowed, expand_to_pairs, relative_distances
-from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term
+from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term, expand_to_pairs, relative_distances
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
 from ..unpadding import current_packing, note_hooked, packing_of_states
-from .attention import IMPLEMENTATIONS, self_attend
+from .attention import computes, self_attend
 
 
 MODELS = (MPNetPreTrainedModel,)
@@ -87,9 +87,9 @@ def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tenso
 def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
     implementation = encoder.config._attn_implementation
-    if current_packing() is not None and implementation not in IMPLEMENTATIONS:
+    if current_packing() is not None and not computes(implementation):
         implementation = "sdpa"  # which computes packed states in place of eager
-    if implementation not in IMPLEMENTATIONS or position_ids is not None or not _has_stock_attention(encoder):
+    if not computes(implementation) or position_ids is not None or not _has_stock_attention(encoder):
         return original(x, position_ids, num_buckets)
     if is_traced():
         rows, stop = _buckets(x.shape[1], num_buckets, x.device), num_buckets
@@ -113,13 +113,15 @@ def _forward(original: Callable, attention: nn.Module, hidden_states: torch.Tens
     bias, mask, heads = given[of_pairs], given.get(RECEIVES.mask), attention.num_attention_heads
     if given.get("output_attentions"):
         length = hidden_states.shape[1]
-        given |= {RECEIVES.mask: _additive(mask, hidden_states), of_pairs: _by_pair(bias.bias, bias.rows, length)}
+        states = hidden_states[:, None]
+        mask = additive(Mask.of(mask, states, states).dense(), states.dtype)
+        given |= {RECEIVES.mask: mask, of_pairs: _by_pair(bias.bias, bias.rows, length)}
         return original(hidden_states, **given)
     inputs = (attention.q, attention.k, attention.v)
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
     scaling, terms = attention.attention_head_size**-0.5, [bias.term]
-    looks_for_padding = isinstance(mask, torch.Tensor) and packing_of_states() is None
+    looks_for_padding = is_tensor(mask) and packing_of_states() is None
     if looks_for_padding and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
         terms, mask = _attending_evenly(query, key, terms, mask, scaling)
     output = self_attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)
@@ -147,16 +149,6 @@ def _attending_evenly(
     terms = [*terms, PairTerm((-scores).masked_fill(~nowhere, 0.0))]
     # A mask of booleans stays away from `where`, which ONNX Runtime has for numbers alone.
     return terms, mask | nowhere if mask.dtype == torch.bool else mask.masked_fill(nowhere, 0.0)
-
-
-def _additive(mask, hidden_states: torch.Tensor) -> torch.Tensor | None:
-    """A backend's mask as stock's eager attention takes it."""
-    if mask is not None and not isinstance(mask, torch.Tensor):
-        mask = dense_mask(mask, None, *[hidden_states[:, None]] * 2)
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    lowest = torch.finfo(hidden_states.dtype).min
-    return torch.zeros_like(mask, dtype=hidden_states.dtype).masked_fill(~mask, lowest)
 
 
 def install(changes: Changes) -> None:

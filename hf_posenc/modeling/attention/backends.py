@@ -1,158 +1,100 @@
-"""Self-attention with score terms by whole matrices: eager, or PyTorch's kernel."""
+"""Self-attention: what a backend is given, the table of backends, and which of them computes.
 
-import functools
+A backend is a function from an [`Attention`] to the output, (batch, query, heads, head_dim), and the weights or None. Here are
+those that compute with whole matrices; `modeling.kernels` adds faster ones where hf_posenc is imported.
+"""
+
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import logging
 
 from ..extras import EXTRAS
-from ..schemes.positions import allowed, expand_to_pairs
-from ..schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
+from ..masks import Mask, allowed
+from ..schemes.terms import Term, gathered_products
 from ..torch_state import is_transformed, may_carry_tangents
-from .window import Window, windowed
 
 
-def carrying_tangents(attend: Callable) -> Callable:
-    """An attention function that forward-mode AD and `torch.func` go through: PyTorch's fused kernels for CPUs and GPUs have no
-    forward derivatives, and none of a mask; the one that is written out has."""
-
-    @functools.wraps(attend)
-    def attend_with_tangents(*args, **kwargs):
-        if not may_carry_tangents() and not is_transformed():
-            return attend(*args, **kwargs)
-        with sdpa_kernel(SDPBackend.MATH):
-            return attend(*args, **kwargs)
-
-    return attend_with_tangents
+logger = logging.get_logger(__name__)
 
 
-def pair_rows(term: RelativeTerm, query_length: int, key_length: int) -> torch.Tensor:
-    """Rows of the term's tables per pair, (batch or 1, query, key)."""
-    if term.rows.dim() == 1:
-        return expand_to_pairs(term.rows, query_length, key_length)[None]
-    return term.rows
+@dataclass
+class Attention:
+    """softmax(scaling · content_query · key + terms) · value, and what value-side terms add: what a self-attention asks of a backend.
 
-
-def by_distance(term: Term) -> Term:
-    """The term with a row per distance instead of a row per table entry, where there are fewer distances than entries.
-
-    Short sequences reach a small part of a table, and products with the rest are wasted. Left alone under torch.compile
-    and export, where lengths are symbols that must not be compared.
+    Attributes:
+        module: the self-attention.
+        implementation: the attention function that the config names.
+        content_query, query: (batch, heads, query, head_dim), of the content score and of the terms.
+        key, value: (batch, heads, key, head_dim).
+        terms: score terms, and terms with a value side.
+        dropout: probability with which a weight is dropped.
+        in_blocks: whether blockwise attention may be chosen.
+        eager: transformers' eager attention function for the module; None where every backend takes it without terms.
+        settings: further keyword arguments of transformers' attention functions.
     """
-    if not isinstance(term, RelativeTerm) or term.rows.dim() != 1 or torch.compiler.is_compiling():
-        return term
-    tables = {"query_table": -2, "key_table": -2, "bias": -1, "value_table": -2}  # the dimension of their rows
-    given = {name: dim for name, dim in tables.items() if getattr(term, name) is not None}
-    if any(term.rows.shape[0] >= getattr(term, name).shape[dim] for name, dim in given.items()):
-        return term
-    reached = {
-        name: (table := getattr(term, name)).index_select(dim, term.rows.to(table.device))
-        for name, dim in given.items()
-    }
-    return replace(term, rows=torch.arange(term.rows.shape[0], device=term.rows.device), **reached)
+
+    module: nn.Module
+    implementation: str
+    content_query: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    terms: list[Term]
+    mask: Mask
+    scaling: float
+    dropout: float = 0.0
+    in_blocks: bool = True
+    eager: Callable | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def terms_by_distance(self) -> list[Term]:
+        """The terms with as few rows in their tables as they need."""
+        return self.terms if EXTRAS.reads_through_views(self.query) else [term.by_distance() for term in self.terms]
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a term has a value side."""
+        return any(term.value_table is not None for term in self.terms)
+
+    def bias(self) -> torch.Tensor | None:
+        """What the terms add to the content scores, (batch or 1, heads or 1, query, key)."""
+        return score_bias(self.query, self.key, self.terms_by_distance())
 
 
-def score_bias(query: torch.Tensor, key: torch.Tensor, terms: list[Term]) -> torch.Tensor | None:
-    """What the score terms add to the content score, (batch or 1, heads or 1, query, key), or None.
+Output = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def score_bias(
+    query: torch.Tensor, key: torch.Tensor, terms: list[Term], products: Callable | None = None
+) -> torch.Tensor | None:
+    """What score terms add to the content score, (batch or 1, heads or 1, query, key), or None.
 
     Args:
         query: (batch, heads, query, head_dim).
         key: (batch, heads, key, head_dim).
+        products: of these with tables; see [`gathered_products`].
     """
-    batch, heads, query_length, _ = query.shape
-    key_length = key.shape[2]
     total = None
     for term in terms:
-        if isinstance(term, PairTerm):
-            parts = [term.bias.to(query.device)]
-        elif isinstance(term, ProductTerm):
-            parts = [term.query.to(query.device) @ term.key.to(query.device).transpose(-1, -2)]
-        elif isinstance(term, SumTerm):
-            most = torch.finfo(query.dtype).max / 2
-            parts = [term.pairs().to(query.device).clamp(-most, most).to(query.dtype)]
-        else:
-            parts = _relative_parts(query, key, term, (batch, heads, query_length, key_length))
-        for part in parts:
+        for part in term.scores(query, key, products or EXTRAS.products or gathered_products):
             total = part if total is None else total + part
     return total
 
 
-def _relative_parts(
-    query: torch.Tensor, key: torch.Tensor, term: RelativeTerm, shape: tuple[int, int, int, int]
-) -> list[torch.Tensor]:
-    """The parts of a table term, each (batch or 1, heads or 1, query, key)."""
-    found = EXTRAS.score_parts(query, key, term)
-    if found is not None:
-        return found
-    batch, heads, query_length, key_length = shape
-    parts = []
-    rows = pair_rows(term, query_length, key_length).to(query.device)
-    if term.differs_by_sequence:
-        by_row = term.bias.to(query.device).index_select(-1, term.rows.to(query.device))
-        parts.append(expand_to_pairs(by_row, query_length, key_length))
-    elif term.bias is not None:
-        # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
-        parts.append(term.bias.to(query.device)[:, rows].transpose(0, 1))
-    if term.query_table is not None:
-        # (batch, heads, query, rows)
-        by_row = term.biased_query(query) @ term.query_table.to(query.device).transpose(-1, -2)
-        parts.append(by_row.gather(-1, rows[:, None].expand(shape)))
-    if term.key_table is not None:
-        by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)
-        of_key = rows.transpose(1, 2)[:, None].expand(batch, heads, key_length, query_length)
-        parts.append(by_row.gather(-1, of_key).transpose(-1, -2))
-    return parts
-
-
-def value_side(weights: torch.Tensor, term: RelativeTerm) -> torch.Tensor:
+def value_side(weights: torch.Tensor, term: Term) -> torch.Tensor:
     """Σ_j weights_ij · value_table[rows_ij]: (batch, heads, query, key) -> (batch, heads, query, head_dim)."""
-    rows = pair_rows(term, *weights.shape[-2:]).to(weights.device)[:, None].expand(weights.shape)
+    rows = term.rows_of_pairs(*weights.shape[-2:]).to(weights.device)[:, None].expand(weights.shape)
     table = term.value_table.to(weights.device)
     by_row = weights.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, weights)
     return by_row @ table
 
 
-def with_window(
-    mask: Any, window: Window, implementation: str, module: nn.Module, query: torch.Tensor, key: torch.Tensor
-) -> Any:
-    """The mask of any backend with a window: flex_attention's in its own form, others as a tensor."""
-    lengths = query.shape[2], key.shape[2]
-    if implementation == "flex_attention" and not isinstance(mask, torch.Tensor):
-        from torch.nn.attention.flex_attention import and_masks, create_block_mask
-
-        # Padding that sees nothing gets zeros, as FlexAttention has it.
-        rule = window.rule if mask is None else and_masks(mask.mask_mod, window.rule)
-        return create_block_mask(rule, query.shape[0], None, *lengths, device=query.device)
-    return windowed(dense_mask(mask, module, query, key), window, *lengths, query.device)
-
-
-def leaves_causal_mask_to_kernel(mask, module: nn.Module, query: torch.Tensor) -> bool:
-    """Whether nothing is given where a causal mask is meant, as to sdpa; a single query may see the whole cache."""
-    return mask is None and module.is_causal and query.shape[2] > 1
-
-
-def dense_mask(mask, module: nn.Module, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:
-    """The mask of any backend as a boolean or additive tensor (batch or 1, 1, query, key), None where all may attend."""
-    query_length, key_length = query.shape[2], key.shape[2]
-    if mask is None:
-        if not leaves_causal_mask_to_kernel(mask, module, query):
-            return None
-        return torch.ones(query_length, key_length, dtype=torch.bool, device=query.device).tril()[None, None]
-    if not isinstance(mask, torch.Tensor):  # flex_attention's BlockMask
-        from torch.nn.attention.flex_attention import create_mask
-
-        return create_mask(mask.mask_mod, query.shape[0], None, query_length, key_length, device=query.device)
-    return mask[..., :key_length]
-
-
-def additive_mask(
-    query: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def with_mask(query: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Terms and mask as one additive mask for a kernel, and the query that goes with it.
 
     Where everything is masked, both are zero: each key gets the same weight and no score a gradient, as in eager. The lowest
@@ -174,81 +116,108 @@ def additive_mask(
     return query.masked_fill(nowhere, 0.0), bias
 
 
-def whole_position_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """Attention by PyTorch's kernel, with whole matrices of what is added to the scores.
-
-    Args:
-        query, key, value: (batch, heads, query or key, head_dim).
-        bias: (batch or 1, heads or 1, query, key), added to the content score.
-        mask: boolean or additive, (batch or 1, heads or 1, query or 1, key), or None.
-
-    Returns:
-        (batch, query, heads, head_dim).
-    """
-    if EXTRAS.whole_attention is not None:
-        return EXTRAS.whole_attention(query, key, value, bias, mask, scaling, dropout)
-    query, bias = additive_mask(query, bias.to(key.dtype), mask)
-    attend = nn.functional.scaled_dot_product_attention
-    return attend(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling).transpose(1, 2).contiguous()
+def sdpa(attention: Attention, attend: Callable = nn.functional.scaled_dot_product_attention) -> Output:
+    """PyTorch's kernel, given whole matrices of what is added to the content score."""
+    query, mask, bias = attention.content_query, attention.mask.dense(), attention.bias()
+    if bias is None and mask is not None:
+        bias = query.new_zeros(1, 1, 1, 1)
+    if bias is not None:
+        query, bias = with_mask(query, bias.to(attention.key.dtype), mask)
+    settings = {"attn_mask": bias, "dropout_p": attention.dropout, "scale": attention.scaling}
+    return attend(query, attention.key, attention.value, **settings).transpose(1, 2).contiguous(), None
 
 
-def eager_position_attention(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask,
-    scaling: float,
-    dropout: float = 0.0,
-    position_bias: torch.Tensor | None = None,
-    value_terms: tuple[RelativeTerm, ...] = (),
-    **kwargs,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention with score and value-side terms, written out; stock's eager function knows neither.
+def written_out(attention: Attention) -> Output:
+    """As PyTorch's kernel computes it, in single steps, which inductor fuses, and forward-mode AD and `torch.func` go through."""
+    return sdpa(attention, _in_steps)
+
+
+def _in_steps(query, key, value, attn_mask: torch.Tensor | None, dropout_p: float, scale: float) -> torch.Tensor:
+    scores = query @ key.transpose(-1, -2) * scale
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
+    return nn.functional.dropout(weights, dropout_p) @ value
+
+
+def eager(attention: Attention, products: Callable | None = None) -> Output:
+    """Written out, with the weights, (batch, heads, query, key); transformers' eager function knows no terms.
 
     Masked scores are overwritten after the terms are added: summed, they overflow in float16.
 
-    Returns:
-        output (batch, query, heads, head_dim), weights (batch, heads, query, key).
+    Args:
+        products: see [`score_bias`].
     """
-    scores = query @ key.transpose(2, 3) * scaling
-    if position_bias is not None:
-        scores = scores + position_bias
-    mask = dense_mask(attention_mask, module, query, key)
+    scores = attention.content_query @ attention.key.transpose(2, 3) * attention.scaling
+    terms = attention.terms_by_distance()
+    bias = score_bias(attention.query, attention.key, terms, products)
+    if bias is not None:
+        scores = scores + bias
+    mask = attention.mask.dense()
     if mask is not None:
         if mask.dtype != torch.bool:
             scores = scores + mask.to(scores.dtype)
         scores = scores.masked_fill(~allowed(mask), torch.finfo(scores.dtype).min)
     weights = nn.functional.softmax(scores, dim=-1)
-    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
-    output = weights @ value
-    for term in value_terms:
-        output = output + value_side(weights, term)
+    weights = nn.functional.dropout(weights, p=attention.dropout)
+    output = weights @ attention.value
+    for term in terms:
+        if term.value_table is not None:
+            output = output + value_side(weights, term)
     return output.transpose(1, 2).contiguous(), weights
 
 
-def attend_without_terms(
-    module: nn.Module,
-    implementation: str,
-    stock_eager: Callable,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: Any,
-    **settings: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The attention function of transformers that a backend's name stands for; a boolean mask goes with each."""
-    if implementation == "eager" and isinstance(attention_mask, torch.Tensor) and attention_mask.dtype == torch.bool:
-        # Stock's function would add it as numbers.
-        lowest = torch.finfo(query.dtype).min
-        attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill(~attention_mask, lowest)
-    attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, stock_eager)
-    return attend(module, query, key, value, attention_mask, **settings)
+def of_transformers(attention: Attention) -> Output:
+    """transformers' own attention function, which knows no terms."""
+    attend = ALL_ATTENTION_FUNCTIONS.get_interface(attention.implementation, attention.eager)
+    mask = attention.mask.for_transformers(attention.implementation, attention.content_query.dtype)
+    settings = {"dropout": attention.dropout, "scaling": attention.scaling, **attention.settings}
+    return attend(attention.module, attention.content_query, attention.key, attention.value, mask, **settings)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A line of the table.
+
+    Attributes:
+        compute: the backend.
+        takes_values: it computes value sides of terms too.
+        takes_all: it stands for transformers' attention functions too, where there are no terms.
+    """
+
+    compute: Callable[[Attention], Output]
+    takes_values: bool = False
+    takes_all: bool = False
+
+
+# By the name of an attention function of transformers, and of those that stand for one of them where they are faster.
+BACKENDS: dict[str, Backend] = {
+    "transformers": Backend(of_transformers),
+    "eager": Backend(eager, takes_values=True),
+    "sdpa": Backend(sdpa),
+    "written out": Backend(written_out),
+}
+
+
+def backend_of(attention: Attention) -> str:
+    """The name of the backend that computes an attention."""
+    name = attention.implementation
+    if name == "sdpa" and (is_transformed() or may_carry_tangents()):
+        # PyTorch's fused kernels have no forward derivatives, and under `torch.func` none of a mask.
+        return "eager" if attention.has_values else "written out"
+    if name == "sdpa" and (faster := EXTRAS.faster_than_sdpa(attention)) is not None:
+        return faster
+    if not attention.terms and attention.eager is not None and not (name in BACKENDS and BACKENDS[name].takes_all):
+        return "transformers"
+    if attention.has_values and not BACKENDS[name].takes_values:
+        if not torch.compiler.is_compiling():
+            logger.warning_once(
+                f"{name} has no value-side position term here; this self-attention is computed by eager."
+            )
+        return "eager"
+    return name
+
+
+def attend(attention: Attention) -> Output:
+    """The output of a self-attention, (batch, query, heads, head_dim), and its weights where the backend has them."""
+    return BACKENDS[backend_of(attention)].compute(attention)

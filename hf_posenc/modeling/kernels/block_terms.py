@@ -11,9 +11,9 @@ from typing import ClassVar
 
 import torch
 
+from .block_masks import of_block, of_sequence
 from .blocks import AttentionShape, Block, Clipping, first_distance
 from .distance_products import Buffer, ShiftBuffer, Table, add_product, looked_up, scattered
-from .masks import of_block, of_sequence
 
 
 @dataclass

@@ -9,30 +9,16 @@ From here down: [`strategies`] says which kernel and which blocks, [`passes`] go
 [`block_terms`] add, and [`blocks`], [`masks`] and [`distance_products`] are what these are made of.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
-from ..attention.window import Window, windowed
-from ..schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm, Term
-from .block_terms import (
-    KINDS,
-    BlockTerm,
-    DistanceBias,
-    Inputs,
-    KeyTable,
-    OneSidedDifference,
-    PairBias,
-    Part,
-    PositionProduct,
-    QueryTable,
-    SumDifference,
-    ValueTable,
-)
+from ..masks import Window
+from ..schemes.terms import Term
+from .block_masks import Dropout, key_ranges
+from .block_terms import KINDS, BlockTerm, Inputs, Part
 from .blocks import AttentionShape
 from .distance_products import clipped_ends
-from .masks import Dropout, key_ranges
 from .passes import BackwardPass, ForwardPass, Plan
 from .strategies import Strategy, choose_strategy, may_clip
 
@@ -41,19 +27,13 @@ from .strategies import Strategy, choose_strategy, may_clip
 Kinds = list[tuple[type[BlockTerm], torch.Tensor | None]]
 
 
-def parts_of(term: Term) -> Iterator[Part]:
-    """What the classes of [`block_terms`] compute of a term."""
-    match term:
-        case RelativeTerm():
-            kinds = DistanceBias, QueryTable, KeyTable, ValueTable
-            tables = term.bias, term.query_table, term.key_table, term.value_table
-            yield from (Part(kind, (table,), term.rows) for kind, table in zip(kinds, tables) if table is not None)
-        case PairTerm():
-            yield Part(PairBias, (term.bias,))
-        case ProductTerm():
-            yield Part(PositionProduct, (term.query, term.key))
-        case SumTerm():
-            yield Part(SumDifference if term.side is None else OneSidedDifference, (term.scale, *term.of_both))
+KIND_OF = {kind.__name__: kind for kind in KINDS}
+
+
+def parts_of(terms: list[Term]) -> list[Part]:
+    """What the classes of [`block_terms`] compute of the terms, in the order in which a pass has them."""
+    parts = [Part(KIND_OF[kind], tensors, rows) for term in terms for kind, tensors, rows in term.block_parts()]
+    return sorted(parts, key=lambda part: KINDS.index(part.kind))
 
 
 def strategy_of(
@@ -185,14 +165,13 @@ def blockwise_attention(
     Returns:
         (batch, query, heads, head_dim).
     """
-    with_query_table = [term for term in terms if isinstance(term, RelativeTerm) and term.query_table is not None]
+    with_query_table = [term for term in terms if term.query_table is not None]
     if len(with_query_table) == 1:
         # Added to the queries, their bias costs nothing per pair.
         query = with_query_table[0].biased_query(query)
     else:
-        terms = [term.without_query_bias() if isinstance(term, RelativeTerm) else term for term in terms]
-    # In the order in which a pass has them.
-    parts = sorted((part for term in terms for part in parts_of(term)), key=lambda part: KINDS.index(part.kind))
+        terms = [term.without_query_bias() for term in terms]
+    parts = parts_of(terms)
     sizes = AttentionShape(*content_query.shape[:3], key.shape[2])
     ranges = [None] * sizes.batch if is_causal else key_ranges(mask, sizes.batch, sizes.key_length)
     has_ranges = None not in ranges
@@ -201,7 +180,7 @@ def blockwise_attention(
         if not has_ranges:
             lengths = sizes.query_length, sizes.key_length
             mask = torch.ones(lengths, dtype=torch.bool).tril()[None, None] if is_causal else mask
-            mask, is_causal = windowed(mask, window, *lengths, key.device), False
+            mask, is_causal = window.within(mask, *lengths, key.device), False
     reach = None if window is None else window.reach
     strategy = strategy_of((content_query, key, value), sizes, parts, has_ranges, dropout > 0, reach)
     seed = int(torch.randint(1 << 62, ())) if dropout else 0

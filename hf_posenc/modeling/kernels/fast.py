@@ -1,20 +1,18 @@
-"""The fast paths of a model with positions, and which of them is taken: blocks, views, or whole matrices. See [`Extras`]."""
+"""The backends that hf_posenc adds to the table where it is imported, and which of them computes. See [`Extras`]."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from ..attention.backends import additive_mask, dense_mask, leaves_causal_mask_to_kernel
-from ..attention.window import Window
+from ..attention.backends import BACKENDS, Attention, Backend, Output
 from ..extras import EXTRAS
-from ..schemes.terms import RelativeTerm, Term
-from ..torch_state import is_exporting, is_traced, is_transformed, may_carry_tangents
+from ..schemes.terms import RelativeTerm, gathered_products
+from ..torch_state import is_exporting, is_traced, may_carry_tangents
 from .blocks import aligned
 from .blockwise import blockwise_attention
 from .caching import cached, caches_on
 from .distance_products import RelativeShift, Table, reversed_rows
-from .flex import flex_position_attention
+from .flex import flex_attention
 from .packing import computes_padding_that_is_read, packing_of
 
 
@@ -25,20 +23,18 @@ FEWEST_SCORES, FEWEST_SCORES_WITH_VIEWS = 1 << 15, 3 << 16
 
 def reads_through_views(query: torch.Tensor) -> bool:
     """Whether products with vectors per distance are read per pair through views, which have no gradient, and not gathered."""
-    return query.device.type == "cpu" and not (
-        torch.is_grad_enabled() or is_traced() or is_transformed() or may_carry_tangents()
-    )
+    return query.device.type == "cpu" and not (torch.is_grad_enabled() or is_traced() or may_carry_tangents())
 
 
-def parts_through_views(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[torch.Tensor] | None:
-    """The parts of a term with vectors per distance, each (batch, heads, query, key), a view; None where there can be no views.
+def products(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm) -> list[torch.Tensor]:
+    """Products of queries and keys with a term's tables, each (batch, heads, query, key): views, or gathered.
 
     Args:
         query: (batch, heads, query, head_dim).
         key: (batch, heads, key, head_dim).
     """
     if term.rows.dim() != 1 or term.bias is not None or key.shape[2] == 0 or not reads_through_views(query):
-        return None
+        return gathered_products(query, key, term)
     parts = []
     if term.query_table is not None:
         vectors = Table([(term.query_table, term.rows)], query.shape[1], 0)
@@ -57,72 +53,110 @@ def _products_by_pair(states: torch.Tensor, vectors: Table, columns: int) -> tor
     return RelativeShift(by_distance, rows, columns).by_pair
 
 
-def suits_blocks(query: torch.Tensor, key: torch.Tensor, terms: list[Term], mask: torch.Tensor | None) -> bool:
-    """Whether [`blockwise_attention`] can compute this attention, and is the best way to."""
-    if query.device.type != "cpu" or is_traced() or may_carry_tangents() or (mask is not None and mask.requires_grad):
-        return False
-    tables = [term for term in terms if isinstance(term, RelativeTerm)]
-    if key.shape[2] == 0 or any(table.rows.dim() != 1 for table in tables):
-        return False
-    # Whole matrices of weights would have to come from another function.
-    if any(table.value_table is not None for table in tables):
-        return True
-    scores = query.shape[1] * query.shape[2] * key.shape[2]
-    if tables and reads_through_views(query) and all(table.bias is None for table in tables):
-        return query.shape[0] * scores > FEWEST_SCORES_WITH_VIEWS
-    return scores >= FEWEST_SCORES
+@dataclass(frozen=True)
+class Circumstances:
+    """What the choice of a backend depends on.
+
+    Attributes:
+        batch, scores: sequences, and scores of one of them in all heads.
+        on_cpu, is_traced, is_compiled: where and how it runs; exports are traced and not compiled.
+        views: see [`reads_through_views`].
+        fits_blocks: blocks can compute it, and are not ruled out by who asks.
+        has_values: a term has a value side.
+        has_products_alone: all terms with tables are products, without a bias by distance.
+        is_for_each_head: what is added to the scores differs between all sequences and heads.
+        is_plain: float32, every query attends to every key, no dropout.
+    """
+
+    batch: int
+    scores: int
+    on_cpu: bool
+    is_traced: bool
+    is_compiled: bool
+    views: bool
+    fits_blocks: bool
+    has_values: bool
+    has_products_alone: bool
+    is_for_each_head: bool
+    is_plain: bool
+
+    @classmethod
+    def of(cls, attention: Attention) -> "Circumstances":
+        (batch, heads, queries, _), keys = attention.query.shape, attention.key.shape[2]
+        terms, mask = attention.terms, attention.mask
+        tables = [term for term in terms if term.rows is not None]
+        mask_learns = mask.tensor is not None and mask.tensor.requires_grad
+        return cls(
+            batch=batch,
+            scores=heads * queries * keys,
+            on_cpu=attention.query.device.type == "cpu",
+            is_traced=is_traced(),
+            is_compiled=is_compiled(),
+            views=reads_through_views(attention.query),
+            fits_blocks=attention.in_blocks
+            and not mask_learns
+            and keys > 0
+            and all(term.suits_blocks for term in terms),
+            has_values=attention.has_values,
+            has_products_alone=bool(tables) and all(term.bias is None for term in tables),
+            is_for_each_head=any(term.is_for_each_head(batch, heads) for term in terms),
+            is_plain=attention.query.dtype == attention.key.dtype == torch.float32
+            and mask.is_everything
+            and not attention.dropout
+            and not torch.is_autocast_enabled("cpu"),
+        )
 
 
-def attend(
-    module: nn.Module,
-    content_query: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: list[Term],
-    mask: Any,
-    window: Window | None,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor | None:
-    """The self-attention of a module in blocks, (batch, query, heads, head_dim); None where another way is better, or this one is none."""
-    if not suits_blocks(query, key, terms, mask):
+def choose(given: Circumstances) -> str | None:
+    """The backend that is faster than PyTorch's kernel with whole matrices, or the only one; None if there is none."""
+    if not given.on_cpu:
         return None
-    is_causal = leaves_causal_mask_to_kernel(mask, module, query)
-    mask = None if is_causal else dense_mask(mask, module, query, key)
-    return blockwise_attention(content_query, query, key, value, terms, mask, scaling, dropout, is_causal, window)
-
-
-def whole_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-) -> torch.Tensor:
-    """[`whole_position_attention`]: by PyTorch's kernel, or, where that is faster, written out."""
-    shape = query.shape[:2]
-    is_whole = bias.shape[:2] == shape and query.dtype == bias.dtype == torch.float32
-    if is_whole and mask is None and not dropout and reads_through_views(query):
-        query, key, value, bias = (tensor.flatten(0, 1) for tensor in (query, key, value, bias))
-        weights = torch.baddbmm(bias, query, key.mT, alpha=scaling).softmax(-1)
-        output = torch.bmm(weights, value).unflatten(0, shape)
-    else:
-        query, bias = additive_mask(query, bias.to(key.dtype), mask)
+    if given.is_traced:
         # inductor makes one loop of it and of what the bias is gathered from; a kernel would need the whole bias first.
-        is_joined = bias.shape[:2] == shape and query.device.type == "cpu" and is_compiled()
-        attend = _attention_written_out if is_joined else nn.functional.scaled_dot_product_attention
-        output = attend(query, key, value, attn_mask=bias, dropout_p=dropout, scale=scaling)
-    return output.transpose(1, 2).contiguous()
+        is_joined = given.is_compiled and given.is_for_each_head and not given.has_values
+        return "written out" if is_joined else None
+    if given.fits_blocks:
+        if given.views and given.has_products_alone:
+            in_blocks = given.batch * given.scores > FEWEST_SCORES_WITH_VIEWS
+        else:
+            in_blocks = given.scores >= FEWEST_SCORES
+        # Whole matrices of weights would have to come from another function.
+        if in_blocks or given.has_values:
+            return "blocks"
+    return "views" if given.views and given.is_plain and given.is_for_each_head and not given.has_values else None
 
 
-def _attention_written_out(query, key, value, attn_mask: torch.Tensor, dropout_p: float, scale: float) -> torch.Tensor:
-    """`scaled_dot_product_attention` in single steps."""
-    scores = query @ key.transpose(-1, -2) * scale + attn_mask
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(value.dtype)
-    return nn.functional.dropout(weights, dropout_p) @ value
+def faster_than_sdpa(attention: Attention) -> str | None:
+    """The name of the backend that computes an attention faster than "sdpa"; without terms and window none does."""
+    if not attention.terms and attention.mask.window is None:
+        return None
+    return choose(Circumstances.of(attention))
+
+
+def blocks(attention: Attention) -> Output:
+    """[`blockwise_attention`]."""
+    mask = attention.mask
+    return blockwise_attention(
+        attention.content_query,
+        attention.query,
+        attention.key,
+        attention.value,
+        attention.terms,
+        None if mask.is_causal else mask.without_window().dense(),
+        attention.scaling,
+        attention.dropout,
+        mask.is_causal,
+        mask.window,
+    ), None
+
+
+def views(attention: Attention) -> Output:
+    """Written out, with a bias that is read through views, and neither mask nor dropout."""
+    states = attention.content_query, attention.key, attention.value, attention.bias().to(torch.float32)
+    query, key, value, bias = (tensor.flatten(0, 1) for tensor in states)
+    weights = torch.baddbmm(bias, query, key.mT, alpha=attention.scaling).softmax(-1)
+    output = torch.bmm(weights, value).unflatten(0, attention.query.shape[:2])
+    return output.transpose(1, 2).contiguous(), None
 
 
 def is_compiled() -> bool:
@@ -136,8 +170,12 @@ def split_heads(projected: torch.Tensor, heads: int) -> torch.Tensor:
     return projected.view(*projected.shape[:-1], heads, -1).transpose(-2, -3)
 
 
+BACKENDS |= {
+    "blocks": Backend(blocks, takes_values=True),
+    "views": Backend(views),
+    "flex_attention": Backend(flex_attention),
+}
 EXTRAS.cached, EXTRAS.caches_on = cached, caches_on
-EXTRAS.reads_through_views, EXTRAS.score_parts = reads_through_views, parts_through_views
-EXTRAS.attend, EXTRAS.whole_attention = attend, whole_attention
-EXTRAS.flex_attention = flex_position_attention
+EXTRAS.reads_through_views, EXTRAS.products = reads_through_views, products
+EXTRAS.faster_than_sdpa = faster_than_sdpa
 EXTRAS.packing_of, EXTRAS.computes_padding_that_is_read = packing_of, computes_padding_that_is_read

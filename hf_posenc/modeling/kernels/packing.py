@@ -9,13 +9,14 @@ padding gets what it would get with padding, and padding itself gets zeros.
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from ..schemes.terms import PairTerm, RelativeTerm, SumTerm, Term
+from ..masks import is_tensor
+from ..schemes.terms import Term
 from ..stock_interface import ModelInputs, Receives
 from ..torch_state import is_compiled, is_hooked, is_traced
 
@@ -105,21 +106,9 @@ class Group:
         output = output.flatten(2).flatten(0, 1)
         return output if self.places is None else output.index_select(0, self.places)
 
-    def term(self, term: Term, length: int) -> Term:
-        """What a term of sequences of `length`, (batch or 1, ...), is for these, which end earlier."""
-        own = self.shape[1]
-        if isinstance(term, RelativeTerm):
-            if term.rows.dim() == 1:
-                rows = term.rows[length - own : length + own - 1]
-            else:
-                rows = self._of(term.rows)[:, :own, :own]
-            return replace(term, rows=rows, bias=self._of(term.bias) if term.differs_by_sequence else term.bias)
-        if isinstance(term, PairTerm):
-            return PairTerm(self._of(term.bias)[..., :own, :own])
-        if isinstance(term, SumTerm):
-            own_part = {name: self._of(getattr(term, name))[..., :own] for name in ("scale", "query", "key")}
-            return replace(term, **own_part)
-        return replace(term, query=self._of(term.query)[:, :, :own], key=self._of(term.key)[:, :, :own])
+    def terms(self, terms: Sequence[Term], length: int) -> list[Term]:
+        """What terms of sequences of `length`, (batch or 1, ...), are for these, which end earlier."""
+        return [term.of_group(self._of, length, self.shape[1]) for term in terms]
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape[0] == 1 or self.sequences is None:
@@ -207,7 +196,7 @@ class Packing:
         padded = {id(one): self.by_group(one) for one in states}
         outputs = []
         for place, group in enumerate(self.groups):
-            own = [group.term(term, self.shape[1]) for term in terms]
+            own = group.terms(terms, self.shape[1])
             outputs.append(group.collect(attend(*(padded[id(one)][place] for one in states), own, group.mask)))
         return torch.cat(outputs)[None]
 
@@ -247,7 +236,7 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | Non
         config, encoder, inputs: as for [`packing_of`].
     """
     mask = inputs.attention_mask
-    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+    if not is_tensor(mask) or mask.dim() != 2:
         return "there is no attention_mask of (batch, length)"
     # Of a mask of other sequences, stock makes what it makes, or an error.
     if tuple(mask.shape) != inputs.shape:
@@ -283,7 +272,7 @@ def loss_reads_padding(inputs: ModelInputs) -> bool:
     mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
     if inputs.arguments.get("start_positions") is not None:
         return True
-    if not isinstance(mask, torch.Tensor) or mask.device.type != "cpu":  # nothing is packed
+    if not is_tensor(mask) or mask.device.type != "cpu":  # nothing is packed
         return False
     if not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
         return False

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..attention.window import Window
+from ..masks import Window
+from .block_masks import AttentionMask, Dropout, keys_near, query_parts
 from .block_sums import Distances, Scores, Values
 from .block_terms import Inputs, Part, Setting, bias_as_matrix, block_terms
 from .blocks import LINE, AttentionShape, Block, aligned, slices, whole_lines
 from .distance_products import Buffer
-from .masks import AttentionMask, Dropout, keys_near, query_parts
 from .strategies import Kernel, Strategy
 
 

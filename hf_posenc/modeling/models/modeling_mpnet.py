@@ -7,6 +7,7 @@ Stock's bias by distance is the scheme `t5` here, so `absolute+t5` computes what
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import MPNetConfig
 from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.mpnet.modeling_mpnet import (
@@ -24,7 +25,8 @@ from transformers.models.mpnet.modeling_mpnet import (
     create_position_ids_from_input_ids,
 )
 
-from ..attention.backends import eager_position_attention
+from ..attention.backends import Attention, Output, eager
+from ..masks import Mask
 from ..schemes.base import AttentionScheme
 from ..stock_interface import ModelInputs, Receives, bidirectional_mask
 from .configuration_posenc import PositionConfigMixin
@@ -68,6 +70,21 @@ MPNET = Family(
 )
 
 
+def eager_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> Output:
+    """Attention without terms as transformers' eager functions have it: its MPNet has none."""
+    mask = Mask.of(attention_mask, query, key)
+    return eager(Attention(module, "eager", query, query, key, value, [], mask, scaling, dropout))
+
+
 class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
     """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
 
@@ -92,10 +109,10 @@ class PosencMPNetSelfAttention(PositionSelfAttention, MPNetSelfAttention):
     # Layers of this file call it, and none of stock's.
     receives = Receives(("hidden_states", "attention_mask"), "attention_mask")
 
-    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], stock_eager) -> None:
+    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], eager) -> None:
         self.config = config
         self.scaling = self.head_dim**-0.5
-        super().install(config, layer, schemes, stock_eager)
+        super().install(config, layer, schemes, eager)
 
 
 class PosencMPNetAttention(MPNetAttention):
@@ -238,7 +255,7 @@ CLASSES = FamilyClasses(
     layer=PosencMPNetLayer,
     self_attention=PosencMPNetSelfAttention,
     model=PosencMPNetModel,
-    eager=eager_position_attention,
+    eager=eager_attention,
 )
 PosencMPNetParts.position_classes = CLASSES
 

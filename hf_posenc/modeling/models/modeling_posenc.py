@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
+from ..attention.backends import BACKENDS
 from ..attention.cached_positions import append_positions, cache_lengths, keeps_positions
 from ..attention.window import BACKENDS as WINDOW_BACKENDS
 from ..attention.window import window_settings
@@ -753,7 +754,7 @@ def _carries(scheme: type[AttentionScheme], implementation: str) -> bool:
 
 
 def _backends(scheme: type[AttentionScheme]) -> list[str]:
-    return [name for name in scheme.backends if name != "flex_attention" or EXTRAS.flex_attention is not None]
+    return [name for name in scheme.backends if name != "flex_attention" or name in BACKENDS]
 
 
 def _refuse(scheme: type[AttentionScheme], implementation: str) -> None:

@@ -6,29 +6,18 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from transformers.cache_utils import Cache
-from transformers.utils import logging
 
-from ..attention.backends import (
-    attend_without_terms,
-    by_distance,
-    carrying_tangents,
-    dense_mask,
-    eager_position_attention,
-    score_bias,
-    whole_position_attention,
-    with_window,
-)
+from ..attention.backends import Attention, Output, attend
 from ..attention.cached_positions import keep_beside, past_length_of, self_attention_cache
-from ..attention.window import Window, reach_of
+from ..attention.window import reach_of
 from ..extras import EXTRAS
+from ..masks import Mask, Window
 from ..schemes.base import AttentionContext, AttentionScheme
-from ..schemes.terms import RelativeTerm, Term
+from ..schemes.terms import Term
 from ..stock_interface import Receives, stock_forward
 from ..torch_state import is_exporting, is_traced
 from .family import Family
 
-
-logger = logging.get_logger(__name__)
 
 # Under these names the encoder, which has the parameters that layers share, and the embeddings, which have the table of
 # absolute positions, come to each layer beside the schemes' own.
@@ -85,11 +74,11 @@ class PositionSelfAttention:
     def head_dim(self) -> int:
         return getattr(self, self.family.head_dim)
 
-    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], stock_eager: Callable) -> None:
+    def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], eager: Callable) -> None:
         """Register the schemes' parameters of a layer."""
         self.position_schemes = schemes
         self.reach = reach_of(config, layer)
-        self._stock_eager = stock_eager
+        self._eager = eager
         for scheme in schemes:
             with EXTRAS.nothing_replaced(scheme, self):
                 scheme.add_layer_parameters(self, config)
@@ -189,14 +178,15 @@ class PositionSelfAttention:
                     own = scheme.name, context.kept, context.positions.offset
                     context.kept = keep_beside(cache, self.layer_idx, *own)
         content_query, terms = self.score_terms(query, key, contexts)
+        implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
+        if window and not is_traced() and window.sees_all(key.shape[2]):
+            window = None
+        settings, states = (window, implementation, kwargs), (content_query, key, value, query)
         if packing is None:
-            output, weights = self._attend(content_query, key, value, attention_mask, query, terms, window, kwargs)
+            output, weights = self._attend(*states, terms, attention_mask, *settings)
         else:
-
-            def attend(content_query, key, value, query, terms, mask):
-                return self._attend(content_query, key, value, mask, query, terms, window, {**kwargs})[0]
-
-            output, weights = packing.attend(attend, (content_query, key, value, query), terms), None
+            output = packing.attend(lambda *given: self._attend(*given, *settings)[0], states, terms)
+            weights = None
         if is_exporting():
             # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
             # (ONNX) leaves another, and the view below would not fit it.
@@ -216,41 +206,15 @@ class PositionSelfAttention:
             return None if self.reach is None else Window(self.reach)
         return Window(self.reach, past_length_of(cache, self.layer_idx))
 
-    @carrying_tangents
-    def _attend(self, content_query, key, value, attention_mask, query, terms, window, kwargs):
-        """Call the backend that the config names, with the terms in the form that it takes; eager if the weights are wanted."""
-        implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
-        settings = {"dropout": self.dropout.p if self.training else 0.0, "scaling": self.scaling, **kwargs}
-        dtype = attention_mask.dtype if isinstance(attention_mask, torch.Tensor) else None
-        if window and not is_traced() and window.sees_all(key.shape[2]):
-            window = None
-        if (terms or window) and dtype is not None and dtype != torch.bool and not dtype.is_floating_point:
-            raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {dtype}")
-        if (terms or window) and implementation == "sdpa":
-            inputs = content_query, query, key, value, terms, attention_mask, window
-            output = EXTRAS.attend(self, *inputs, settings["scaling"], settings["dropout"])
-            if output is not None:
-                return output, None
-        if window:
-            attention_mask = with_window(attention_mask, window, implementation, self, query, key)
-        if not terms:
-            states = content_query, key, value
-            return attend_without_terms(self, implementation, self._stock_eager, *states, attention_mask, **settings)
-
-        if not EXTRAS.reads_through_views(query):
-            terms = [by_distance(term) for term in terms]
-        value_terms = tuple(t for t in terms if isinstance(t, RelativeTerm) and t.value_table is not None)
-        if value_terms and implementation != "eager" and not torch.compiler.is_compiling():
-            logger.warning_once(
-                f"{implementation} has no value-side position term here; this self-attention is computed by eager."
-            )
-        if implementation == "flex_attention" and not value_terms:
-            settings |= {"term_query": query, "terms": terms}
-            return EXTRAS.flex_attention(self, content_query, key, value, attention_mask, **settings)
-        bias = score_bias(query, key, terms)
-        if value_terms or implementation == "eager":
-            settings |= {"position_bias": bias, "value_terms": value_terms}
-            return eager_position_attention(self, content_query, key, value, attention_mask, **settings)
-        mask = dense_mask(attention_mask, self, query, key)
-        scaling, dropout = settings["scaling"], settings["dropout"]
-        return whole_position_attention(content_query, key, value, bias, mask, scaling, dropout), None
+    def _attend(
+        self, content_query, key, value, query, terms, attention_mask, window, implementation, kwargs
+    ) -> Output:
+        """The output of a backend, (batch, length, heads, head_dim), and its weights where it has them."""
+        mask = Mask.of(attention_mask, query, key, getattr(self, "is_causal", False), window)
+        if terms or window:
+            mask.check()
+        dropout = self.dropout.p if self.training else 0.0
+        states = content_query, query, key, value
+        return attend(
+            Attention(self, implementation, *states, terms, mask, self.scaling, dropout, True, self._eager, kwargs)
+        )

@@ -10,43 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from .terms import PairTerm, RelativeTerm
-
-
-def allowed(mask: torch.Tensor) -> torch.Tensor:
-    """Where a boolean or additive mask lets a query attend."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
-
-
-def relative_distances(query_length: int, key_length: int, offset: int | torch.Tensor, device) -> torch.Tensor:
-    """All values that `key - query` takes when queries are at `offset, offset + 1, ...` and keys at `0, 1, ...`.
-
-    Args:
-        query_length, key_length: number of queries and keys.
-        offset: position of the first query (the number of tokens in the cache).
-        device: where the result lives.
-
-    Returns:
-        int64 tensor (query_length + key_length - 1,), ascending. The pair (i, j) finds its own distance at index
-        `j - i + query_length - 1`, see [`expand_to_pairs`].
-    """
-    return torch.arange(query_length + key_length - 1, device=device) - (query_length - 1) - offset
-
-
-def expand_to_pairs(by_distance: torch.Tensor, query_length: int, key_length: int) -> torch.Tensor:
-    """Lay values that are known per distance out per pair of positions.
-
-    Args:
-        by_distance: (..., query_length + key_length - 1), in the order of [`relative_distances`].
-
-    Returns:
-        (..., query_length, key_length).
-    """
-    keys = torch.arange(key_length, device=by_distance.device)
-    queries = torch.arange(query_length, device=by_distance.device)
-    return by_distance[..., keys[None, :] - queries[:, None] + (query_length - 1)]
+from ..masks import visible
+from .terms import PairTerm, RelativeTerm, expand_to_pairs, relative_distances
 
 
 def clip_distance(relative_position: torch.Tensor, max_distance: int) -> torch.Tensor:
@@ -140,20 +106,7 @@ class Positions:
     def visible(self) -> torch.Tensor | None:
         """Where there is something to attend to, bool: (batch, key) by token, (batch or 1, query, key) by pair, or None for
         everywhere; what follows a query is not looked at here."""
-        mask, length = self.mask, self.key.shape[1]
-        if mask is None:
-            return None
-        if not isinstance(mask, torch.Tensor):  # flex_attention's BlockMask
-            from torch.nn.attention.flex_attention import create_mask
-
-            shape = mask.shape[0], None, self.query.shape[1], length
-            return create_mask(mask.mask_mod, *shape, device=self.key.device)[:, 0]
-        mask = mask.to(self.key.device)
-        if mask.dim() == 2:
-            # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
-            return nn.functional.pad(mask.bool(), (0, max(length - mask.shape[1], 0)))[:, :length]
-        seen = allowed(mask)[..., :length]
-        return seen if mask.dim() == 3 else seen.any(1)
+        return visible(self.mask, self.query.shape[1], self.key.shape[1], self.key.device)
 
     @property
     def context_lengths(self) -> torch.Tensor:

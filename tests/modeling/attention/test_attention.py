@@ -7,12 +7,13 @@ import tiny
 import torch
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.attention.backends import score_bias, whole_position_attention
-from hf_posenc.modeling.extras import EXTRAS
+from hf_posenc.modeling.attention import backends
+from hf_posenc.modeling.attention.backends import Attention, score_bias
 from hf_posenc.modeling.kernels import fast
 from hf_posenc.modeling.kernels.constants import declare_constant
+from hf_posenc.modeling.masks import Mask
 from hf_posenc.modeling.schemes.table import SCHEMES
-from hf_posenc.modeling.schemes.terms import RelativeTerm
+from hf_posenc.modeling.schemes.terms import PairTerm, RelativeTerm
 
 
 TOLERANCE = 1e-5
@@ -400,11 +401,11 @@ def test_products_read_through_views_are_those_that_are_gathered(
     mask=[None, "padding", "additive"],
     shared=[False, True],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
-    is_fast=[True, False],
+    backend=["eager", "sdpa", "views", "written out", "blocks"],
 )
-def test_attention_by_whole_matrices_is_the_formula_s(mask, shared, dtype, is_fast, monkeypatch):
-    if not is_fast:
-        monkeypatch.setattr(EXTRAS, "whole_attention", None)
+def test_each_backend_computes_the_formula(mask, shared, dtype, backend):
+    if backend == "views" and (shared or mask is not None or dtype != torch.float32):
+        pytest.skip("it is for float32, without a mask and with scores of each head and sequence")
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 9, 4, 6, dtype=dtype).transpose(1, 2) for _ in range(3))
     bias = torch.randn(1 if shared else 2, 4, 9, 9, dtype=dtype)
@@ -416,7 +417,9 @@ def test_attention_by_whole_matrices_is_the_formula_s(mask, shared, dtype, is_fa
         scores = scores.masked_fill(~attended, -torch.inf) + (0.5 if mask == "additive" else 0.0)
     expected = (scores.softmax(-1) @ value.double()).transpose(1, 2)
     with torch.no_grad():
-        output = whole_position_attention(query, key, value, bias, given, 0.3)
+        states, terms = (query, query, key, value), [PairTerm(bias)]
+        attention = Attention(None, "sdpa", *states, terms, Mask.of(given, query, key), 0.3)
+        output, _ = backends.BACKENDS[backend].compute(attention)
     assert output.dtype == dtype
     tolerance = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 3e-2}[dtype]
     torch.testing.assert_close(output.double(), expected, rtol=0, atol=tolerance)

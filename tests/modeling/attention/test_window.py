@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModel, DynamicCache, StaticCache
 
 from hf_posenc import position_parameters
-from hf_posenc.modeling.attention.backends import dense_mask
-from hf_posenc.modeling.attention.window import Window, reach_of
+from hf_posenc.modeling.attention.window import reach_of
+from hf_posenc.modeling.masks import Mask, Window
 from hf_posenc.modeling.schemes.table import SCHEMES
 from hf_posenc.with_position_scheme import with_position_scheme
 
@@ -67,15 +67,16 @@ def by_masks(model):
     model.set_attn_implementation("eager")
     for attention in (part for part in model.modules() if getattr(part, "reach", None) is not None):
 
-        def attend(content_query, key, value, mask, query, terms, window, kwargs, attention=attention):
-            mask = dense_mask(mask, attention, query, key)
+        def attend(content_query, key, value, query, terms, mask, window, *settings, attention=attention):
+            mask = Mask.of(mask, query, key, attention.is_causal).dense()
             lengths = query.shape[0], 1, query.shape[2], key.shape[2]
             if mask is None:
                 mask = torch.ones(lengths, dtype=torch.bool)
             mask = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
             seen = in_loops(mask.expand(lengths), window.reach, int(window.offset))
             added = torch.zeros(lengths, dtype=query.dtype).masked_fill(~seen, torch.finfo(query.dtype).min)
-            return type(attention)._attend(attention, content_query, key, value, added, query, terms, None, kwargs)
+            states = content_query, key, value, query
+            return type(attention)._attend(attention, *states, terms, added, None, *settings)
 
         attention._attend = attend
     return model

@@ -8,9 +8,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_posenc.modeling.attention.backends import score_bias, value_side
-from hf_posenc.modeling.attention.window import Window
 from hf_posenc.modeling.kernels import block_terms, fast, passes, strategies
 from hf_posenc.modeling.kernels.blockwise import blockwise_attention
+from hf_posenc.modeling.masks import Window
 from hf_posenc.modeling.schemes.positions import clip_distance, deberta_bucket, relative_distances, t5_bucket
 from hf_posenc.modeling.schemes.terms import PairTerm, ProductTerm, RelativeTerm, SumTerm
 

@@ -46,7 +46,7 @@ def test_whole_matrices_give_what_blocks_give(scheme, mask, monkeypatch):
     blocks = run(model, MASKS[mask])
     # The untied [CLS] of TUPE's bias by distance is known per pair: these layers have other terms in blocks or none.
     used = len(calls)
-    monkeypatch.setattr(fast, "suits_blocks", lambda *_: False)
+    monkeypatch.setattr(fast, "choose", lambda _: None)
     dense = run(model, MASKS[mask])
     assert len(calls) == used and (used == 2 or scheme == "tupe+t5")
     torch.testing.assert_close(dense, blocks, rtol=1e-8, atol=1e-8)

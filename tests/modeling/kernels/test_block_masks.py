@@ -3,10 +3,10 @@
 import torch
 
 from hf_posenc.modeling.kernels import passes
+from hf_posenc.modeling.kernels.block_masks import Dropout
 from hf_posenc.modeling.kernels.blocks import Block
 from hf_posenc.modeling.kernels.blockwise import blockwise_attention
 from hf_posenc.modeling.kernels.distance_products import Buffer
-from hf_posenc.modeling.kernels.masks import Dropout
 from hf_posenc.modeling.schemes.terms import RelativeTerm
 
 

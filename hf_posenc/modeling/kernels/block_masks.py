@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..attention.window import Window
-from ..schemes.positions import allowed
+from ..masks import Window, allowed
 from .blocks import Block, block_seed, slices
 from .distance_products import Buffer
 
