@@ -338,8 +338,8 @@ def page(records: list[dict]) -> str:
             ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"],
         ),
         (
-            "Models that `--stock` writes; the architecture computes the same. STS-B is Spearman's correlation on its English test "
-            "pairs, for the original and for the converted model:",
+            "Models that `--stock` writes; the architecture computes the same. STS-B is Spearman's correlation on its English test pairs,\n"
+            "for the original and for the converted model:",
             STOCK,
             stock_row,
             ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"],
@@ -354,7 +354,7 @@ def page(records: list[dict]) -> str:
             "Classifiers, fine-tuned and then converted with the sentences of their training text and of WikiText:",
             HEADS,
             head_row,
-            ["head, to `t5`", *budget, "before", "after", "same answers"],
+            ["task head, to `t5`", *budget, "before", "after", "same answers"],
         ),
     ]
     parts = []
@@ -368,7 +368,7 @@ def page(records: list[dict]) -> str:
                 *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:]),
             ]
             parts += [
-                "The same models on texts longer than those of the conversion, without further training, `rope` also with Transformers' "
+                "The same models on texts longer than those of the conversion, without further training, `rope` also with Transformers'\n"
                 "scalings. Cosines of token vectors with those of the original's own windows:",
                 as_markdown(header, longer),
             ]
