@@ -332,29 +332,29 @@ def page(records: list[dict]) -> str:
     budget = ["steps", "core minutes"]
     made = [
         (
-            "Within the trained length; start, calibrated and distilled are cosines of token vectors:",
+            "Within the training length. Start, calibrated and distilled are cosines of token vectors:",
             SCHEMES,
             within_row,
             ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"],
         ),
         (
-            "What `--stock` gives, of which the architecture computes the same; STS-B is Spearman's correlation on its English test "
-            "pairs, for the original and for the converted model:",
+            "Models that `--stock` writes; the architecture computes the same. STS-B is Spearman's correlation on its English test pairs,\n"
+            "for the original and for the converted model:",
             STOCK,
             stock_row,
             ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"],
         ),
         (
-            "Up to 2,048 tokens; cosines of token vectors, beyond 128 tokens with those of the original's own windows:",
+            "Up to 2,048 tokens. Cosines of token vectors; beyond 128 tokens, with those of the original's own windows:",
             LONG,
             longer_row,
             ["longer", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"],
         ),
         (
-            "Classifiers, fine-tuned and then converted with the sentences of their training text beside WikiText's:",
+            "Classifiers, fine-tuned and then converted with the sentences of their training text and of WikiText:",
             HEADS,
             head_row,
-            ["head, to `t5`", *budget, "before", "after", "same answers"],
+            ["task head, to `t5`", *budget, "before", "after", "same answers"],
         ),
     ]
     parts = []
@@ -368,8 +368,8 @@ def page(records: list[dict]) -> str:
                 *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:]),
             ]
             parts += [
-                "The same models on texts longer than those that they were converted with, with nothing trained: cosines of token "
-                "vectors with those of the original's own windows, and Transformers' scalings for `rope`:",
+                "The same models on texts longer than those of the conversion, without further training, `rope` also with Transformers'\n"
+                "scalings. Cosines of token vectors with those of the original's own windows:",
                 as_markdown(header, longer),
             ]
     return "\n\n".join(parts)

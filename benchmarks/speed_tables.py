@@ -17,8 +17,8 @@ from report import replace_table
 from hf_posenc._utils import as_markdown
 
 
-# What docs/conversion.md has between them is generated.
-CONVERSION, BEGIN, END = "docs/conversion.md", "<!-- measured -->", "<!-- end of what was measured -->"
+# What docs/conversion-results.md has between them is generated.
+CONVERSION, BEGIN, END = "docs/conversion-results.md", "<!-- measured -->", "<!-- end of what was measured -->"
 # The columns of the tables of speed; see `ratio_table`.
 SHORT = [
     ("forward", "model/forward", "forward", "ratio"),
@@ -131,9 +131,11 @@ def tables() -> dict[str, list[str]]:
             ratio_table("no padding", UNPADDED),
         ],
         "docs/fast-attention.md": [fast_attention_table()],
-        "docs/loading.md": [saved_code.table(results_of("saved_code"))],
-        "docs/without-hf-posenc.md": [exported.table(results_of("exported"))],
-        "docs/onnx.md": [onnx_runtime.table(results_of("onnx_runtime"))],
+        CONVERSION: [
+            exported.table(results_of("exported")),
+            saved_code.table(results_of("saved_code")),
+            onnx_runtime.table(results_of("onnx_runtime")),
+        ],
         "docs/lower-precision.md": [
             lower_precision.speed_table(lower["speed"]),
             lower_precision.quality_table(lower["quality"]),
