@@ -1,4 +1,4 @@
-"""What a pass over a long text costs beside its chunks, where the time goes, and what a window saves (docs/long-documents-appendix.md).
+"""What a pass over a long text costs beside its chunks, where the time goes, and what a window saves (docs/long-documents-results.md).
 
     python benchmarks/local_attention.py
 

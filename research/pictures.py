@@ -1,6 +1,6 @@
 """Make the pictures of README and docs, small.
 
-python research/pictures.py                 # combine.png, every-layer.png, from research/comparison/runs.jsonl
+python research/pictures.py                 # combine.png, every-layer.png, from research/comparison/runs.jsonl; and those of formulas
 
 hf-posenc report MiniLM=path/to/all-MiniLM-L6-v2 --out minilm.html
 python research/pictures.py minilm.html spaces terms probes order phase-shift   # those of a report
@@ -17,6 +17,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
+from hf_posenc.analysis import EncodingMaps, clock_hands, plot_clock_hands, plot_encoding_maps
+from hf_posenc.analysis.encoding import sinusoid_map
 from hf_posenc.analysis.style import BLUE, GREY, VERMILION, panels, styled
 from hf_posenc.files import write_whole
 
@@ -28,6 +30,8 @@ from comparison import COMBINED, read_part  # noqa: E402
 
 
 WIDTH, COLOURS = 900, 128
+SINUSOIDS = "sinusoidal"
+MAPS = ("encoding-sinusoidal.png",)
 SECTION = re.compile(r'<section id="([^"]+)".*?</section>', re.DOTALL)
 IMAGE = re.compile(r'<img src="data:image/png;base64,([^"]+)" alt="([^".]+)\.')
 
@@ -79,12 +83,12 @@ def as_png(figure: Figure) -> bytes:
     return written.getvalue()
 
 
-def small(picture: bytes) -> bytes:
-    """A PNG of `WIDTH` pixels and as many colours as a drawing needs."""
+def small(picture: bytes, method: Image.Quantize = Image.Quantize.MAXCOVERAGE) -> bytes:
+    """A PNG of `WIDTH` pixels and as many colours as a drawing needs; a map's colours change by small steps, which `MEDIANCUT` keeps."""
     image = Image.open(io.BytesIO(picture)).convert("RGB")
     image = image.resize((WIDTH, round(image.height * WIDTH / image.width)), Image.Resampling.LANCZOS)
     written = io.BytesIO()
-    image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+    image.quantize(COLOURS, method, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
     return written.getvalue()
 
 
@@ -97,6 +101,10 @@ def main() -> None:
         drawn = {
             "combine.png": combinations("position_combine"),
             "every-layer.png": combinations("position_every_layer"),
+            "clock-hands-sinusoidal.png": plot_clock_hands(clock_hands(SINUSOIDS), count=6),
+            "encoding-sinusoidal.png": plot_encoding_maps(
+                EncodingMaps(SINUSOIDS, SINUSOIDS, [sinusoid_map(layout="halves")])
+            ),
         }
         chosen = {name: as_png(figure) for name, figure in drawn.items()}
     else:
@@ -104,7 +112,8 @@ def main() -> None:
         made = pictures(arguments.page.read_text(encoding="utf-8"))
         chosen = {name: picture for name, picture in made.items() if name.startswith(wanted)}
     for name, picture in chosen.items():
-        write_whole({FOLDER / name: small(picture)})
+        method = Image.Quantize.MEDIANCUT if name in MAPS else Image.Quantize.MAXCOVERAGE
+        write_whole({FOLDER / name: small(picture, method)})
         print(FOLDER / name)
 
 

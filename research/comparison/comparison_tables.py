@@ -224,7 +224,7 @@ def beside_table(runs: Runs) -> str:
         cost = [f"{costs[sized, mode][key]:.2f}" for mode, key in COSTS]
         parameters = f"{runs[label][0]['parameters']:,}"
         rows.append([f"{scheme}, {how}", *_losses_and_less(runs, label, scheme), parameters, *cost])
-    heads = ["words and positions", *_loss_heads(runs), "less added", "parameters"]
+    heads = ["token embeddings and positions", *_loss_heads(runs), "less added", "parameters"]
     return as_markdown([*heads, "time forward", "time training", "memory forward", "memory training"], rows)
 
 
@@ -253,12 +253,12 @@ def terms_table(scratch: Runs, added: Runs) -> str:
 
 
 def terms_in_words(label: str) -> str:
-    """Terms of `deberta` and whose projections they take: c2p, p2c, its own."""
+    """Terms of `deberta`, and whether it shares projections: c2p, p2c, separate projections."""
     flags = flags_of(label)
     if flags["position_scheme"] != "deberta":
         return label
     terms = ", ".join(flags.get("position_attention_types", ["c2p", "p2c"]))
-    return f"{terms}, {'shared' if flags.get('position_share_projections', True) else 'own'} projections"
+    return f"{terms}, {'shared' if flags.get('position_share_projections', True) else 'separate'} projections"
 
 
 def curve_table(runs: Runs, schemes: list[str], steps: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""The tables of docs/long-documents.md and of its appendix, from the files in results/."""
+"""The tables of docs/long-documents-results.md, from the files in results/."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import long_classification
 import long_documents
 import long_vectors
 import qmsum
-from long_vectors import LOCAL, MEAN, difference_cell, reference_of
+from long_vectors import difference_cell
 
 from hf_posenc._utils import as_markdown
 
@@ -20,49 +20,17 @@ from hf_posenc._utils import as_markdown
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import local_attention  # noqa: E402
-from report import read, replace_marked, replace_table  # noqa: E402
+from report import read, replace_marked  # noqa: E402
 
 
 RESULTS = Path(__file__).parent / "results"
-PAGE, APPENDIX = "docs/long-documents.md", "docs/long-documents-appendix.md"
-# Rows of the page's table: a method, and what it is called there.
-ROWS = {
-    "truncated": "cut off at 256 tokens",
-    MEAN: "mean of chunks",
-    "mean of chunks, the smallest, no overlap": "mean of chunks of 64 that do not overlap",
-    "DICE, maximum": "DICE: maximum",
-    "mean of chunks, centred": "mean of chunks, less the corpus mean",
-    "strided": "read as a whole, extended table, untrained",
-    "t5": "read as a whole, **converted to `t5`**",
-    LOCAL: "the same, with local attention",
-    f"{LOCAL}, centred": "the same, with local attention, less the corpus mean",
-    "best chunk of 64 overlapping": "best chunk of 64 tokens, overlapping",
-    "best chunk of 128 overlapping": "best chunk of 128, overlapping",
-    "t5, best late chunk of 128 overlapping": "best late chunk of 128, overlapping, **converted to `t5`**",
-}
+PAGE = "docs/long-documents-results.md"
 
 
 @cache
 def results(name: str) -> dict[str, Any]:
     """What a script here measured."""
     return json.loads((RESULTS / name / "results.json").read_text(encoding="utf-8"))
-
-
-def page_table() -> str:
-    """The page's table: nDCG, and how much more that is than [`reference_of`] a method has."""
-    found = results("long_vectors")["methods"]
-    rows = []
-    for name, label in ROWS.items():
-        own = found[name]
-        reference = reference_of(name, own["less"])
-        cells = [f"{one['ndcg']:.2f}" for one in own["tasks"].values()]
-        if reference:
-            cells = [
-                f"{cell} {difference_cell(less, digits=2)}"
-                for cell, less in zip(cells, own["less"][reference].values())
-            ]
-        rows.append([label, f"{own['vectors']:.0f}", f"{own['milliseconds']:.0f}", *cells])
-    return as_markdown(["a document is found by its", "vectors", "ms", "pass keys", "facts", "articles"], rows)
 
 
 def window_tables() -> str:
@@ -85,12 +53,15 @@ def window_tables() -> str:
     return "\n\n".join(tables)
 
 
-def comparisons() -> str:
-    """All tables of long_documents.py and of long_classification.py."""
+def lengths_tables() -> str:
+    """All tables of long_documents.py."""
+    return long_documents.page(results("long_documents"))
+
+
+def head_table() -> str:
+    """That of long_classification.py."""
     runs = [long_classification.Run(**run) for run in results("long_classification")["runs"]]
-    parts = ["## Finding", long_documents.page(results("long_documents"))]
-    parts += ["![nDCG by length](pictures/long-documents-lengths.png)"]
-    return "\n\n".join([*parts, "## A task with a head", long_classification.table(runs).strip()])
+    return long_classification.table(runs).strip()
 
 
 def qmsum_tables() -> str:
@@ -103,23 +74,29 @@ def qmsum_tables() -> str:
             if file.is_file():
                 result = json.loads(file.read_text(encoding="utf-8"))
                 published = (part, asked) == ("whole", "answers")
-                parts.append(f"**{title}, found by {asked}** ({result['documents']:,} documents)")
-                parts.append(qmsum.table(result, published))
+                parts.append(f"{title}, found by {asked} ({result['documents']:,} documents):")
+                parts.append(in_words(qmsum.table(result, published)))
     return "\n\n".join(parts)
 
 
-# By the mark before them, what stands in the appendix.
+def in_words(table: str) -> str:
+    """A table with the page's name for what results call a longer table."""
+    return table.replace("longer table", "longer matrix")
+
+
+# By the mark before them, what stands in the page.
 MARKED = {
+    "qmsum": qmsum_tables,
     "vectors": lambda: long_vectors.table(results("long_vectors")["methods"]),
     "windows": window_tables,
-    "far": lambda: far_context.tables(results("far_context")["tasks"]),
-    "tables": comparisons,
-    "qmsum": qmsum_tables,
+    "lengths": lengths_tables,
+    "head": head_table,
+    "far": lambda: in_words(far_context.tables(results("far_context")["tasks"])),
 }
 
 
 def with_tables(page: str) -> str:
-    """The appendix with the tables of today between its marks."""
+    """The page with the tables of today between its marks."""
     for mark, make in MARKED.items():
         begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
         page = replace_marked(page, begin, end, f"{begin}\n{make()}\n\n{end}")
@@ -128,5 +105,4 @@ def with_tables(page: str) -> str:
 
 def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
     """File, and what makes its text as it should be of what it is."""
-    yield PAGE, lambda page: replace_table(page, page_table())
-    yield APPENDIX, with_tables
+    yield PAGE, with_tables

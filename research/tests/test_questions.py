@@ -26,7 +26,7 @@ def rows(part: str, *spaces: str, layer: int = 1) -> list[dict]:
 
 
 def test_the_arrays_are_those_that_the_page_names(arrays):
-    page = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+    page = (ROOT / "research" / "what_positions_do" / "README.md").read_text(encoding="utf-8")
     assert {*arrays} == {*answers.ARRAYS}
     assert all(f"- `{name}`: " in page for name in arrays)
 

@@ -316,12 +316,12 @@ def table(found: Numbers) -> str:
     agreement = ["–", *(f"{conversion['token_cosine']:.3f}" for conversion in found["conversions"].values())]
     rows = [
         (
-            "reads at most",
+            "maximum sequence length",
             [f"{model['longest']} tokens" if model["longest"] else "no limit" for model in found["models"].values()],
         ),
         ("cosine of token vectors with MiniLM's", agreement),
         (
-            "heads of layer 1 that positions lead",
+            "attention heads of layer 1 that positions lead",
             cells("terms", lambda n: f"{len(n['position_heads'])} of {n['heads']}"),
         ),
         ("position, R² before layer 1", cells("probes", lambda n: f"{n['position'][0]:.2f}")),
