@@ -127,7 +127,7 @@ def _position_fields() -> list[tuple[str, Any, Any]]:
 
 # `--scheme_file`, for a dataclass that has it; `ScriptParser` reads the files.
 SCHEME_FILE = {
-    "help": "Python files with position schemes of your own, as docs/own-scheme.md builds some: position_scheme then takes their "
+    "help": "Python files with position schemes of your own, as docs/custom-schemes.md builds some: position_scheme then takes their "
     "names, and their flags are arguments."
 }
 

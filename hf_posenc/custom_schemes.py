@@ -172,7 +172,7 @@ def _check(scheme: type[PositionScheme]) -> None:
     for attribute in ("name", "formula", "paper", "extrapolates"):
         value = getattr(scheme, attribute, None)
         if not (isinstance(value, str) and value.strip()) or "\n" in value:
-            raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/own-scheme.md")
+            raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/custom-schemes.md")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme.name):
         raise ValueError(f"{who}.name must be made of small letters, digits and underscores, got {scheme.name!r}")
     if scheme.name == ALL:

@@ -28,7 +28,7 @@ from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES, SOURCES
 
 pytestmark = pytest.mark.usefixtures("schemes_of_the_package")
 
-PAGE = (ROOT / "docs" / "own-scheme.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "custom-schemes.md").read_text(encoding="utf-8")
 # The files that the page builds, by name.
 FILES = dict(re.findall(r"<!-- file: (\w+\.py) -->\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
 LEAST = """

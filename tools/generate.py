@@ -66,10 +66,10 @@ def settings_of_a_conversion() -> dict[str, dict[str, Any]]:
 
 
 def flags(page: str) -> str:
-    """The table of flags."""
+    """The table of config options."""
     first = ["`position_scheme`", "see above", "which schemes (default absolute)"]
     rows = [[f"`{flag}`", *rest] for flag, *rest in (*inspection.flag_rows(), inspection.unpad_row())]
-    return replace_table(page, as_markdown(["flag", "values", "for (default)"], [first, *rows], words=3))
+    return replace_table(page, as_markdown(["config option", "values", "for (default)"], [first, *rows], words=3))
 
 
 def files_that_trust_runs(page: str) -> str:

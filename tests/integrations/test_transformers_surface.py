@@ -324,7 +324,7 @@ def test_it_is_as_it_was(name, request):
 
 
 def test_the_page_lists_what_is_checked():
-    listed = DESIGN.read_text(encoding="utf-8").partition("## What of transformers it relies on")[2]
+    listed = DESIGN.read_text(encoding="utf-8").partition("## What hf_posenc relies on in Transformers")[2]
     assert [name for name in ITEMS if f"`{name}`" not in listed and f"**{name}**" not in listed] == []
 
 
