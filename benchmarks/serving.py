@@ -214,8 +214,10 @@ def percentile(values: list[float], share: float) -> float:
 
 def table(rows: list[Row]) -> str:
     """A row for requests of a kind: how many times as fast as stock, then latency and throughput of stock and of `SAME`."""
-    header = ["model, task, candidates", "requests", "padded", *(name for name in (AGAIN, SAME, ONE))]
-    header += [f"{what}, {whose}" for what in ("p50 / p95 in ms", "tokens a second") for whose in ("stock", "unpad")]
+    header = ["model, task, candidates", "requests", "padded", "original, a second copy", SAME, ONE]
+    header += [
+        f"{what}, {whose}" for what in ("p50 / p95 in ms", "tokens a second") for whose in ("original", "unpad")
+    ]
     kinds: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
         kinds.setdefault((row.shape, row.task, row.candidates), {})[row.contestant] = row

@@ -30,7 +30,7 @@ LONG = [
     ("memory, forward", "model/memory_4096", "forward", "memory_ratio"),
     ("memory, training without dropout", "model/memory_4096", "training without dropout", "memory_ratio"),
 ]
-# The schemes that came last, in a run of their own.
+# The schemes that came last, in a separate run.
 NEWER = [
     (f"{what}, {mode}", "model/newer", mode, key)
     for what, key in (("time", "ratio"), ("memory", "memory_ratio"))
@@ -71,7 +71,7 @@ def fast_attention_table() -> str:
     """Times as fast as transformers' eager attention, a row per shape."""
     columns = {
         "hf_posenc": "hf_posenc",
-        "nothing kept": "hf_posenc, nothing cached",
+        "without cached projections": "hf_posenc, nothing cached",
         "torch.compile": "torch.compile",
         "hf_posenc, torch.compile": "hf_posenc, torch.compile",
         "disentangled-flash": "disentangled-flash",
@@ -126,21 +126,20 @@ def tables() -> dict[str, list[str]]:
     return {
         "docs/speed.md": [
             ratio_table("time", SHORT),
-            ratio_table("in a run of their own", NEWER),
+            ratio_table("newest schemes", NEWER),
             ratio_table("1 × 4,096", LONG),
             ratio_table("no padding", UNPADDED),
+            padding_table(),
+            serving.table(served),
+            fast_attention_table(),
+            lower_precision.speed_table(lower["speed"]),
+            lower_precision.quality_table(lower["quality"]),
         ],
-        "docs/fast-attention.md": [fast_attention_table()],
         CONVERSION: [
             exported.table(results_of("exported")),
             saved_code.table(results_of("saved_code")),
             onnx_runtime.table(results_of("onnx_runtime")),
         ],
-        "docs/lower-precision.md": [
-            lower_precision.speed_table(lower["speed"]),
-            lower_precision.quality_table(lower["quality"]),
-        ],
-        "docs/padding.md": [padding_table(), serving.table(served)],
     }
 
 

@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import partial
@@ -76,7 +77,8 @@ def files_that_trust_runs(page: str) -> str:
     """The list of schemes' files."""
     modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
     files = ", ".join(f"`{name}`" for name in sorted(Path(module.__file__).name for module in modules))
-    return re.sub(r"schemes \([^)]*\)", lambda _: f"schemes ({files})", page)
+    wrapped = textwrap.fill(f"schemes ({files})", width=130, subsequent_indent="  ")
+    return re.sub(r"schemes \([^)]*\)", lambda _: wrapped, page)
 
 
 def files_beside_a_card(folder: Path, card: str) -> str:
