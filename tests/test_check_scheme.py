@@ -117,6 +117,8 @@ def test_the_package_s_own_schemes_pass(name, monkeypatch):
         ("deberta", {"position_share_projections": False, "position_buckets": 8, "position_max_distance": 16}),
         ("t5", {"position_per_layer": True, "position_buckets": 8}),
         ("kerple", {"position_kernel": "power"}),
+        ("rope", {"position_learn_frequencies": "layer"}),
+        ("rope", {"position_learn_frequencies": "shared", "position_rotary_fraction": 0.5}),
         ("relative", {"position_max_distance": 3}),
         ("sinusoidal", {"position_combine": "gate", "position_every_layer": True}),
         ("sinusoidal", {"position_combine": "attention", "position_layout": "halves"}),

@@ -115,13 +115,19 @@ def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
 
 def _map_of_rotation(subject: Subject, length: int) -> Map:
     [rope] = [scheme for scheme in subject.encoder.position_schemes if scheme.name == "rope"]
-    values = _rope_angles(rope, length).cos().numpy()
+    values = _rope_angles(subject, rope, length).cos().numpy()
     return Map("cosine of the angle of rotation", values, "position", "pair of dimensions")
 
 
-def _rope_angles(rope, length: int) -> torch.Tensor:
-    """(positions, pairs), float64."""
+def _rope_angles(subject: Subject, rope, length: int) -> torch.Tensor:
+    """(positions, pairs), float64; of frequencies that differ by layer and attention head, those of the first."""
     frequencies, _ = rope._inverse_frequencies(torch.device("cpu"), length)
+    if rope.learn_frequencies == "shared":
+        frequencies = frequencies * subject.encoder.rotary_frequencies().detach()
+    elif rope.learn_frequencies:
+        family = subject.encoder.family
+        attention = family.self_attention_of(family.layers_of(subject.encoder)[0])
+        frequencies = frequencies * attention.rotary_frequencies().detach()[0]
     return torch.arange(length, dtype=torch.float64)[:, None] * frequencies.to(torch.float64)
 
 
@@ -200,7 +206,7 @@ def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
         angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
     elif "rope" in by_name:
         scheme = by_name["rope"]
-        angles = _rope_angles(scheme, positions)
+        angles = _rope_angles(subject, scheme, positions)
     elif "transformer_xl" in by_name:
         scheme = by_name["transformer_xl"]
         frequencies = inverse_frequencies(scheme.width, scheme.base, torch.device("cpu"))

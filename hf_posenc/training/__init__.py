@@ -5,14 +5,27 @@
 
 from typing import TYPE_CHECKING, Any
 
-from .learning_rates import check_rate, move_to_own_groups, tables_and_biases, warn_of_tables_that_stay
+from .learning_rates import (
+    check_rate,
+    frequencies,
+    move_to_own_groups,
+    tables_and_biases,
+    warn_of_tables_that_stay,
+)
 
 
 if TYPE_CHECKING:
     from .trainer import PositionTrainer
 
 
-__all__ = ["PositionTrainer", "check_rate", "move_to_own_groups", "tables_and_biases", "warn_of_tables_that_stay"]
+__all__ = [
+    "PositionTrainer",
+    "check_rate",
+    "frequencies",
+    "move_to_own_groups",
+    "tables_and_biases",
+    "warn_of_tables_that_stay",
+]
 
 
 def __getattr__(name: str) -> Any:

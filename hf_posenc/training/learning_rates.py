@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..modeling.schemes.parameters import SmallPositionLinear
+from ..modeling.schemes.parameters import PositionFrequencies, SmallPositionLinear
 from ..parameters import position_parameters
 
 
@@ -17,6 +17,8 @@ logger = logging.get_logger(__name__)
 # A number in a table or bias is added to a score. What moves it by less than this, in nats, leaves attention weights as they
 # were to within 5 %.
 VISIBLE = 0.05
+# The highest learning rate of learned frequencies.
+FREQUENCY_RATE = 1e-3
 
 
 def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
@@ -40,15 +42,31 @@ def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     Each number in a table or a bias adds to a score by itself and may move far. A matrix that sums over hundreds of features would
     at a rate that suits the others drown the content scores in a step or two, so it learns as the model's own matrices do. (This is
     the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.) The matrices of a small network
-    (`fire`: [`SmallPositionLinear`], of at most 32 features) sum over few, and are among the tables here.
+    (`fire`: [`SmallPositionLinear`], of at most 32 features) sum over few, and are among the tables here. Learned frequencies of `rope` are
+    not: see [`frequencies`].
     """
+    others = torch.nn.Linear | torch.nn.LayerNorm | PositionFrequencies
     wide = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, torch.nn.Linear | torch.nn.LayerNorm) and not isinstance(module, SmallPositionLinear)
+        if isinstance(module, others) and not isinstance(module, SmallPositionLinear)
         for parameter in module.parameters(recurse=False)
     }
     return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in wide}
+
+
+def frequencies(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The learned frequencies of a model (`rope` with `position_learn_frequencies`).
+
+    What a step changes grows with the distance: at a rate of 0.1, one step of Adam turns a pair of features by 12.8 radians at distance 128.
+    """
+    own = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, PositionFrequencies)
+        for parameter in module.parameters(recurse=False)
+    }
+    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) in own}
 
 
 def move_to_own_groups(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Trainer
 
-from .learning_rates import check_rate, move_to_own_groups, tables_and_biases
+from .learning_rates import FREQUENCY_RATE, check_rate, frequencies, move_to_own_groups, tables_and_biases
 
 
 class PositionTrainer(Trainer):
@@ -48,6 +48,8 @@ class PositionTrainer(Trainer):
         is_new = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if is_new and self.position_learning_rate is not None:
-            parameters = tables_and_biases(self.model if model is None else model)
-            move_to_own_groups(optimizer, parameters, self.position_learning_rate)
+            model = self.model if model is None else model
+            move_to_own_groups(optimizer, tables_and_biases(model), self.position_learning_rate)
+            rate = min(self.position_learning_rate, FREQUENCY_RATE)
+            move_to_own_groups(optimizer, frequencies(model), rate)
         return optimizer

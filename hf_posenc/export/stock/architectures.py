@@ -318,6 +318,10 @@ class JinaEmbeddingsV3(Architecture):
 
     def refusals(self) -> Iterator[str]:
         yield from super().refusals()
+        if self.rope.learn_frequencies:
+            yield "position_learn_frequencies has frequencies of its own, and only those of position_base fit"
+        if self.rope.rotary_fraction != 1:
+            yield f"it rotates all features: position_rotary_fraction={self.rope.rotary_fraction} does not fit, 1 does"
         if self.rope.rope_type in LENGTH_DEPENDENT:
             yield f"position_rope_scaling of type {self.rope.rope_type!r} depends on each text's length; linear, yarn and llama3 fit"
 

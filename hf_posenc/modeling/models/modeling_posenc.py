@@ -500,6 +500,8 @@ class PosencPreTrainedModel:
 
     position_classes: FamilyClasses
     stock_loss_divides: ClassVar[bool] = False
+    # See [`PositionFrequencies`].
+    _keep_in_fp32_modules_strict = ("rotary_frequencies",)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

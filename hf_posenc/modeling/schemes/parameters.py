@@ -133,6 +133,26 @@ class PositionParameter(nn.Module):
         return self.weight.clone()
 
 
+class PositionFrequencies(PositionParameter):
+    """A [`PositionParameter`] that stays in float32 where a model is moved to half precision.
+
+    Positions are multiplied with it: eight bits of bfloat16 are four radians off at position 1,000.
+    """
+
+    def __init__(self, shape: tuple[int, ...], initial: Initial):
+        super().__init__(shape, initial)
+        precise = torch.promote_types(self.weight.dtype, torch.float32)
+        self.weight = nn.Parameter(self.weight.detach().to(precise))
+
+    def _apply(self, fn: Callable, recurse: bool = True):
+        def in_full(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            is_half = moved.dtype in (torch.float16, torch.bfloat16)
+            return tensor.to(moved.device, torch.float32) if is_half else moved
+
+        return super()._apply(in_full, recurse)
+
+
 class PositionConstant(PositionParameter):
     """A tensor like [`PositionParameter`], under the same key of checkpoints, that is a buffer and is never trained."""
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ..torch_state import is_traced
+from ..torch_state import is_traced, may_carry_tangents
 from .base import AttentionContext, AttentionScheme
-from .flags import Dictionary, Flag, base, layout
+from .flags import Choice, Dictionary, Flag, Number, base, init, layout
+from .parameters import PositionFrequencies, ones, zeros
 from .positions import Positions
 from .sinusoidal import inverse_frequencies
 
@@ -80,19 +82,42 @@ class RopeSettings:
 
 
 class Rope(AttentionScheme):
-    """q_i and k_j rotated by their positions: pair k by the angle position · base^(-2k/d); no parameters.
+    """q_i and k_j rotated by their positions: pair k by the angle position · base^(-2k/d).
+
+    With `position_learn_frequencies` the angle is position · a_k · base^(-2k/d), and a is learned: `encoder.rotary_frequencies.weight`
+    (d / 2,) for all layers ("shared"), or one (heads, d / 2) in each `encoder.layer.N.attention.self` ("layer"). At a = 0, the initial value
+    unless `position_init` is "paper" (a = 1), nothing is rotated, and the gradient is not zero: ∂s_ij/∂w = (i - j)(q_1 k_2 - q_2 k_1)/√d
+    for a pair of features and its angle w from one position to the next. It grows with the distance, so frequencies have a learning
+    rate of their own in `PositionTrainer`. They stay in float32, and so do the angles. Kin: LieRE (https://arxiv.org/abs/2406.10322), ComRoPE
+    (https://arxiv.org/abs/2506.03737), RoPE-Mixed (https://arxiv.org/abs/2403.13298).
+
+    With `position_rotary_fraction` only the first features of an attention head are rotated, d being their number, as in GPT-NeoX.
 
     `position_rope_scaling` is one of transformers' RoPE scalings ({"rope_type": "linear", "factor": 2.0}, "yarn", ...),
     computed by its own functions for the usable number of positions. In composites, score terms see the rotated
     queries and keys.
 
     Source: Su et al. 2021 (https://arxiv.org/abs/2104.09864); layout `halves` checked against `EsmModel`,
-    `interleaved` against `RoFormerModel`.
+    `interleaved` against `RoFormerModel`, the fraction against `GPTNeoXModel`.
     """
 
     name = "rope"
     flags = (
         base(),
+        init(),
+        Flag(
+            "position_learn_frequencies",
+            Choice(("shared", "layer")),
+            None,
+            "learn the frequencies: one for each pair of features, for all layers or for each layer and attention head",
+            default_help="no",
+        ),
+        Flag(
+            "position_rotary_fraction",
+            Number(0),
+            1.0,
+            "share of an attention head's features that are rotated, the first ones",
+        ),
         layout("halves", "which features make a pair: k and k + d/2, or 2k and 2k + 1"),
         Flag(
             "position_rope_scaling",
@@ -113,10 +138,15 @@ class Rope(AttentionScheme):
     # Of the flags.
     base: float
     layout: str
+    init: str
+    learn_frequencies: str | None
     rope_scaling: Any  # a dictionary as transformers has it, or None
+    rotary_fraction: float
 
     def read(self, config) -> None:
         self.head_dim = config.sizes.head_dim
+        # As many features of a head as are rotated.
+        self.width = 2 * round(self.rotary_fraction * self.head_dim / 2)
         self.rope_type = "default"
         if self.rope_scaling is not None:
             self.usable_positions = config.sizes.max_position_embeddings - config.sizes.first_position
@@ -127,6 +157,15 @@ class Rope(AttentionScheme):
         if self.head_dim % 2:
             raise ValueError(
                 f"position_scheme='rope' needs an even head size, got hidden_size / num_attention_heads = {self.head_dim}"
+            )
+        if self.rotary_fraction > 1 or self.width == 0:
+            raise ValueError(
+                f"position_rotary_fraction must be at most 1 and leave a pair of the {self.head_dim} features of an attention head, "
+                f"got {self.rotary_fraction}"
+            )
+        if self.rope_scaling is not None and self.learn_frequencies:
+            raise ValueError(
+                "position_rope_scaling has no use with position_learn_frequencies, which learns what it sets"
             )
         if self.rope_scaling is not None:
             self._check_scaling(config)
@@ -160,8 +199,8 @@ class Rope(AttentionScheme):
             for length in (1, 2 * max(original, self.usable_positions)):
                 with torch.device("cpu"):  # not on the meta device, where from_pretrained builds models
                     frequencies, _ = self._inverse_frequencies(torch.device("cpu"), length)
-                if frequencies.shape != (self.head_dim // 2,):
-                    raise ValueError(f"{frequencies.numel()} frequencies for {self.head_dim // 2} pairs of features")
+                if frequencies.shape != (self.width // 2,):
+                    raise ValueError(f"{frequencies.numel()} frequencies for {self.width // 2} pairs of features")
                 if not (frequencies.is_floating_point() and frequencies.isfinite().all()):
                     raise ValueError(f"the frequencies are {frequencies.tolist()}")
         except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
@@ -170,22 +209,36 @@ class Rope(AttentionScheme):
             ) from error
 
     def _inverse_frequencies(self, device: torch.device, length: int | torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Angles per position, (head_dim / 2,), and the factor on cos and sin that some scalings bring.
+        """Angles per position, (width / 2,), and the factor on cos and sin that some scalings bring.
 
         Args:
             length: the largest position and one more, which [`LENGTH_DEPENDENT`] scalings go by.
         """
         if self.rope_type == "default":
-            return inverse_frequencies(self.head_dim, self.base, device), 1.0
+            return inverse_frequencies(self.width, self.base, device), 1.0
         parameters = {"rope_theta": float(self.base), **self.rope_scaling, "rope_type": self.rope_type}
         parameters.setdefault("original_max_position_embeddings", self.usable_positions)
-        stand_in = RopeSettings(parameters, self.head_dim, self.usable_positions)
+        stand_in = RopeSettings(parameters, self.width, self.usable_positions)
         compute = functools.partial(ROPE_INIT_FUNCTIONS[self.rope_type], stand_in, device=device)
         if self.rope_type == "longrope" and isinstance(length, torch.Tensor):  # its own function compares numbers
             original = parameters["original_max_position_embeddings"]
             (short, factor), (long, _) = compute(seq_len=original), compute(seq_len=original + 1)
             return torch.where(length > original, long, short), factor
         return compute(seq_len=length)
+
+    def starts_silent(self) -> bool:
+        return self.learn_frequencies is not None and self.init == "silent"
+
+    def _add_frequencies(self, owner: nn.Module, shape: tuple[int, ...]) -> None:
+        owner.rotary_frequencies = PositionFrequencies(shape, zeros if self.init == "silent" else ones)
+
+    def add_encoder_parameters(self, encoder: nn.Module, config) -> None:
+        if self.learn_frequencies == "shared":
+            self._add_frequencies(encoder, (self.width // 2,))
+
+    def add_layer_parameters(self, attention: nn.Module, config) -> None:
+        if self.learn_frequencies == "layer":
+            self._add_frequencies(attention, (config.sizes.num_attention_heads, self.width // 2))
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         # Angles only depend on differences, so RoBERTa's offset is of no matter; taking it off keeps them small.
@@ -195,17 +248,49 @@ class Rope(AttentionScheme):
             # As in transformers, the largest position tells. Its value is not looked at: that would stall GPUs and traces.
             length = (places.max() + 1).to(torch.float32)
         inverse_frequencies, factor = self._inverse_frequencies(places.device, length)
+        if self.learn_frequencies:
+            return places.to(torch.promote_types(dtype, torch.float32)), inverse_frequencies
         # (batch or 1, 1, query, head_dim / 2)
         angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
+    @classmethod
+    def conversion_options(cls, aims: Any) -> dict[str, Any]:
+        """Learned frequencies start where `rope` has them, so that its own start is theirs."""
+        learned = aims.given.get("position_learn_frequencies") is not None
+        return {"position_init": "paper"} if learned and "position_init" not in aims.given else {}
+
     def initialize_from(self, start: Any) -> None:
-        if start.bases_are_free:
+        if start.bases_are_free and self.width == self.head_dim and not self.starts_silent():
             start.balance_heads(self.layout)
 
     def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         query, key, (cos, sin) = context.query, context.key, context.prepared
-        # Under autocast the hidden states, and so cos and sin, are wider than what is rotated.
-        turn = Rotation.apply if cos.dtype == query.dtype and not is_traced() else rotate_pairs
+        learns = False
+        if self.learn_frequencies:
+            owner = context.attention if self.learn_frequencies == "layer" else context.encoder
+            places, inverse_frequencies = context.prepared
+            cos, sin = self._learned(places, inverse_frequencies, owner.rotary_frequencies(), query.dtype)
+            learns = torch.is_grad_enabled() or may_carry_tangents()
+        if self.width < self.head_dim:
+            (query, *of_query), (key, *of_key) = (states.tensor_split([self.width], -1) for states in (query, key))
+        # Under autocast the hidden states, and so cos and sin, are wider than what is rotated. A `Rotation` has no gradient to its angles.
+        turn = Rotation.apply if cos.dtype == query.dtype and not (learns or is_traced()) else rotate_pairs
         query, key = (turn(states, cos, sin, self.layout).to(states.dtype) for states in (query, key))
+        if self.width < self.head_dim:
+            query, key = torch.cat([query, *of_query], -1), torch.cat([key, *of_key], -1)
         return query, key
+
+    def _learned(
+        self, places: torch.Tensor, inverse_frequencies: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, (batch or 1, heads or 1, query, width / 2), of learned frequencies.
+
+        Args:
+            places: (batch or 1, query).
+            scale: of the frequencies, (width / 2,) or (heads, width / 2).
+        """
+        frequencies = (scale * inverse_frequencies.to(scale)).to(places.dtype)
+        frequencies = frequencies[:, None] if frequencies.dim() == 2 else frequencies
+        angles = places[:, None, :, None] * frequencies
+        return angles.cos().to(dtype), angles.sin().to(dtype)
