@@ -141,8 +141,8 @@ class TestMetadata:
             name = variants.VARIANT_MODELS[stock].__name__
             card = make_card(variant("rope", family, name), repo_id="me/x")
             tags[stock.__name__] = card.data.pipeline_tag
-            assert f"`{card.text.split('to be loaded as `')[1].split('`')[0]}`" in card.text
-            assert f"{card.text.split('to be loaded as `')[1].split('`')[0]}.from_pretrained" in card.text
+            assert f"`{card.text.split('Load it with `')[1].split('`')[0]}`" in card.text
+            assert f"{card.text.split('Load it with `')[1].split('`')[0]}.from_pretrained" in card.text
             assert card.data.tags[:3] == ["hf_posenc", "position-encoding", family]
         decoder = set() if any("CausalLM" in auto for auto in FAMILIES[family].auto_classes) else {"text-generation"}
         assert {tag for tag in tags.values() if tag} == PIPELINE_TAGS - decoder
@@ -215,10 +215,10 @@ class TestText:
 
     def test_has_the_flags_with_their_meaning(self):
         text = make_card(variant("deberta", position_attention_types=["c2p"], position_norm=True)).text
-        assert "| `position_attention_types` | `['c2p']` | deberta: which terms (default c2p, p2c) |" in text
-        assert "| `position_norm` | `True` | deberta: LayerNorm on the table (v2, v3) (default False) |" in text
+        assert "| `position_attention_types` | `['c2p']` | deberta: which score terms (default c2p, p2c) |" in text
+        assert "| `position_norm` | `True` | deberta: LayerNorm on the relative position embeddings (v2, v3) (default False) |" in text
         assert "position_buckets" not in text
-        assert "| flag |" not in make_card(variant("deberta")).text
+        assert "| config option |" not in make_card(variant("deberta")).text
 
     def test_says_how_it_was_made(self, card):
         made = card.text.split("## How it was made")[1].split("\n## ")[0]
@@ -385,7 +385,7 @@ class TestWriteCard:
         assert path == Path("variant/README.md")
         first = path.read_text()
         assert "license: mit" in first
-        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", first)[1]
+        command = re.search(r"This card was written by:\n\n```bash\nhf-posenc (.+)\n```", first)[1]
         path.unlink()
         with pytest.raises(SystemExit) as exit:
             main(shlex.split(command))
@@ -784,7 +784,7 @@ class TestPublishedCards:
 
         monkeypatch.chdir(ROOT)
         before = path.read_text(encoding="utf-8")
-        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", before)[1]
+        command = re.search(r"This card was written by:\n\n```bash\nhf-posenc (.+)\n```", before)[1]
         try:
             with pytest.raises(SystemExit, match="0"):
                 main(shlex.split(command))
