@@ -264,7 +264,7 @@ class TestInspect:
             ("absolute", {"model_max_length": 10**30}, "no limit; the model's maximum is 64"),
             ("absolute", {"model_max_length": None}, "no limit; the model's maximum is 64"),
             ("tupe", {}, "no limit; the model's maximum is 64"),
-            ("rope", {}, "has no limit, as the model"),
+            ("rope", {}, "no limit, like the model"),
         ],
     )
     @pytest.mark.slow

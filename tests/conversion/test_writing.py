@@ -211,7 +211,7 @@ class TestNothingHalfWritten:
         replace = os.replace
         monkeypatch.setattr(os, "replace", refuse)
         budget = {} if train == "none" else {"max_steps": 3}
-        with pytest.raises(OSError, match="cannot be made: no right to; all that belongs there is in") as error:
+        with pytest.raises(OSError, match="cannot be created: no right to; its complete content is in") as error:
             convert(checkpoint, "t5", text=words, train=train, output=tmp_path / "out", **budget)
         [whole] = [path for path in tmp_path.glob(".out.*") if path.name != ".out.conversion"]
         assert str(whole) in str(error.value)
