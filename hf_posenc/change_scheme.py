@@ -101,7 +101,9 @@ def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags
     if position_scheme is not None:
         changed = variant_config(config, position_scheme, **flags)
     elif flags:
-        raise ValueError(f"position_scheme=None gives Transformers' own model, which has no {', '.join(flags)}: leave it out")
+        raise ValueError(
+            f"position_scheme=None gives Transformers' own model, which has no {', '.join(flags)}: leave it out"
+        )
     elif not isinstance(config, PositionConfigMixin):
         changed = copying.deepcopy(config)
     elif type(config) not in STOCK_CONFIGS:
@@ -206,7 +208,9 @@ def _check_as_made(module: nn.Module, made: nn.Module, wanted: nn.Module, where:
         )
     for name in {*wanted._modules, *wanted._parameters} - {*made._modules, *made._parameters}:
         if hasattr(module, name):
-            raise ValueError(f"{where} already has an attribute {name!r}, which the position scheme needs: rename yours")
+            raise ValueError(
+                f"{where} already has an attribute {name!r}, which the position scheme needs: rename yours"
+            )
 
 
 def _differences(made: nn.Module, wanted: nn.Module) -> set[str]:

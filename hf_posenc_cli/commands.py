@@ -123,11 +123,20 @@ def inspect(
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="A folder that save_pretrained or a Trainer wrote: a model with a position scheme, or an adapter.")],
-    repo: Annotated[str, typer.Argument(help="The repository, such as me/minilm-t5. It is created if it does not exist.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder that save_pretrained or a Trainer wrote: a model with a position scheme, or an adapter."
+        ),
+    ],
+    repo: Annotated[
+        str, typer.Argument(help="The repository, such as me/minilm-t5. It is created if it does not exist.")
+    ],
     private: Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Fail if the repository exists.")] = False,
-    revision: Annotated[str | None, typer.Option(help="Branch to push to. It is created if it does not exist.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch to push to. It is created if it does not exist.")
+    ] = None,
     message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
 ) -> None:
     """Push a saved model with a position scheme to the Hub.
@@ -154,9 +163,7 @@ def card(
     license: Annotated[str | None, typer.Option(help="Its license, as the Hub names it, such as apache-2.0.")] = None,
     language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the whole card, including text by others.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the whole card, including text by others.")] = False,
 ) -> None:
     """Write the model card of a saved model with a position scheme.
 
@@ -309,10 +316,15 @@ def compare(
     converted: Annotated[str, typer.Argument(help="The converted model: a folder, or a name on the Hub.")],
     text: Text = None,
     trained_length: Annotated[
-        int | None, typer.Option("--trained-length", help="Training length of the original, in tokens. Default: that of the conversion, or as for convert.")
+        int | None,
+        typer.Option(
+            "--trained-length",
+            help="Training length of the original, in tokens. Default: that of the conversion, or as for convert.",
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", help="The longest text to measure, in tokens. Default: that of the conversion.")
+        int | None,
+        typer.Option("--max-length", help="The longest text to measure, in tokens. Default: that of the conversion."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the metrics to.")] = None,
 ) -> None:
@@ -338,7 +350,9 @@ def export_stock(
     out: Annotated[Path, typer.Argument(help="The folder to write, atomically.")],
     max_length: Annotated[
         int | None,
-        typer.Option("--max-length", help="Maximum sequence length of the new model, in tokens. Default: the tokenizer's."),
+        typer.Option(
+            "--max-length", help="Maximum sequence length of the new model, in tokens. Default: the tokenizer's."
+        ),
     ] = None,
     single_text: Annotated[
         bool,
@@ -359,7 +373,9 @@ def export_stock(
 
 @exports.command("onnx")
 def export_onnx(
-    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a model with or without a position scheme.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder or a name on the Hub: a model with or without a position scheme.")
+    ],
     out: Annotated[Path, typer.Argument(help="The file to write, atomically, such as model.onnx.")],
     revision: Revision = None,
 ) -> None:

@@ -135,7 +135,7 @@ class TestErrors:
     def test_a_name_that_is_nowhere_is_named_offline_too(self, run, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         code, _, err = run("inspect nope")
-        assert code == 2 and "nope: there is no such folder, and the cache has no model of this name" in err
+        assert code == 2 and "nope: there is no such folder and no such model in the cache" in err
 
     @pytest.mark.parametrize(
         "line, said",
@@ -143,13 +143,13 @@ class TestErrors:
             ("nonsense", "nonsense"),
             ("push", "folder"),
             ("inspect --bogus x", "bogus"),
-            ("inspect {tmp}/absent", "absent: there is no such folder, and it cannot be a name on the Hub"),
+            ("inspect {tmp}/absent", "absent: there is no such folder, and this is not a valid name on the Hub"),
             ("inspect nope", "nope: there is no such folder, and http://127.0.0.1:9 cannot be reached"),
             ("inspect {tmp}", "no config.json"),
             ("inspect {tmp}/gpt2", "'gpt2'; the families that have position schemes are bert, roberta"),
             ("inspect {tmp}/misspelt", "did you mean 'position_scheme'"),
             ("push {tmp}/absent me/x", "no folder"),
-            ("push {tmp}/stock me/x", "push it as usual"),
+            ("push {tmp}/stock me/x", "push it with push_to_hub"),
             ("push {tmp}/variant me/x", "failed"),  # nobody answers there
             ("card {tmp}/absent", "no folder"),
             ("card {tmp}/stock", "stock bert model"),
@@ -298,7 +298,10 @@ class TestInspect:
         assert "adapter's" not in out and "tokenizer          truncates at 32 tokens" in out
         save_tokenizer(tmp_path / "adapter", model_max_length=64)
         _, out, _ = run(f"inspect {tmp_path / 'adapter'}")
-        assert "adapter's tokenizer  truncates at 64 tokens" in out and "tokenizer            truncates at 32 tokens" in out
+        assert (
+            "adapter's tokenizer  truncates at 64 tokens" in out
+            and "tokenizer            truncates at 32 tokens" in out
+        )
 
     @pytest.mark.parametrize("content", ["{", "[]", '{"model_max_length": "many"}'])
     def test_a_tokenizers_config_that_is_none_is_named(self, content, run, variant):

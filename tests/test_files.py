@@ -199,9 +199,7 @@ class TestOwnersAndPermissions:
         command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1" {folder} "$2"', sys.executable, code]
         command.append(files.__file__)
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert len(said) == 4 and all(
-            line.startswith(f"{folder}/a exists and is read-only") for line in said[:2]
-        )
+        assert len(said) == 4 and all(line.startswith(f"{folder}/a exists and is read-only") for line in said[:2])
         assert all(line.startswith(f"{folder}/b cannot be written: {folder} is read-only") for line in said[2:])
 
     def test_a_folder_keeps_them_as_it_is_filled(self, folder):

@@ -453,5 +453,7 @@ def test_what_holds_a_model(minilm, tmp_path):
 
 def test_a_config_class_of_ones_own_has_no_stock_one_to_go_back_to():
     config = type("OwnConfig", (hf_posenc.PosencBertConfig,), {})(**tiny.SIZES)
-    with pytest.raises(ValueError, match="no original for your own config class OwnConfig: .*position_scheme='absolute'"):
+    with pytest.raises(
+        ValueError, match="no original for your own config class OwnConfig: .*position_scheme='absolute'"
+    ):
         with_position_scheme(hf_posenc.PosencBertModel(config), None)

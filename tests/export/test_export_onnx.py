@@ -233,7 +233,11 @@ def test_what_is_there_is_not_replaced(tmp_path, device):
     exporting.export(tmp_path / "model", tmp_path / "null")
     assert (tmp_path / "null").is_symlink() and not (tmp_path / "null").is_file()
     (tmp_path / "a").write_text("mine")
-    for path, said in ((tmp_path / "a", "exists"), (tmp_path / "a" / "b", "is not a folder"), (tmp_path, "is a folder")):
+    for path, said in (
+        (tmp_path / "a", "exists"),
+        (tmp_path / "a" / "b", "is not a folder"),
+        (tmp_path, "is a folder"),
+    ):
         with pytest.raises(OSError, match=said):
             exporting.export("no/model", path)
     assert (tmp_path / "a").read_text() == "mine"

@@ -213,7 +213,7 @@ def test_it_is_pushed_with_what_belongs_to_it(tmp_path, monkeypatch):
         api = HfApi(endpoint=hub.url, token=hub.token)
         push(out, "me/stock", api=api)
         there = {*api.list_repo_files("me/stock")}
-        with pytest.raises(ValueError, match="holds a stock bert model"):
+        with pytest.raises(ValueError, match="holds a bert model without a position scheme"):
             push(tmp_path / "source", "me/other", api=api)
         # A model with a scheme again, which was loaded from an exported one, goes with its code.
         export(saved(tmp_path / "t5", "t5"), tmp_path / "mpnet")

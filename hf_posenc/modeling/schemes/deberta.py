@@ -81,7 +81,10 @@ class Deberta(AttentionScheme):
         max_distance(512, "distances from this one on share the last row"),
         Flag("position_attention_types", Subset(("c2p", "p2c", "p2p"), needed=2), ("c2p", "p2c"), "which score terms"),
         Flag(
-            "position_share_projections", Boolean(), True, "reuse the content projections (v2, v3), or learn separate ones (v1)"
+            "position_share_projections",
+            Boolean(),
+            True,
+            "reuse the content projections (v2, v3), or learn separate ones (v1)",
         ),
         Flag("position_norm", Boolean(), False, "LayerNorm on the relative position embeddings (v2, v3)"),
     )
