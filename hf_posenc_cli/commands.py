@@ -139,7 +139,7 @@ def push(
     ] = None,
     message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
 ) -> None:
-    """Push a saved model with a position scheme to the Hub.
+    """Push a saved model or adapter to the Hub.
 
     One commit with weights, modeling code, tokenizer, card, results.json and the modules of sentence-transformers. Uses HF_TOKEN or
     the login saved by `hf auth login`. Other files of a training run (optimizers, checkpoints, metrics, data) and pickled files are not
@@ -165,7 +165,7 @@ def card(
     out: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the whole card, including text by others.")] = False,
 ) -> None:
-    """Write the model card of a saved model with a position scheme.
+    """Write the model card of a saved model.
 
     The card is made from the config and from measurements. What is not known is left out. In an existing card, text and metadata
     (license, library_name, ...) that others wrote stay, except for metadata that you give by an option. Tags, data sets and results are

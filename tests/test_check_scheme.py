@@ -60,7 +60,7 @@ FAULTS = {
     "float32": ("(slope.dtype))", "(torch.float32)).float()", "has outputs|dtype|differ|wrong"),
     "nothing": ("slope * r", "0 * slope * r", "it computes nothing"),
     "a state": ("def terms", "def read(self, config): self.x = torch.ones(1)\n    def terms", "keeps tensors"),
-    "a table that ends": ("def terms", "ends_with_table = True\n    def terms", "reads on"),
+    "a table that ends": ("def terms", "ends_with_table = True\n    def terms", "accepts longer sequences"),
     "no second family": ("attention.num_heads,)", "attention.num_attention_heads,)", "num_attention_heads"),
 }
 BARE = """

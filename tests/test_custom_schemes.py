@@ -184,7 +184,7 @@ class TestRegistering:
         monkeypatch.setattr(custom_schemes, "entry_points", lambda group: [broken, right])
         custom_schemes.register_entry_points()
         assert "key_decay" in SCHEMES
-        assert any("nowhere:Scheme" in line and "left out" in line for line in said)
+        assert any("nowhere:Scheme" in line and "was not registered" in line for line in said)
 
 
 WRONG = {
@@ -193,8 +193,8 @@ WRONG = {
         'formula, paper, extrapolates, x = "mine",',
         "no position scheme",
     ),
-    "no formula": ("formula, paper", "formule, paper", "needs 'formula'"),
-    "no paper": ('"unpublished"', '""', "needs 'paper'"),
+    "no formula": ("formula, paper", "formule, paper", "needs the attribute 'formula'"),
+    "no paper": ('"unpublished"', '""', "needs the attribute 'paper'"),
     "a name of two words": ('"mine"', '"my own"', "lowercase letters"),
     "another's other name": ('"mine"', '"shaw"', "an alias of 'relative'"),
     "helpers": (
@@ -340,7 +340,7 @@ class TestRefused:
             exec(LEAST + "\nfrom hf_posenc import register_scheme\nregister_scheme(Mine)", {"__name__": "__main__"})
         with pytest.raises(ValueError, match="rename it"):
             register_files([define(files, LEAST, "t5.py")])
-        with pytest.raises(ValueError, match="first level"):
+        with pytest.raises(ValueError, match="top level"):
             register_scheme(type("Local", (SCHEMES["t5"],), {"__qualname__": "f.<locals>.Local"}))
         with pytest.raises(TypeError, match="subclass of AttentionScheme"):
             register_scheme(BertModel)
@@ -576,7 +576,7 @@ class TestTravelling:
         assert load.startswith("import hf_posenc\nfrom key_decay import KeyDecay\nfrom transformers import")
         assert "\n\nhf_posenc.register_scheme(KeyDecay)\n\ntokenizer = " in load
         assert f"hf-posenc card {saved} --scheme-file key_decay.py" in card
-        assert "nothing but torch, numpy, transformers and" in card
+        assert "only torch, numpy, transformers and" in card
 
     def test_others_have_not(self, key_decay, tmp_path):
         build("absolute+t5").save_pretrained(tmp_path / "t5")

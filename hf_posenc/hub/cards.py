@@ -395,7 +395,7 @@ def write_card(
     config = inspection.load_config(str(folder))
     if not isinstance(config, PositionConfigMixin):
         raise ValueError(
-            f"{folder} holds a {config.model_type} model without a position scheme, and this card describes one"
+            f"{folder} holds a {config.model_type} model without a position scheme, which this card would describe"
         )
     known = Results.from_json(known, "the arguments", strictly=True).known()
     contents = replace(Results() if results is None else Results.read(results), **known)

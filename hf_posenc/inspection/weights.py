@@ -90,7 +90,7 @@ def weights_of(place: str | Path) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
-        raise OSError(f"the weights in {place} are damaged, copy them again: {error}") from error
+        raise OSError(f"the weights in {place} cannot be read, copy them again: {error}") from error
 
 
 def load_whole(cls: type[PreTrainedModel], place: str | Path, **keywords: Any) -> PreTrainedModel:

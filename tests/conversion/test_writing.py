@@ -180,7 +180,7 @@ class TestNothingHalfWritten:
     @pytest.mark.parametrize(
         "output, said",
         [
-            ("link", "out/link is a link to nowhere, which is not there"),
+            ("link", "out/link is a link to nowhere, which does not exist"),
             (".", "is the current folder"),
             ("../out", "is the current folder"),
             ("mounted", "mounted is a mount point"),

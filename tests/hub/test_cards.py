@@ -243,7 +243,7 @@ class TestText:
         limits = make_card(variant(scheme, family)).text.split("## Limits")[1]
         assert ("any length" in limits) == (limit is None)
         if limit:
-            assert f"at most {limit} tokens" in limits
+            assert f"maximum sequence length is {limit} tokens" in limits
 
     def test_says_what_was_not_measured_and_the_limits_that_were_given(self, card):
         limits = card.text.split("## Limits")[1]
@@ -396,7 +396,7 @@ class TestWriteCard:
 
     def test_stock_models_and_wrong_arguments_are_refused(self, tmp_path):
         BertForSequenceClassification(stock_config()).save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="stock bert model"):
+        with pytest.raises(ValueError, match="bert model without a position scheme"):
             write_card(tmp_path)
         build("t5").save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="did you mean 'license'"):
@@ -567,7 +567,7 @@ class TestCardThatIsThere:
         "there, said",
         [
             ("---\nlicense: [mit\n---\nMine.\n", "cannot be read as a card"),
-            ("---\n- a list\n---\nMine.\n", "no mapping"),
+            ("---\n- a list\n---\nMine.\n", "must be a mapping"),
             ("---\nmodel-index: mine\n---\n", "'model-index' must be a list"),
             ("end cut", "is missing or changed"),
             ("twice", "is missing or changed"),

@@ -445,7 +445,7 @@ class TestPush:
             files = hub.repositories[repo].files()
             assert {name: files[name].decode() for name in files if name.endswith(".py")} == code_files(model.config)
             test_custom_schemes.forget()
-            with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
+            with pytest.raises(ValueError, match=f"{repo} has the custom position_scheme 'key_decay'.*key_decay.py"):
                 AutoModel.from_pretrained(repo)
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
             assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
@@ -587,7 +587,7 @@ class TestPush:
         classifier().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
         shard = next((tmp_path / "shards").glob("*-00002-*.safetensors"))
         save_file({"other": torch.zeros(1)}, shard, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=f"{shard.name} lacks .+, which model.safetensors.index.json has in it"):
+        with pytest.raises(ValueError, match=f"{shard.name} lacks .+, which model.safetensors.index.json lists there"):
             push(tmp_path / "shards", "me/shards")
 
     def test_a_config_of_wrong_types_is_said(self, folder):
@@ -639,7 +639,7 @@ class TestPush:
 
     def test_what_is_to_be_private_is_not_sent_to_a_public_repository(self, hub, folder):
         HfApi(endpoint=hub.url).create_repo("me/public")
-        with pytest.raises(ValueError, match="me/public is public already"):
+        with pytest.raises(ValueError, match="me/public is already public"):
             push(folder, "me/public", private=True)
         assert hub.repositories["me/public"].files() == {}
         push(folder, "me/private", private=True)
