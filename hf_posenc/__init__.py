@@ -1,7 +1,7 @@
 """Position schemes for BERT, RoBERTa and their relatives in Hugging Face transformers.
 
-Importing the package is all it takes: `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`. `uninstall()` puts
-transformers back as it was, and `install()` installs the hooks again.
+After `import hf_posenc`, Transformers understands `AutoModel.from_pretrained(..., position_scheme="absolute+t5")`. `uninstall()` removes the
+hooks from Transformers, and `install()` installs them again.
 """
 
 from importlib import import_module
@@ -172,7 +172,7 @@ __all__ = [
     "with_position_scheme",
 ]
 
-# What needs more libraries than a model does is imported when it is asked for.
+# What needs more libraries than a model does is imported on first use.
 _LAZY = {
     "convert": "conversion",
     "extend": "conversion",

@@ -35,7 +35,7 @@ def is_exported(model: Any) -> bool:
 def change_scheme(
     model: PreTrainedModel, position_scheme: str | None, reports: bool = True, **flags: Any
 ) -> PreTrainedModel:
-    """[`with_position_scheme`] of a model in place; with `reports=False`, nothing is logged of positions that are lost or not silent."""
+    """[`with_position_scheme`] of a model in place; with `reports=False`, positions that are lost or change outputs are not logged."""
     _check(model)
     config = _changed_config(model.config, position_scheme, flags)
     stock = STOCK_MODELS.get(type(model), type(model))
@@ -74,39 +74,41 @@ def _check(model: PreTrainedModel) -> None:
         path, cls = inside
         hint = f"; change the {cls.__name__} inside it, hf_posenc.with_position_scheme(model.{path}, ...)"
     elif is_exported(model):
-        hint = "; it was made by to_stock: hf_posenc.from_stock(model) makes it the model that it was"
+        hint = "; it was made by to_stock: hf_posenc.from_stock(model) returns the model with its position scheme"
     elif stock is not None:
         hint = f"; derive it from {VARIANT_MODELS[stock].__name__} and build it from a config with position_scheme"
     raise ValueError(
-        f"a {type(model).__name__} cannot get another position_scheme: it takes a model or head of transformers' own of {families()}{hint}"
+        f"a {type(model).__name__} cannot get another position_scheme: only Transformers' own models and task heads of {families()} can{hint}"
     )
 
 
 def check_not_wrapped(module: nn.Module) -> None:
-    """Raise ValueError for a model in a wrapper that has taken stock of its parameters, or with modules of one."""
+    """Raise ValueError for a model in a wrapper that has collected its parameters, or with modules of one."""
     if hasattr(module, "peft_config") or any(type(part).__module__.startswith("peft.") for part in module.modules()):
         raise ValueError(
-            f"this {type(module).__name__} is wrapped by PEFT: change the model before it is wrapped, or after `merge_and_unload()`"
+            f"this {type(module).__name__} is wrapped by PEFT: change the model before wrapping it, or after `merge_and_unload()`"
         )
     wrapper = next((type(part) for part in module.modules() if type(part).__module__.startswith(WRAPPERS)), None)
     if wrapper is not None:
         raise ValueError(
-            f"the model is wrapped by {wrapper.__module__.partition('.')[0]}'s {wrapper.__name__}, which would not know new "
-            "parameters: change it before it is wrapped"
+            f"the model is wrapped by {wrapper.__module__.partition('.')[0]}'s {wrapper.__name__}, which would not know the new "
+            "parameters: change the model before wrapping it"
         )
 
 
 def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags: dict[str, Any]) -> PreTrainedConfig:
-    """A new config with another scheme, validated; a stock one where that is None."""
+    """A new, validated config with another scheme; if that is None, Transformers' own config."""
     if position_scheme is not None:
         changed = variant_config(config, position_scheme, **flags)
     elif flags:
-        raise ValueError(f"a stock model has no {', '.join(flags)}")
+        raise ValueError(
+            f"position_scheme=None gives Transformers' own model, which has no {', '.join(flags)}: leave it out"
+        )
     elif not isinstance(config, PositionConfigMixin):
         changed = copying.deepcopy(config)
     elif type(config) not in STOCK_CONFIGS:
         raise ValueError(
-            f"a model with a config of your own, {type(config).__name__}, has no stock config to go back to: give it "
+            f"Transformers has no original for your own config class {type(config).__name__}: use "
             f"position_scheme={family_of(config).native_scheme!r}, which computes the same"
         )
     else:
@@ -126,8 +128,8 @@ def _check_native(config: PositionConfigMixin) -> None:
     if own != stock or window_settings(config) != window_settings(native):
         others = {flag: value for flag, value in stored_flags(vars(config)).items() if flag != "position_scheme"}
         raise ValueError(
-            f"only position_scheme={family.native_scheme!r} without other flags computes what a stock {family.model_type} model "
-            f"does; this one has {config.position_scheme!r} with {others or 'no other flag'}"
+            f"only position_scheme={family.native_scheme!r} without other config options computes what Transformers' own {family.model_type} "
+            f"model does; this model has {config.position_scheme!r} with {others or 'no other option'}"
         )
 
 
@@ -174,8 +176,8 @@ def _changing(model: nn.Module, before: nn.Module, after: nn.Module) -> list[tup
         # A plain torch.nn.Embedding may be anybody's.
         if type(module) in classes and path not in known and not type(module).__module__.startswith("torch."):
             raise ValueError(
-                f"{path} is none of the modules that the model's config tells of: set its num_hidden_layers, or, where something "
-                "has been put around it, change the scheme before"
+                f"{path} is not a module that the model's config describes: set num_hidden_layers in the config; if you wrapped "
+                "a module, change the scheme before that"
             )
     seen: dict[nn.Module, tuple[nn.Module, nn.Module, str]] = {}
     for module, made, wanted, path in matched:
@@ -188,7 +190,7 @@ def _changing(model: nn.Module, before: nn.Module, after: nn.Module) -> list[tup
         first_made, first_wanted, first = seen[module]
         if new := _differences(first_wanted, wanted) - _differences(first_made, made):
             raise ValueError(
-                f"{where} is the module that {first} is, and these flags give each of them another {min(new)}: make a copy of it first"
+                f"{where} and {first} are the same module, and these config options give each of them another {min(new)}: copy the module first"
             )
     return [(module, made, wanted) for module, (made, wanted, _) in seen.items() if _differences(made, wanted)]
 
@@ -197,16 +199,18 @@ def _check_as_made(module: nn.Module, made: nn.Module, wanted: nn.Module, where:
     """Raise ValueError for a module that must change, and that somebody has changed or replaced."""
     if type(module) is not type(made):
         raise ValueError(
-            f"{where} is a {type(module).__qualname__} in place of the {type(made).__qualname__} that positions are in or would "
-            "be: change the scheme before it is replaced"
+            f"{where} is a {type(module).__qualname__} instead of a {type(made).__qualname__}, which holds or would hold positions: "
+            "change the scheme before replacing the module"
         )
     if "forward" in vars(module):
         raise ValueError(
-            f"the forward of {where} has been replaced, as accelerate does where it dispatches a model: change the scheme before"
+            f"the forward of {where} was replaced, for example by accelerate when it dispatches a model: change the scheme before that"
         )
     for name in {*wanted._modules, *wanted._parameters} - {*made._modules, *made._parameters}:
         if hasattr(module, name):
-            raise ValueError(f"{where} has a {name} of its own, where a position scheme has its: give it another name")
+            raise ValueError(
+                f"{where} already has an attribute {name!r}, which the position scheme needs: rename yours"
+            )
 
 
 def _differences(made: nn.Module, wanted: nn.Module) -> set[str]:

@@ -1,7 +1,7 @@
-"""Schemes from outside the package: how their files are read and checked, and how checkpoints bring them.
+"""Custom schemes: how their files are read and checked, and how they are loaded from checkpoints.
 
-A registered scheme is one of the table in modeling/schemes/table.py, as the package's own are. Beside it, the table keeps the text of the
-scheme's file as checkpoints carry it: imports of hf_posenc are those of its siblings there.
+A registered scheme is in the table of modeling/schemes/table.py, like the package's own schemes. The table also keeps the text of the scheme's file
+as it is saved with checkpoints: there, imports of hf_posenc are imports of the other saved files.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ FROM_CHECKPOINT = "hf_posenc_from_checkpoint_"
 # What no flag may be called, and why.
 TAKEN = {
     "position_scheme": "it names the schemes",
-    "position_embedding_type": "transformers 4 called relative positions so, and old checkpoints have it",
+    "position_embedding_type": "Transformers 4 used this name for relative positions, and old checkpoints have it",
     "position_ids": "models take it as an argument",
     "position_learning_rate": "scripts and the trainer take it as an argument",
 }
@@ -53,21 +53,22 @@ _trusts_code: ContextVar[bool] = ContextVar("trusts_code", default=False)
 
 
 def register_scheme(scheme: type[PositionScheme]) -> type[PositionScheme]:
-    """Add a position scheme to those of the package, for this process: `position_scheme="absolute+mine"` works from then on.
+    """Register a custom position scheme for this process, so that `position_scheme="absolute+mine"` works.
 
-    The class's file is carried by every checkpoint with the scheme. `check_scheme` of `hf_posenc.testing` checks what it computes.
+    The file of the class is saved with every checkpoint that has the scheme. `hf_posenc.testing.check_scheme` checks what it computes.
 
     Args:
-        scheme: a subclass of `AttentionScheme` or `EmbeddingScheme` at the first level of a file, with `name`, `formula`, `paper`
-            and `extrapolates`. The same class again is nothing; of a file that was changed and imported again, it is replaced.
+        scheme: a subclass of `AttentionScheme` or `EmbeddingScheme` at the top level of a file, with `name`, `formula`, `paper`
+            and `extrapolates`. Registering the same class again does nothing. After its file was edited and imported again, the new class
+            replaces the old one.
 
     Returns:
-        The class, so that this can decorate it.
+        The class, so that this function can be used as a decorator.
 
     Raises:
-        TypeError: no such subclass.
-        ValueError: something is missing or wrong (the message names it), the class has no file, the file was changed since it
-            was imported or imports what a checkpoint cannot bring, or another scheme has the name.
+        TypeError: `scheme` is not such a subclass.
+        ValueError: something is missing or wrong (the message names it), the class has no file, the file was changed after it
+            was imported, it imports what cannot be saved with a checkpoint, or another scheme has the name.
     """
     _check(scheme)
     if scheme.__module__.startswith(FROM_CHECKPOINT):
@@ -117,7 +118,7 @@ def _run(path: Path, content: bytes, name: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if path.suffix != ".py":
-        raise ValueError(f"{path} is no Python file")
+        raise ValueError(f"{path} is not a Python file")
     specification = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(specification)
     sys.modules[name] = module
@@ -144,9 +145,9 @@ def _text(path: Path, content: bytes) -> str:
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
     except SyntaxError as error:
-        raise ValueError(f"{path} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     if encoding not in ("utf-8", "utf-8-sig"):
-        raise ValueError(f"{path} says that its encoding is {encoding}: save it as UTF-8, and say nothing")
+        raise ValueError(f"{path} declares the encoding {encoding}: save it as UTF-8, without a declaration")
     return io.TextIOWrapper(io.BytesIO(content), encoding).read()
 
 
@@ -159,39 +160,43 @@ def register_entry_points() -> None:
         try:
             register_scheme(entry.load())
         except Exception as error:  # whatever a package does wrong, hf_posenc is imported
-            logger.warning(f"the position scheme {entry.value} of an installed package is left out: {error}")
+            logger.warning(f"the position scheme {entry.value} of an installed package was not registered: {error}")
 
 
 def _check(scheme: type[PositionScheme]) -> None:
     """Raise what [`register_scheme`] raises for a class."""
     if not (isinstance(scheme, type) and issubclass(scheme, (AttentionScheme, EmbeddingScheme))):
-        raise TypeError(f"a scheme is a subclass of AttentionScheme or EmbeddingScheme, got {scheme!r}")
+        raise TypeError(f"a scheme must be a subclass of AttentionScheme or EmbeddingScheme, got {scheme!r}")
     who = scheme.__qualname__
     if not scheme.__qualname__.isidentifier():
-        raise ValueError(f"{who} must stand at the first level of its file, where others can import it")
+        raise ValueError(f"{who} must be defined at the top level of its file, so that it can be imported")
     for attribute in ("name", "formula", "paper", "extrapolates"):
         value = getattr(scheme, attribute, None)
         if not (isinstance(value, str) and value.strip()) or "\n" in value:
-            raise ValueError(f"{who} needs {attribute!r}, a string of one line; see docs/custom-schemes.md")
+            raise ValueError(
+                f"{who} needs the attribute {attribute!r}, a string of one line; see docs/custom-schemes.md"
+            )
     if not re.fullmatch(r"[a-z][a-z0-9_]*", scheme.name):
-        raise ValueError(f"{who}.name must be made of small letters, digits and underscores, got {scheme.name!r}")
+        raise ValueError(f"{who}.name must consist of lowercase letters, digits and underscores, got {scheme.name!r}")
     if scheme.name == ALL:
-        raise ValueError(f"{who}.name: {ALL!r} stands for every scheme; give it another name")
+        raise ValueError(f"{who}.name: {ALL!r} means all schemes; choose another name")
     if scheme.name in ALIASES:
-        raise ValueError(f"{who}.name: {scheme.name!r} is another name of {ALIASES[scheme.name]!r}")
+        raise ValueError(f"{who}.name: {scheme.name!r} is an alias of {ALIASES[scheme.name]!r}; choose another name")
     if issubclass(scheme, AttentionScheme):
         unknown = {*scheme.backends} - {*AttentionScheme.backends}
         if unknown or not scheme.backends:
             possible = ", ".join(AttentionScheme.backends)
             raise ValueError(f"{who}.backends must name some of {possible}, got {scheme.backends!r}")
     if not isinstance(scheme.flags, tuple):
-        raise TypeError(f"{who}.flags must be a tuple of Flag, got {scheme.flags!r}; of one flag it is (Flag(...),)")
+        raise TypeError(
+            f"{who}.flags must be a tuple of Flag, got {scheme.flags!r}; with one flag, write (Flag(...),)"
+        )
     for flag in scheme.flags:
         _check_flag(scheme, flag)
     names = [flag.name for flag in scheme.flags]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{who}.flags: {name!r} is there twice")
+            raise ValueError(f"{who}.flags: {name!r} occurs twice")
 
 
 def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
@@ -200,36 +205,32 @@ def _check_flag(scheme: type[PositionScheme], flag: Flag) -> None:
         raise TypeError(f"{who} must be a tuple of Flag, got {flag!r}")
     if not re.fullmatch(r"position_[a-z0-9_]+", flag.name):
         raise ValueError(
-            f"{who}: the name of a flag must be 'position_' and small letters, digits and underscores, got {flag.name!r}"
+            f"{who}: the name of a flag must be 'position_' followed by lowercase letters, digits and underscores, got {flag.name!r}"
         )
     if flag.name in TAKEN:
-        raise ValueError(
-            f"{who}: {flag.name!r} is something else already: {TAKEN[flag.name]}; give the flag another name"
-        )
+        raise ValueError(f"{who}: {flag.name!r} has another meaning: {TAKEN[flag.name]}; choose another name")
     if not isinstance(flag.kind, Kind):
         raise TypeError(
-            f"{who}: the kind of {flag.name!r} must be one of hf_posenc.scheme's with its arguments, such as Integer(1), got {flag.kind!r}"
+            f"{who}: the kind of {flag.name!r} must be an instance of a kind in hf_posenc.scheme, such as Integer(1), got {flag.kind!r}"
         )
     if ALL in FLAGS.get(flag.name, {}):
-        raise ValueError(
-            f"{who}: {flag.name!r} is a flag of the attention, whatever the scheme is: give it another name"
-        )
+        raise ValueError(f"{who}: {flag.name!r} is a config option of all schemes: choose another name")
     # The flags of all embedding schemes have values in the class too, for those that leave some out.
     if hasattr(scheme, flag.attribute) and flag not in EmbeddingScheme.flags:
         raise ValueError(
-            f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which it has already"
+            f"{who}: {flag.name!r} would be the attribute {flag.attribute!r} of the scheme, which already exists; choose another name"
         )
     for name, other in FLAGS.get(flag.name, {}).items():
         if name != scheme.name and other.kind != flag.kind:
             raise ValueError(
-                f"{who}: {flag.name!r} must be what it is for {name} ({other.kind}), or have another name; got {flag.kind}"
+                f"{who}: {flag.name!r} must have the same kind as for {name} ({other.kind}), or another name; got {flag.kind}"
             )
     if flag.default is not None:
         flag.kind.check(flag.name, flag.default)
 
 
 def _source(scheme: type[PositionScheme]) -> Source:
-    """The file of a scheme as it travels.
+    """The file of a scheme as it is saved with checkpoints.
 
     Raises:
         ValueError: there is none, or it imports what a checkpoint cannot bring.
@@ -242,23 +243,23 @@ def _source(scheme: type[PositionScheme]) -> Source:
             pass
     if path is None or path.suffix != ".py" or not path.is_file():
         raise ValueError(
-            f"{scheme.__qualname__} must be defined in a file of its own, imported from there: checkpoints carry the file, and a "
-            "script, a notebook or an interpreter's input is none that others could import"
+            f"{scheme.__qualname__} must be defined in a Python file and imported from there, because the file is saved with checkpoints; a "
+            "script, a notebook or an interpreter cannot be imported by others"
         )
     if not path.stem.isidentifier():
-        raise ValueError(f"the name of {path} must be one that Python can import")
+        raise ValueError(f"{path}: the file name must be an identifier, so that Python can import it")
     if path.name in (*HOMES, SCHEME.name):
-        raise ValueError(f"{path} has the name of a file of hf_posenc that lies beside every checkpoint; rename it")
+        raise ValueError(f"{path} has the name of a file of hf_posenc that is saved with every checkpoint: rename it")
     content = path.read_bytes()
     _check_unchanged(scheme, path, content)
     return Source(path, travelling(_text(path, content), path))
 
 
 def _check_unchanged(scheme: type[PositionScheme], path: Path, content: bytes) -> None:
-    """Raise ValueError unless a scheme's class was defined by what its file holds now: checkpoints would carry what never ran."""
+    """Raise ValueError unless a scheme's class was defined by its file's current text: otherwise checkpoints would get code that never ran."""
     code, module = scheme._code_of_file, scheme.__module__
     if code is None:
-        raise ValueError(f"{scheme.__qualname__} must be defined while {path} is imported, and was defined later")
+        raise ValueError(f"{scheme.__qualname__} must be defined while {path} is imported, but was defined later")
     to_code = getattr(getattr(sys.modules.get(module), "__loader__", None), "source_to_code", None)
     if to_code is None:
         return  # as pytest's, which rewrites what it imports
@@ -268,15 +269,15 @@ def _check_unchanged(scheme: type[PositionScheme], path: Path, content: bytes) -
         same = False
     if not same:
         raise ValueError(
-            f"{path} is not what it was when {scheme.__qualname__} was defined, and checkpoints would carry what never ran: import it anew, "
-            f"by importlib.reload({module}) or in another process, and register the new class (where Python does not see the change, delete "
-            "__pycache__ beside the file)"
+            f"{path} was changed after {scheme.__qualname__} was defined, so checkpoints would get code that never ran: import it again, "
+            f"with importlib.reload({module}) or in a new process, and register the new class (if Python does not see the change, delete "
+            "__pycache__ in the same folder)"
         )
 
 
 @contextmanager
 def trusting_code(trusts: bool) -> Iterator[None]:
-    """While a config is read: whether code that lies beside it may be run."""
+    """While a config is read: whether code of the checkpoint may be run."""
     token = _trusts_code.set(trusts)
     try:
         yield
@@ -285,7 +286,7 @@ def trusting_code(trusts: bool) -> Iterator[None]:
 
 
 def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any]) -> None:
-    """See to it that the schemes of a checkpoint which are not the package's own are registered.
+    """Register the custom schemes of a checkpoint.
 
     Args:
         entries: of its config.json.
@@ -293,8 +294,8 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
         keywords: of `from_pretrained`.
 
     Raises:
-        ValueError: they are not, and its code is not trusted; or another scheme has the name of one, of the package or of another
-            checkpoint.
+        ValueError: one is not registered and the code of the checkpoint is not trusted, or another scheme of the package or of another
+            checkpoint has the name of one.
     """
     files = entries.get(SCHEME_FILES)
     for name, reference in files.items() if isinstance(files, dict) else ():
@@ -303,14 +304,14 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
             raise ValueError(f"{place}: {SCHEME_FILES} of its config must be 'module.Class', got {reference!r}")
         if name in SCHEMES and name not in SOURCES:
             raise ValueError(
-                f"{place} has a position_scheme {name!r} of its own, in {module}.py, and hf_posenc another of that name: load it "
-                "in a process without hf_posenc, by trust_remote_code=True"
+                f"{place} has a custom position_scheme {name!r}, in {module}.py, and hf_posenc has another scheme with this name: load it "
+                "without hf_posenc, in a process that does not import it, with trust_remote_code=True"
             )
         if name not in SCHEMES and not _trusts_code.get():
             raise ValueError(
-                f"{place} has position_scheme {name!r}, which is not hf_posenc's own: it brings it in {module}.py. Import its "
-                f"author's file and register it first, hf_posenc.register_scheme({cls}), or --scheme_file on the command line; or "
-                "read that file, and load the checkpoint by an Auto class with trust_remote_code=True"
+                f"{place} has the custom position_scheme {name!r}, defined in its {module}.py. Import that file from its author "
+                f"and register it first, with hf_posenc.register_scheme({cls}), or --scheme_file on the command line. Or "
+                "read the file in the checkpoint, and load the checkpoint with an Auto class and trust_remote_code=True"
             )
         where = {keyword: keywords[keyword] for keyword in PLACE if keywords.get(keyword) is not None}
         file = cached_file(
@@ -329,24 +330,24 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
             continue
         if SCHEMES[name].__module__.startswith(FROM_CHECKPOINT):
             raise ValueError(
-                f"{place} brings a position_scheme {name!r} in {module}.py with another text than {SOURCES[name].path}, which was loaded "
-                "before: a process can have one of them; load the other in a process of its own"
+                f"{place} has a position_scheme {name!r} in {module}.py whose code differs from {SOURCES[name].path}, which is already "
+                "loaded: a process can have only one of them; load the other in another process"
             )
         logger.warning_once(
-            f"{place} brings another text of the position_scheme {name!r} in {module}.py than {SOURCES[name].path}, which is "
-            "registered and used: where they compute something else, its outputs are others."
+            f"{place} has a position_scheme {name!r} in {module}.py whose code differs from {SOURCES[name].path}, which is "
+            "registered and used: if they compute different things, the outputs differ from those of the author."
         )
 
 
 def _register_beside(file: Path, name: str, cls: str) -> None:
-    """Register a scheme from the file that lies beside a checkpoint, which imports its siblings: here, those of this package."""
+    """Register a scheme from a file of a checkpoint; its imports of other saved files become imports of this package."""
     content = file.read_bytes()
     text = _text(file, content)
     module = _run(file, at_home(text).encode(), f"{FROM_CHECKPOINT}{_digest(content)}")
     scheme = getattr(module, cls, None)
     _check(scheme)
     if scheme.name != name:
-        raise ValueError(f"{file} defines position_scheme {scheme.name!r} where the config names {name!r}")
+        raise ValueError(f"{file} defines position_scheme {scheme.name!r}, but the config names {name!r}")
     schemes.register(scheme, Source(file.absolute(), text))
 
 
@@ -407,8 +408,8 @@ def nothing_replaced(scheme: "PositionScheme", module: nn.Module) -> Iterator[No
     if taken:
         names = " and ".join(repr(name) for name in sorted(taken))
         raise ValueError(
-            f"position_scheme {scheme.name!r} registers {names} on {type(module).__name__}, which has that already, of transformers "
-            "or of another scheme: give it another name, such as the scheme's"
+            f"position_scheme {scheme.name!r} registers {names} on {type(module).__name__}, where Transformers or another scheme already uses "
+            "this name: choose another, such as one with the scheme's name"
         )
 
 

@@ -60,20 +60,20 @@ def check_file(path: Path) -> Path:
             raise IsADirectoryError(f"{path} is a folder: name a file")
         if path.exists():
             if not os.access(path, os.W_OK):
-                raise PermissionError(f"{path} is there already and read-only: name another file")
+                raise PermissionError(f"{path} exists and is read-only: name another file")
             return Path(os.path.realpath(path)) if path.is_file() else path
         target = Path(os.path.realpath(path))
         if target.is_symlink():
-            raise OSError(f"{path} is a link that leads to itself: name a file")
+            raise OSError(f"{path} is a link to itself: name a file")
         folder = target.parent
         if path.is_symlink() and not folder.is_dir():
             raise FileNotFoundError(
-                f"{path} is a link to {target}, whose folder is not there: name a file, or make it"
+                f"{path} is a link to {target}, whose folder does not exist: name a file, or create the folder"
             )
         while not folder.exists():
             folder = folder.parent
         if not folder.is_dir():
-            raise NotADirectoryError(f"{path} cannot be written: {folder} is no folder")
+            raise NotADirectoryError(f"{path} cannot be written: {folder} is not a folder")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{path} cannot be written: {folder} is read-only: name a file in another folder")
     return target
@@ -100,7 +100,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             folder.rmdir()  # it is empty
         os.replace(temporary, folder)
     except OSError as error:
-        raise OSError(f"{folder} cannot be made: {error}; all that belongs there is in {temporary}") from error
+        raise OSError(f"{folder} cannot be created: {error}; its complete content is in {temporary}") from error
 
 
 def _is_replaceable(target: Path) -> bool:

@@ -17,16 +17,18 @@ class Parameters(dict[str, nn.Parameter]):
 
 
 def position_parameters(model: Any) -> Parameters:
-    """The parameters that the position schemes added to a model, by their full name.
+    """The parameters that position schemes added to a model, by full name.
 
-    The stock table of absolute positions is not among them where it belongs to the checkpoint. Useful for learning-rate
-    groups, for training positions only, and for looking at what was learned.
+    The checkpoint's own position embeddings are not included. Use this for learning-rate groups, for training positions only, or to look
+    at what was learned.
 
-    Where adapters of PEFT have copies of their own (`modules_to_save`, [`train_positions`]), these are meant, and not the
-    original beside them.
+    If a PEFT adapter has copies (`modules_to_save`, [`train_positions`]), the copies are returned instead of the originals.
 
     Args:
-        model: any module that contains variants, a PEFT model too; or a pipeline, whose model is meant.
+        model: any module that contains models with position schemes, also a PEFT model; or a pipeline.
+
+    Returns:
+        A dict from names to parameters, which prints names and shapes.
     """
     model = module_inside(model)
     wrappers = [
@@ -44,25 +46,25 @@ def position_parameters(model: Any) -> Parameters:
 
 
 def freeze_all_but_positions(model: Any) -> int:
-    """Leave nothing to train but the position parameters.
+    """Freeze all parameters except the position parameters.
 
-    A new head is frozen too: `model.classifier.requires_grad_(True)` thaws it. Parameters of stock, the table of absolute
-    positions among them, are no position parameters here.
+    A new task head is frozen too; `model.classifier.requires_grad_(True)` unfreezes it. So are the checkpoint's own position embeddings, which
+    do not count as position parameters here.
 
     Args:
-        model: any module that contains variants; or a pipeline.
+        model: any module that contains models with position schemes; or a pipeline.
 
     Returns:
-        Number of position parameters, which are all that is trained now.
+        The number of position parameters (scalar values), which are all that is trained now.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the model has no position parameters.
     """
     model = module_inside(model)
     parameters = position_parameters(model).values()
     if not parameters:
         raise ValueError(
-            "the model has no position parameters to train: it was loaded without position_scheme, or with one that has "
+            "the model has no position parameters to train: it was loaded without position_scheme, or with a scheme that adds "
             "none (absolute, none, rope, alibi, sinusoidal without position_learn_amplitude)"
         )
     model.requires_grad_(False)

@@ -1,8 +1,8 @@
-"""What the file of a position scheme is written with: the base classes, score terms, parameters, flags and helpers.
+"""The building blocks of a custom position scheme: base classes, score terms, parameters, config options and helpers.
 
-A scheme's file imports from here, from `hf_posenc.modeling`, torch, numpy, transformers and the standard library, and from nothing
-else: it lies beside every checkpoint with the scheme, where these imports become imports of the files beside it.
-docs/custom-schemes.md builds four schemes from nothing.
+The file of a scheme may import from here, from `hf_posenc.modeling`, torch, numpy, transformers and the standard library only. It is saved with
+every checkpoint that has the scheme, and its imports of hf_posenc become imports of the other saved files.
+docs/custom-schemes.md builds four schemes from scratch.
 """
 
 from .custom_schemes import register_scheme

@@ -1,7 +1,7 @@
-"""What a position scheme must be, as a check that anyone can call: [`check_scheme`].
+"""The requirements of a position scheme, as a check that anyone can call: [`check_scheme`].
 
-Every claim is tried on tiny models with random parameters, in float64 where numbers are compared: a scheme is checked by what models
-compute with it, and not by how it is written.
+Each requirement is tested on tiny models with random parameters, in float64 where values are compared. A scheme is judged by what models
+compute with it, not by how it is written.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ Fill = Callable[[str, torch.Tensor], Any]
 
 @dataclass
 class SchemeReport:
-    """What [`check_scheme`] found, in sentences.
+    """The result of [`check_scheme`], in sentences.
 
     Attributes:
         scheme: the scheme's name.
-        held: what is as it must be, and what there was nothing to check of.
-        failed: what is not; each names the numbers.
+        held: a sentence for each check that passed or does not apply.
+        failed: a sentence for each check that failed, with its numbers.
     """
 
     scheme: str
@@ -77,7 +77,7 @@ class SchemeReport:
         return not self.failed
 
     def __str__(self) -> str:
-        lines = [f"{self.scheme}: {len(self.held)} checks held, {len(self.failed)} failed."]
+        lines = [f"{self.scheme}: {len(self.held)} checks passed, {len(self.failed)} failed."]
         lines += [f"- {sentence}" for sentence in self.held]
         return "\n".join([*lines, *(f"- FAILED: {sentence}" for sentence in self.failed)])
 
@@ -93,26 +93,26 @@ def check_scheme(
     fill: Fill | None = None,
     **flags: Any,
 ) -> SchemeReport:
-    """Check that a position scheme computes what it says, in every way that models are used.
+    """Check that a position scheme computes what it claims, in every way that models are used.
 
-    A formula in loops, the start and what learns from it, gradients, backends, padding, packed documents, caches, dtypes, gradient
-    checkpointing, other schemes beside it, all families, saving and loading, with and without hf_posenc, and export. Takes about half a
-    minute. Registers the scheme if nobody has.
+    The checks cover: a formula, initialization, learning, gradients, attention implementations, padding, packed documents, caches, dtypes,
+    gradient checkpointing, combination with other schemes, all families, saving and loading with and without hf_posenc, and export. They take
+    about half a minute. The scheme is registered if it is not yet.
 
     Args:
         scheme: the class.
-        formula: what it should compute, one number at a time. For an `AttentionScheme`, `formula(context, head, i, j)`: the whole
-            score of query i and key j, a number; `context.query` and `context.key` are (1, heads, length, head_dim), as they are projected. For
-            an `EmbeddingScheme`, `formula(embeddings, i)`: the vector of position i, (width,).
-        fill: `fill(name, tensor)` sets a parameter in place to values at which it is checked, for parameters that must lie in a range. Default:
-            where they start, and normal noise of standard deviation 0.5.
-        flags: of the scheme, for checking it with others than their defaults.
+        formula: the expected values. For an `AttentionScheme`, `formula(context, head, i, j)` returns the whole score of query i and key j,
+            a number; `context.query` and `context.key` are the projections, (1, heads, length, head_dim). For an `EmbeddingScheme`,
+            `formula(embeddings, i)` returns the vector of position i, (width,).
+        fill: `fill(name, tensor)` sets a parameter in place to the values to check with, for parameters that must be in a range. Default:
+            the initial values plus normal noise with standard deviation 0.5.
+        flags: config options of the scheme to check it with. Default: their defaults.
 
     Returns:
-        What held and what failed, in sentences.
+        The checks that passed and failed, in sentences.
 
     Raises:
-        TypeError, ValueError: it cannot be registered, as for `register_scheme`, or a flag is wrong.
+        TypeError, ValueError: the scheme cannot be registered, as for `register_scheme`, or a config option is wrong.
     """
     if SCHEMES.get(scheme.name if isinstance(getattr(scheme, "name", None), str) else None) is not scheme:
         scheme = SCHEMES[register_scheme(scheme).name]
@@ -164,7 +164,7 @@ class _Subject:
 
     @property
     def beside(self) -> str:
-        """The scheme beside the table of absolute positions, if it can be; otherwise by itself."""
+        """The scheme combined with learned absolute positions, if possible; otherwise by itself."""
         return f"absolute+{self.name}" if self.is_attention else self.name
 
     @cached_property
@@ -243,7 +243,7 @@ def _agree(
 ) -> None:
     apart = _difference(first, second, mask)
     if apart > atol:
-        raise _Failed(f"{what} differ by {apart:.2g}, where at most {atol:g} is rounding.")
+        raise _Failed(f"{what} differ by {apart:.2g}, but rounding explains at most {atol:g}.")
 
 
 def _weighted(output: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -263,16 +263,16 @@ def _gradients(model: PreTrainedModel, **inputs: Any) -> dict[str, torch.Tensor]
 
 @torch.no_grad()
 def travels(subject: _Subject) -> str:
-    """Its file travels."""
+    """Its file can be saved with checkpoints."""
     if subject.name not in SOURCES:
-        return "It is a scheme of the package: its file lies beside every checkpoint."
+        return "It is a scheme of the package: its file is saved with every checkpoint."
     source = SOURCES[subject.name]
-    return f"Its file, {source.path.name}, imports nothing that would not travel with a checkpoint."
+    return f"Its file, {source.path.name}, only imports what is available without hf_posenc."
 
 
 @torch.no_grad()
 def is_made_of_position_modules(subject: _Subject) -> str:
-    """Its parameters are those of position modules, and it keeps nothing else."""
+    """Its parameters belong to position modules, and it keeps nothing else."""
     model, without = subject.model(subject.name), subject.model("none")
     own = {name for name in model.state_dict() if name not in without.state_dict()}
     own -= {name for name in subject.model("absolute").state_dict() if name not in without.state_dict()}
@@ -280,30 +280,30 @@ def is_made_of_position_modules(subject: _Subject) -> str:
     strangers = own - {*position_parameters(model)} - constants
     if strangers:
         raise _Failed(
-            f"{', '.join(sorted(strangers))} are no parameters of PositionParameter, PositionTable, PositionLinear or "
-            "PositionLayerNorm and no PositionConstant: they would start as transformers starts others, and not count as "
-            "positions."
+            f"{', '.join(sorted(strangers))}: not parameters of PositionParameter, PositionTable, PositionLinear, "
+            "PositionLayerNorm or PositionConstant. Transformers would initialize them, and they would not count as "
+            "position parameters."
         )
     known = {name for name, _ in without.named_buffers()} | constants
     buffers = [name for name, _ in model.named_buffers() if name not in known and "position_ids" not in name]
     if buffers:
         raise _Failed(
-            f"{', '.join(buffers)}: buffers are lost where a model is made without memory; compute them in prepare."
+            f"{', '.join(buffers)}: buffers are lost if a model is created on the meta device; compute them in prepare."
         )
     scalars = [name for name, parameter in position_parameters(model).items() if parameter.dim() == 0]
     if scalars:
-        raise _Failed(f"{', '.join(scalars)} have no dimension, which FSDP cannot take: give scalars the shape (1,).")
+        raise _Failed(
+            f"{', '.join(scalars)} have no dimension, which FSDP does not support: give scalars the shape (1,)."
+        )
     state = [name for name, value in vars(subject.object).items() if isinstance(value, (torch.Tensor, nn.Module))]
     if state:
-        raise _Failed(f"The scheme object keeps tensors ({', '.join(state)}): parameters live on the model's modules.")
-    if subject.object.settings() != subject.scheme(subject.config("bert")).settings():
         raise _Failed(
-            "Two scheme objects of the same config have settings that are not equal: keep plain values in them."
+            f"The scheme object keeps tensors ({', '.join(state)}): register parameters on the model's modules."
         )
+    if subject.object.settings() != subject.scheme(subject.config("bert")).settings():
+        raise _Failed("Two scheme objects of the same config have different settings: keep plain values in them.")
     count = sum(model.get_parameter(name).numel() for name in own - constants)
-    return (
-        f"Its {len(own)} parameters ({count} numbers in two layers of {SIZES['hidden_size']}) are position modules'."
-    )
+    return f"Its {len(own)} parameters ({count} numbers in two layers of {SIZES['hidden_size']}) belong to position modules."
 
 
 @torch.no_grad()
@@ -316,14 +316,14 @@ def matters(subject: _Subject) -> str:
     )
     if subject.is_attention or subject.scheme.adds_vectors:
         if apart < 1e-3:
-            raise _Failed(f"With random parameters the outputs change by {apart:.2g} alone: it computes nothing.")
+            raise _Failed(f"With random parameters the outputs change by only {apart:.2g}: it computes nothing.")
         return f"With random parameters it changes the outputs, by up to {apart:.2g}."
-    return "It adds no positions, and says so."
+    return "It adds no positions, as it claims."
 
 
 @torch.no_grad()
 def starts_as_it_says(subject: _Subject) -> str:
-    """It starts silent if it says so."""
+    """It is output-preserving at initialization if it claims so (silent = True)."""
     tokens = _padded(3, SHORT)
     config = subject.config("bert", subject.beside)
     stock = STOCK_CONFIGS[type(config)]
@@ -348,12 +348,12 @@ def starts_as_it_says(subject: _Subject) -> str:
     apart = _difference(_hidden(started, **tokens), _hidden(expected, **tokens), tokens["attention_mask"])
     scheme = {s.name: s for s in _scheme_objects(started)}.get(subject.name, subject.object)
     if not scheme.starts_silent_beside({"absolute"}):
-        return f"It says that it does not start silent (outputs of a checkpoint change by up to {apart:.2g})."
+        return f"It does not claim to be output-preserving (silent = False): outputs of a checkpoint change by up to {apart:.2g}."
     if apart > 1e-9:
         raise _Failed(
-            f"It says that it starts silent (silent = True), and changes the outputs of a checkpoint by up to {apart:.2g}."
+            f"It claims to be output-preserving at initialization (silent = True), but changes the outputs of a checkpoint by up to {apart:.2g}."
         )
-    return "It starts silent: a checkpoint computes what it did."
+    return "It is output-preserving: at initialization, a checkpoint's outputs do not change."
 
 
 def _scheme_objects(model: PreTrainedModel) -> Iterator[PositionScheme]:
@@ -374,7 +374,7 @@ def learns_from_its_start(subject: _Subject) -> str:
     still = [name for name in named if not first[name].any()]
     if len(still) == len(named):
         raise _Failed(
-            f"At its start no parameter has a gradient ({', '.join(sorted(named))}): products of what starts at zero never learn."
+            f"At initialization no parameter has a gradient ({', '.join(sorted(named))}): products of zero-initialized factors never learn."
         )
     for _ in range(2):
         gradients = _gradients(model, **inputs)
@@ -384,9 +384,9 @@ def learns_from_its_start(subject: _Subject) -> str:
     after = _gradients(model, **inputs)
     dead = [name for name in named if not after[name].any()]
     if dead:
-        raise _Failed(f"Two steps after its start these have no gradient yet: {', '.join(sorted(dead))}.")
-    waits = f", {len(still)} of them once others have moved" if still else ""
-    return f"All {len(named)} parameters learn from where they start{waits}."
+        raise _Failed(f"After two steps these still have no gradient: {', '.join(sorted(dead))}.")
+    waits = f", {len(still)} of them after others have moved" if still else ""
+    return f"All {len(named)} parameters learn from their initial values{waits}."
 
 
 def _own_parameters(subject: _Subject, model: PreTrainedModel) -> dict[str, nn.Parameter]:
@@ -426,8 +426,10 @@ def has_right_gradients(subject: _Subject) -> str:
                 f"These parameters have no gradient with {_called(backend, length)}: {', '.join(sorted(unused))}."
             )
     if not counted:
-        return "It has no parameters that gradients could be wrong of."
-    return f"Gradients are those of finite differences, in {counted} comparisons with eager, sdpa and blocks."
+        return "It has no parameters, so no gradients to check."
+    return (
+        f"Gradients agree with finite differences, in {counted} comparisons with eager, sdpa and blockwise attention."
+    )
 
 
 def _called(backend: str, length: int) -> str:
@@ -457,7 +459,7 @@ def backends_agree(subject: _Subject) -> str:
                 for name, gradient in _gradients(model, **inputs).items():
                     scale = 1 + float(gradients[name].abs().max())
                     _agree(f"Gradients of {name} by {what}", gradient / scale, gradients[name] / scale)
-    return f"{', '.join(able)} and blocks compute the same, gradients too (flex_attention on CPUs has none)."
+    return f"{', '.join(able)} and blockwise attention compute the same, with gradients (flex_attention on CPUs has none)."
 
 
 @torch.no_grad()
@@ -479,14 +481,14 @@ def padding_changes_nothing(subject: _Subject) -> str:
                     alone = _hidden(model, input_ids=inputs["input_ids"][row : row + 1, :kept])
                     what = f"A sequence of {kept} tokens by itself and padded to {length} ({_called(backend, length)}, unpad={unpad})"
                     _agree(what, together[row : row + 1, :kept], alone)
-    return "Padding changes nothing, wherever it stands and whatever it holds, left out or computed."
+    return "Padding changes nothing, on either side, with any tokens in it, computed or left out."
 
 
 @torch.no_grad()
 def positions_are_relative_if_it_says_so(subject: _Subject) -> str:
     """Outputs depend on differences of positions alone, if it says so."""
     if not subject.is_attention or not subject.scheme.pure_relative:
-        return "It does not say that it is purely relative (pure_relative)."
+        return "It does not claim to be purely relative (pure_relative)."
     tokens, ids = _tokens(2, SHORT), torch.arange(SHORT)[None]
     for backend in ("eager", "sdpa"):
         model = subject.model(subject.name, backend=backend)
@@ -500,7 +502,7 @@ def positions_are_relative_if_it_says_so(subject: _Subject) -> str:
         mask = torch.nn.functional.pad(torch.ones_like(tokens), (3, 0))
         found = _hidden(model, input_ids=padded, attention_mask=mask)[:, 3:]
         _agree("Outputs with padding on the left (pure_relative)", found, expected)
-    return "Outputs depend on differences of positions alone, as it says (pure_relative)."
+    return "Outputs only depend on differences of positions, as it claims (pure_relative)."
 
 
 @torch.no_grad()
@@ -520,7 +522,7 @@ def documents_may_be_packed(subject: _Subject) -> str:
                 found,
                 _hidden(model, input_ids=part),
             )
-    return "Documents that are packed in a row, with positions of their own, compute what they do alone."
+    return "Documents packed into one sequence, each with its own positions, give the same outputs as separately."
 
 
 @torch.no_grad()
@@ -542,7 +544,7 @@ def caches_agree(subject: _Subject) -> str:
             }
             found.append(_hidden(model, **step))
         _agree(f"Outputs of a decoder with a cache and without ({backend})", torch.cat(found, dim=1), whole, mask)
-    return "A decoder computes the same token by token, with a cache, and at once."
+    return "A decoder computes the same token by token with a cache, and in one pass."
 
 
 @torch.no_grad()
@@ -563,7 +565,7 @@ def dtypes_hold(subject: _Subject) -> str:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         if not _hidden(subject.model(subject.beside).float(), **inputs).isfinite().all():
             raise _Failed("Under autocast outputs are not finite.")
-    return "float32, bfloat16, float16 and autocast compute what float64 does, as exactly as they can."
+    return "float32, bfloat16, float16 and autocast agree with float64, up to their precision."
 
 
 def checkpointing_agrees(subject: _Subject) -> str:
@@ -578,14 +580,14 @@ def checkpointing_agrees(subject: _Subject) -> str:
         expected = expected or gradients
         for name, gradient in gradients.items():
             _agree(f"Gradients of {name} with gradient checkpointing, {options},", gradient, expected[name], atol=1e-7)
-    return "Gradient checkpointing, of both kinds, changes no gradient."
+    return "Gradient checkpointing of both kinds changes no gradient."
 
 
 @torch.no_grad()
 def stands_beside_others(subject: _Subject) -> str:
-    """It stands beside other schemes, in any order."""
+    """It can be combined with other schemes, in any order."""
     if not subject.is_attention:
-        return "It joins the words: schemes of the attention stand beside it."
+        return "It is added to the token embeddings, and attention schemes can be combined with it."
     tokens, stood = _tokens(2, SHORT), []
     for other in NEIGHBOURS:
         if other == subject.name:
@@ -603,12 +605,12 @@ def stands_beside_others(subject: _Subject) -> str:
         )
         one.set_attn_implementation("sdpa")
         _agree(
-            f"eager and sdpa, {subject.name} beside {other},",
+            f"eager and sdpa, {subject.name} with {other},",
             _hidden(one, input_ids=tokens),
             _hidden(two, input_ids=tokens),
         )
         stood.append(other)
-    return f"It stands beside {', '.join(stood) or 'none of ' + ', '.join(NEIGHBOURS)}, in any order."
+    return f"It can be combined with {', '.join(stood) or 'none of ' + ', '.join(NEIGHBOURS)}, in any order."
 
 
 @torch.no_grad()
@@ -623,23 +625,25 @@ def every_family_has_it(subject: _Subject) -> str:
         kept = int(inputs["attention_mask"][1].sum())
         alone = _hidden(model, input_ids=inputs["input_ids"][1:, :kept])
         _agree(f"A sequence by itself and padded, in {family},", _hidden(model, **inputs)[1:, :kept], alone)
-    return f"All {len(CONFIGS)} families have it."
+    return f"It works in all {len(CONFIGS)} families."
 
 
 @torch.no_grad()
 def reads_on_if_it_says_so(subject: _Subject) -> str:
-    """It reads on beyond the table of absolute positions."""
+    """It reads sequences longer than the position embedding matrix."""
     model = subject.model(subject.name)
     longer = SIZES["max_position_embeddings"] + 9
     if subject.scheme.ends_with_table:
         try:
             _hidden(model, input_ids=_tokens(1, longer))
         except ValueError:
-            return "It ends where the table of absolute positions does, and longer sequences are refused."
-        raise _Failed("It says that it ends with the table of absolute positions (ends_with_table), and reads on.")
+            return "It is limited to the rows of the position embedding matrix, and longer sequences are refused."
+        raise _Failed(
+            "It claims to be limited to the position embedding matrix (ends_with_table), but accepts longer sequences."
+        )
     if not _hidden(model, input_ids=_tokens(1, longer)).isfinite().all():
         raise _Failed(f"At {longer} tokens outputs are not finite.")
-    return f"It reads on beyond the table of absolute positions ({longer} tokens where the table has {longer - 9})."
+    return f"It reads sequences longer than the position embedding matrix ({longer} tokens with {longer - 9} rows)."
 
 
 @torch.no_grad()
@@ -653,7 +657,7 @@ def computes_its_formula(subject: _Subject) -> str:
         expected = torch.stack([torch.as_tensor(subject.formula(embeddings, i)) for i in range(length)])
         found = embeddings.position_vectors(None, length, 0, torch.device("cpu"))[0]
         _agree("Position vectors and the formula", found, expected)
-        return f"Its vectors are those of the formula, for {length} positions."
+        return f"Its vectors agree with the formula, for {length} positions."
     family = type(model).position_classes.family
     seen: dict[str, Any] = {}
     attention = family.self_attention_of(family.layers_of(family.encoder_of(model))[0])
@@ -682,7 +686,9 @@ def computes_its_formula(subject: _Subject) -> str:
         dtype=torch.float64,
     )
     _agree("Attention weights and those of the formula", weights, scores.softmax(dim=-1))
-    return f"Its attention weights are those of the formula, for {length} tokens and {attention.num_heads} heads."
+    return (
+        f"Its attention weights agree with the formula, for {length} tokens and {attention.num_heads} attention heads."
+    )
 
 
 LOAD = """
@@ -720,7 +726,7 @@ def saves_and_loads(subject: _Subject) -> str:
             raise _Failed(f"Without hf_posenc it cannot be loaded: {ran.stderr.strip().splitlines()[-1]}")
         if float(ran.stdout.split()[-1]) > 1e-12:
             raise _Failed(f"Loaded without hf_posenc, outputs differ by {float(ran.stdout):.2g}.")
-    return "Saved and loaded, with hf_posenc and by trust without, it computes the same."
+    return "Saved and loaded, it computes the same, with hf_posenc and without (trust_remote_code)."
 
 
 class _LastHiddenState(nn.Module):

@@ -1,7 +1,7 @@
-"""Which variant stands for which stock class of transformers, by the families' descriptions.
+"""Which class with a position scheme belongs to which original class of Transformers, from the families' descriptions.
 
-A variant's class is named as the stock class with "Posenc" before it, and stands in the file of its family, which has taken the stock class from
-transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
+The class has the name of the original with "Posenc" before it, and is in the file of its family. That file imported the original from Transformers;
+it stays the original even if another package replaces it there. Reading these tables installs nothing.
 """
 
 from collections.abc import Iterable
@@ -63,12 +63,12 @@ NOT_STOCK = {UNPAD.name, "model_type", "auto_map", SCHEME_FILES}
 
 
 def families() -> str:
-    """The stock model types that have position schemes, for messages."""
+    """The original model types that have position schemes, for messages."""
     return ", ".join(config.model_type for config in VARIANT_CONFIGS)
 
 
 def family_of(config: PreTrainedConfig) -> Family:
-    """The description of the family of a config, stock or variant.
+    """The description of the family of a config, with or without a position scheme.
 
     Raises:
         ValueError: the config is of no family that has position schemes.
@@ -82,17 +82,17 @@ def family_of(config: PreTrainedConfig) -> Family:
 
 
 def variant_config(config: PreTrainedConfig, position_scheme: str, **flags: Any) -> PositionConfigMixin:
-    """The config of a variant with the sizes of a config, stock or variant, validated. Flags that a variant has stay, as far as they apply.
+    """A validated config with a position scheme and the sizes of another config. Config options of that one stay, as far as they apply.
 
     Raises:
-        TypeError, ValueError: a flag is wrong.
+        TypeError, ValueError: a config option is wrong.
     """
     cls = VARIANT_CONFIGS.get(type(config), type(config))
     return cls.from_dict(config.to_dict(), position_scheme=position_scheme, **flags)
 
 
 def check_flag_names(names: Iterable[str], others: Iterable[str] = ()) -> None:
-    """Raise ValueError for a misspelt flag, and TypeError for a keyword that is none: it would be an entry of the config, and change nothing.
+    """Raise ValueError for a misspelt config option, and TypeError for an unknown keyword, which would become a config entry and change nothing.
 
     Args:
         others: keywords that the caller takes, for the hint.
@@ -104,15 +104,15 @@ def check_flag_names(names: Iterable[str], others: Iterable[str] = ()) -> None:
 
 
 def scheme_of(config: PreTrainedConfig) -> str:
-    """The `position_scheme` of a config; of a stock one, what its family's checkpoints were trained with."""
+    """The `position_scheme` of a config; without one, what the family's checkpoints were trained with."""
     return config.position_scheme if isinstance(config, PositionConfigMixin) else family_of(config).native_scheme
 
 
 def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that a checkpoint was saved as, stock or variant; the base model where its config does not say.
+    """The class that a checkpoint was saved as; the base model if its config does not say.
 
     Raises:
-        ValueError: the config is of no family that has position schemes, or a stock one that names classes without.
+        ValueError: the family is not supported, or the config names no class that supports position schemes.
     """
     family, classes = family_of(config), STOCK_MODELS if type(config) in STOCK_CONFIGS else VARIANT_MODELS
     named = {cls.__name__: cls for cls in classes if cls.config_class is type(config)}
@@ -123,5 +123,5 @@ def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
             if own in named:
                 return named[own]
     if names and classes is VARIANT_MODELS:
-        raise ValueError(f"the checkpoint is a {names[0]}, which is not among {', '.join(named)}")
+        raise ValueError(f"the checkpoint is a {names[0]}, which is not one of {', '.join(named)}")
     return next(cls for name, cls in named.items() if name.endswith(f"{family.prefix}Model"))

@@ -1,4 +1,4 @@
-"""Another position scheme for a model in memory, as `peft.get_peft_model` is for adapters."""
+"""Another position scheme for a model in memory, similar to `peft.get_peft_model` for adapters."""
 
 import copy as copying
 from typing import Any
@@ -9,29 +9,29 @@ from .variants import check_flag_names
 
 
 def with_position_scheme(model: Any, position_scheme: str | None, *, copy: bool = False, **flags: Any) -> Any:
-    """Give a model in memory another position scheme, as `from_pretrained(..., position_scheme=...)` gives one to a checkpoint.
+    """Give a model in memory another position scheme, as `from_pretrained(..., position_scheme=...)` does for a checkpoint.
 
-    The model is changed in place. What it has in common with the new one stays what it is: parameters (an optimizer goes on
-    with them), head, hooks, device, dtype, mode, and modules of the user's own wherever positions are not. Parameters of schemes that it
-    lacks are new, and start as in `from_pretrained`. `model.config` becomes another object. What else holds the one of before, a class of
-    the user's own around the model or an encoder-decoder, keeps that until it is saved: `save_pretrained` then brings it up to date.
+    The model is changed in place. Everything that does not depend on positions stays the same object: parameters (an optimizer keeps
+    working), task head, hooks, device, dtype, training mode, and modules that you replaced. Parameters of new schemes are initialized
+    as in `from_pretrained`. `model.config` becomes a new object. Another object that holds the old config, such as your own class around the
+    model or an encoder-decoder, keeps it until `save_pretrained`, which updates it.
 
     Args:
-        model: a stock model or a variant, base model or head, of a family that has position schemes; or what holds one such model and
-            no other of transformers: a pipeline, a SentenceTransformer, a compiled model.
-        position_scheme: as in a config. None turns a variant whose scheme is what its family's stock models have into one of these.
-        copy: leave the model as it is, and change a copy.
-        flags: other `position_*` flags. A variant keeps those that it has, as far as they apply.
+        model: a base model or a model with a task head, with or without a position scheme, of a supported family. Or an object that holds
+            exactly one model of Transformers: a pipeline, a SentenceTransformer, a compiled model.
+        position_scheme: as in a config. None turns the model back into Transformers' own class, which needs the original scheme of its family.
+        copy: change a copy, and leave the model unchanged.
+        flags: other `position_*` config options. The model keeps those that it has, as far as they apply.
 
     Returns:
-        What was given, or its copy. The model is then of the variant's class, or the stock class. A model that [`hf_posenc.to_stock`] made
-        comes back as a new one, the model that it was, with this scheme; the one given stays as it is.
+        The object that was given, or its copy. The model's class is then the class with a position scheme (`Posenc...`), or Transformers' own.
+        For a model that [`hf_posenc.to_stock`] made, a new model: the one before `to_stock`, with this scheme. The given one is unchanged.
 
     Raises:
-        TypeError: `model` is and holds no PreTrainedModel, a flag has the wrong type, or a keyword is none.
-        ValueError: the model is of another family or a class of its own, there are several, it is wrapped by PEFT or for several processes,
-            dispatched by accelerate, or has had modules replaced or shared where positions go; a flag is wrong. The model is then
-            as before.
+        TypeError: `model` is no PreTrainedModel and holds none, a config option has the wrong type, or a keyword is unknown.
+        ValueError: the family is not supported, the model has your own class, the object holds several models, the model is wrapped by PEFT or
+            for several processes or dispatched by accelerate, modules that hold positions were replaced or are shared, or a config
+            option is wrong. The model is then unchanged.
     """
     check_flag_names(flags, ["copy"])
     check_not_wrapped(module_inside(model))

@@ -1,4 +1,4 @@
-"""The command line, `hf-posenc`. It imports hf_posenc once a command is understood, and is no part of it for that reason."""
+"""The command line, `hf-posenc`: a package of its own, so that hf_posenc is imported only after the command line was parsed."""
 
 from .commands import app, main
 

@@ -1,4 +1,4 @@
-"""The commands: a thin layer over the functions of hf_posenc, which is imported once a command is understood.
+"""The commands: a thin layer over the functions of hf_posenc, which is imported only after the command line was parsed.
 
 hf-posenc schemes
 hf-posenc check-scheme mine.py
@@ -13,8 +13,8 @@ hf-posenc export stock outputs/t5 outputs/mpnet
 hf-posenc plot phase-shift me/minilm-t5 --out shift.svg
 hf-posenc report me/minilm-t5 --out report.html
 
-What `convert` takes is read from options.json, which `python tools/generate.py` writes from `ConversionArguments` and the files of the schemes; where
-there are others (`--scheme-file`, or of installed packages), they are asked.
+The options of `convert` are read from options.json, which `python tools/generate.py` writes from `ConversionArguments` and the files of the schemes.
+With custom schemes (`--scheme-file`, or of installed packages), the schemes themselves are read.
 """
 
 import inspect as introspection
@@ -34,7 +34,7 @@ import typer
 # What is wrong with a command line; typer has had this class under several names.
 UsageError = typer.BadParameter.__base__
 OPTIONS = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
-# Flag -> kind, what it is for, and an example where one is needed.
+# Config option -> kind, help, and an example where one is needed.
 FLAGS: dict[str, dict[str, str]] = OPTIONS["flags"]
 # Of a conversion: name -> kind, what it is for, and the default.
 SETTINGS: dict[str, dict[str, Any]] = OPTIONS["convert"]
@@ -68,7 +68,7 @@ def options(
         list[Path] | None,
         typer.Option(
             "--scheme-file",
-            help="A Python file with position schemes of your own; may be given several times, and after a command too.",
+            help="A Python file with custom position schemes. May be given several times, also after the command.",
         ),
     ] = None,
 ) -> None:
@@ -77,9 +77,10 @@ def options(
 
 @app.command()
 def schemes() -> None:
-    """List the position schemes and their flags.
+    """List the position schemes and their config options.
 
-    With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
+    Shows the number of parameters that each scheme adds to bert-base, whether it reads sequences longer than in training, its paper and
+    its formula.
     """
     from hf_posenc.inspection import descriptions
 
@@ -90,10 +91,11 @@ def schemes() -> None:
 def check_scheme(
     files: Annotated[list[Path], typer.Argument(help="Python files that define position schemes.")],
 ) -> None:
-    """Check position schemes of your own.
+    """Check custom position schemes.
 
-    Gradients, backends, padding, packed documents, caches, dtypes, the start, saving, export: a sentence for each. The exit code is 1 where
-    one fails. Formulas are compared in Python: `hf_posenc.testing.check_scheme(MyScheme, formula=...)`.
+    Checks initialization, gradients, attention implementations, padding, packed documents, caches, dtypes, saving and export, and prints a
+    sentence for each. The exit code is 1 if a check fails. To compare with a formula, use Python:
+    `hf_posenc.testing.check_scheme(MyScheme, formula=...)`.
     """
     from hf_posenc.custom_schemes import register_files
     from hf_posenc.testing import check_scheme
@@ -109,10 +111,10 @@ def inspect(
     model: Annotated[str, typer.Argument(help="A folder, or a name on the Hub: a model or an adapter.")],
     revision: Revision = None,
 ) -> None:
-    """Say what a model's positions are.
+    """Describe the positions of a model.
 
-    Scheme, flags and parameters, where the tokenizer beside it cuts, and what transformers makes of the model without
-    hf_posenc. Reads the configs and, where weights are here, the names in them: no numbers, and no code that lies beside them.
+    Shows the scheme, its config options and parameters, where the tokenizer truncates, and how Transformers loads the model without
+    hf_posenc. Reads configs and the parameter names in local weights. Reads no values, and runs no code of the checkpoint.
     """
     from hf_posenc.inspection import descriptions
 
@@ -121,18 +123,27 @@ def inspect(
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="What save_pretrained or a Trainer wrote: a variant or an adapter.")],
-    repo: Annotated[str, typer.Argument(help="The repository, such as me/minilm-t5; it is made if there is none.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            help="A folder that save_pretrained or a Trainer wrote: a model with a position scheme, or an adapter."
+        ),
+    ],
+    repo: Annotated[
+        str, typer.Argument(help="The repository, such as me/minilm-t5. It is created if it does not exist.")
+    ],
     private: Annotated[bool | None, typer.Option("--private/--public", help="Visibility of a new repository.")] = None,
     new: Annotated[bool, typer.Option("--new", help="Fail if the repository exists.")] = False,
-    revision: Annotated[str | None, typer.Option(help="Branch to push to; it is made if there is none.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch to push to. It is created if it does not exist.")
+    ] = None,
     message: Annotated[str | None, typer.Option(help="Message of the commit.")] = None,
 ) -> None:
-    """Push a saved variant to the Hub.
+    """Push a saved model or adapter to the Hub.
 
-    With its code, tokenizer, card and results.json, and the modules of sentence-transformers, in one commit. Logs in by
-    HF_TOKEN or by what `hf auth login` saved. What else a run leaves behind (optimizers, checkpoints, metrics, data) and
-    pickled files are not sent.
+    One commit with weights, modeling code, tokenizer, card, results.json and the modules of sentence-transformers. Uses HF_TOKEN or
+    the login saved by `hf auth login`. Other files of a training run (optimizers, checkpoints, metrics, data) and pickled files are not
+    uploaded.
     """
     from hf_posenc import hub
 
@@ -141,26 +152,24 @@ def push(
 
 @app.command()
 def card(
-    folder: Annotated[Path, typer.Argument(help="A saved variant.")],
+    folder: Annotated[Path, typer.Argument(help="A saved model with a position scheme.")],
     results: Annotated[
-        Path | None, typer.Option(help="JSON file of what was measured (format: hf_posenc/hub/cards.py).")
+        Path | None, typer.Option(help="JSON file with measurements (format: hf_posenc/hub/cards.py).")
     ] = None,
     repo: Annotated[str | None, typer.Option(help="The model's name on the Hub. Default: the folder's name.")] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="Name on the Hub of the checkpoint that it came from.")
+        str | None, typer.Option(help="The checkpoint that it was trained from, a name on the Hub.")
     ] = None,
-    license: Annotated[str | None, typer.Option(help="The Hub's name of its licence, such as apache-2.0.")] = None,
+    license: Annotated[str | None, typer.Option(help="Its license, as the Hub names it, such as apache-2.0.")] = None,
     language: Annotated[str | None, typer.Option(help="Code of its language, such as en.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write. Default: README.md in the folder.")] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write the card anew; what is there is lost, whoever wrote it.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the whole card, including text by others.")] = False,
 ) -> None:
-    """Write the model card of a saved variant.
+    """Write the model card of a saved model.
 
-    From its config and from what was measured; what is not known is left out. In a card that is there already, what
-    others wrote stays: the text, and the metadata (license, library_name, ...) but for what is given here by an option.
-    Tags, data sets and results are added to theirs. What this command wrote before, between two comments, is replaced.
+    The card is made from the config and from measurements. What is not known is left out. In an existing card, text and metadata
+    (license, library_name, ...) that others wrote stay, except for metadata that you give by an option. Tags, data sets and results are
+    added to theirs. What this command wrote before, between two comments, is replaced.
     """
     from hf_posenc.hub.cards import write_card
 
@@ -177,7 +186,7 @@ def _setting(name: str) -> Any:
 
 
 def _flag(name: str) -> Any:
-    """The type of an option for a flag; lists and objects are written as one word."""
+    """The type of an option for a config option; lists and objects are written as one word."""
     kind, dashed = TYPES.get(FLAGS[name]["kind"], str), name.replace("_", "-")
     names = f"--{dashed}/--no-{dashed}" if kind is bool else f"--{dashed}"
     return Annotated[kind | None, typer.Option(names, help=FLAGS[name]["help"])]
@@ -188,7 +197,7 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> introspection.P
 
 
 def _with_settings_and_flags(command: Callable) -> Callable:
-    """A command that takes `**flags` with an option for each setting of a conversion, and for each flag beside `position_scheme`, as they are known now."""
+    """A command that takes `**flags`, with an option for each setting of a conversion and for each registered config option except `position_scheme`."""
     vars(command).pop("__signature__", None)
     own = [
         parameter
@@ -203,7 +212,7 @@ def _with_settings_and_flags(command: Callable) -> Callable:
 
 
 def _flags_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Flags as the command line has them, as configs have them."""
+    """Config options from their values on the command line."""
     flags = {name: value for name, value in given.items() if value is not None}
     for name, value in flags.items():
         if FLAGS[name]["kind"] == "list":
@@ -222,8 +231,8 @@ Text = Annotated[
     list[str] | None,
     typer.Option(
         "--text",
-        help="A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. Text of the "
-        "model's own domain keeps more of it than any other. Default: the reference of the Python language.",
+        help="A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG). May be given several times. Use text "
+        "of the model's domain. Default: the Python language reference.",
     ),
 ]
 
@@ -233,17 +242,17 @@ Text = Annotated[
 def convert(
     model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
     *,
-    out: Annotated[Path | None, typer.Option(help="The folder to write; whole or not at all. Required.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder to write, atomically. Required.")] = None,
     position_scheme: Annotated[
-        str, typer.Option("--position-scheme", help="The scheme that it is to have: `hf-posenc schemes` lists them.")
+        str, typer.Option("--position-scheme", help="The new scheme. `hf-posenc schemes` lists them.")
     ],
     **flags: Any,
 ) -> None:
-    """Change a trained model's positions, and keep what it knows.
+    """Change the position scheme of a trained model, and keep what it knows.
 
-    Algebra, a fit of the attention scores and a few minutes of training on plain text make the new scheme compute what the old
-    one did. The user's own domain matters: name text of it with --text. What the checkpoint has by itself (absolute), with a
-    greater --max-length, gives a stock checkpoint with a longer table.
+    The new parameters are computed from the old ones, fitted to the attention scores, and then distilled on unlabeled text. Use --text to
+    give text of your own domain. With `--position-scheme absolute` and a larger --max-length, the result is a checkpoint of Transformers'
+    own class with a longer position embedding matrix.
     """
     if out is None:
         raise typer.BadParameter("Missing option '--out'.")
@@ -261,21 +270,22 @@ def extend(
     model: Annotated[str, typer.Argument(help="A folder (of sentence-transformers, too), or a name on the Hub.")],
     *,
     out: Annotated[Path | None, typer.Option(help="The folder to write. Required.")] = None,
-    max_length: Annotated[int, typer.Option("--max-length", help="Number of tokens that it is to read.")],
+    max_length: Annotated[int, typer.Option("--max-length", help="The new maximum sequence length, in tokens.")],
     method: Annotated[
         str,
         typer.Option(
             "--method",
-            help="chunks (the mean of the vectors of chunks; needs sentence-transformers), trained (a longer position embedding matrix, its "
-            "new rows trained), or tile, mean, interpolate (the same, untrained).",
+            help="chunks (average the vectors of chunks; needs sentence-transformers), trained (a longer position embedding matrix whose new "
+            "rows are trained), or tile, mean, interpolate (a longer matrix, not trained).",
         ),
     ] = "chunks",
     text: Annotated[
         list[str] | None,
         typer.Option(
             "--text",
-            help="Your texts: a file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG); may be given several times. It is counted how "
-            "many are longer than before, and 'trained' learns from them. Default: none, and the reference of the Python language.",
+            help="Your texts: a file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG). May be given several "
+            "times. Used to count texts longer than the old length, and to train by 'trained'. Default: none; 'trained' uses the Python "
+            "language reference.",
         ),
     ] = None,
     trained_length: _setting("trained_length") = None,
@@ -284,10 +294,10 @@ def extend(
     seed: _setting("seed") = 0,
     resume: _setting("resume") = False,
 ) -> None:
-    """Read longer texts; short texts keep their vectors.
+    """Let a model read longer texts. Short texts keep their vectors.
 
-    That is checked before anything is written. Texts beyond the old length are no longer cut off, and have
-    other vectors than before. For models with learned absolute positions (BERT, RoBERTa, MPNet and their relatives).
+    This is verified before anything is written. Texts beyond the old length are no longer truncated, and their vectors change. For models
+    with learned absolute positions (BERT, RoBERTa, MPNet and their relatives).
     """
     if out is None:
         raise typer.BadParameter("Missing option '--out'.")
@@ -302,18 +312,23 @@ def extend(
 
 @app.command()
 def compare(
-    original: Annotated[str, typer.Argument(help="The model that was converted: a folder, or a name on the Hub.")],
-    converted: Annotated[str, typer.Argument(help="What it was converted to.")],
+    original: Annotated[str, typer.Argument(help="The model before conversion: a folder, or a name on the Hub.")],
+    converted: Annotated[str, typer.Argument(help="The converted model: a folder, or a name on the Hub.")],
     text: Text = None,
     trained_length: Annotated[
-        int | None, typer.Option("--trained-length", help="Default: that of the conversion, or as for convert.")
+        int | None,
+        typer.Option(
+            "--trained-length",
+            help="Training length of the original, in tokens. Default: that of the conversion, or as for convert.",
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", help="The longest text to measure. Default: that of the conversion.")
+        int | None,
+        typer.Option("--max-length", help="The longest text to measure, in tokens. Default: that of the conversion."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="JSON file to write the figures to.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write the metrics to.")] = None,
 ) -> None:
-    """Measure how far a conversion agrees with its original."""
+    """Measure how closely a converted model agrees with the original."""
     from hf_posenc.conversion import compare
     from hf_posenc.files import check_file, write_whole
 
@@ -332,21 +347,24 @@ app.add_typer(exports, name="export")
 @exports.command("stock")
 def export_stock(
     checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a model with a position scheme.")],
-    out: Annotated[Path, typer.Argument(help="The folder to write; whole or not at all.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write, atomically.")],
     max_length: Annotated[
         int | None,
-        typer.Option("--max-length", help="Number of tokens that it is to read. Default: what the tokenizer says."),
+        typer.Option(
+            "--max-length", help="Maximum sequence length of the new model, in tokens. Default: the tokenizer's."
+        ),
     ] = None,
     single_text: Annotated[
         bool,
-        typer.Option("--single-text", help="The model reads no pairs of texts, so that it needs no token types."),
+        typer.Option("--single-text", help="The model is never given pairs of texts, so it needs no token types."),
     ] = False,
     revision: Revision = None,
 ) -> None:
     """Write a model as an architecture of Transformers, which loads without hf_posenc and without custom code.
 
-    t5 becomes MPNet, deberta DeBERTa-v2, rope Jina Embeddings v3 (Transformers 5.4 and newer); t5 and deberta may stand beside absolute, and
-    absolute alone becomes what it was. Before the folder is there, both models have computed the same. What cannot be computed is refused.
+    t5 becomes MPNet, deberta becomes DeBERTa-v2, and rope becomes Jina Embeddings v3 (Transformers 5.4 and newer). t5 and deberta may be
+    combined with absolute; absolute alone becomes the original architecture. The folder is only written if both models give the same outputs.
+    Models that the architecture cannot represent exactly are refused.
     """
     from hf_posenc.export import stock
 
@@ -355,15 +373,17 @@ def export_stock(
 
 @exports.command("onnx")
 def export_onnx(
-    checkpoint: Annotated[str, typer.Argument(help="A folder or a name on the Hub: a variant, or a stock model.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, such as model.onnx; whole or not at all.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A folder or a name on the Hub: a model with or without a position scheme.")
+    ],
+    out: Annotated[Path, typer.Argument(help="The file to write, atomically, such as model.onnx.")],
     revision: Revision = None,
 ) -> None:
     """Write a model as ONNX, for ONNX Runtime.
 
-    Variants of all families and schemes, with their heads, and stock models of the same families and of DeBERTa (v1, v2, v3); any
-    batch and length. What depends on parameters alone is in the file as numbers. Before the file is there, ONNX Runtime has
-    computed what PyTorch computes, at several shapes and with padding. Needs the extra `export`.
+    Exports all families and schemes with their task heads, the same families without a position scheme, and DeBERTa (v1, v2, v3), for any batch
+    size and length. What depends on parameters alone is computed in advance. The file is only written if ONNX Runtime gives PyTorch's
+    outputs at several shapes, with padding. Needs the extra `export`.
     """
     from hf_posenc.export.onnx import exporting as onnx
 
@@ -372,7 +392,7 @@ def export_onnx(
 
 @app.command()
 def plot(
-    what: Annotated[str, typer.Argument(help="Name of a figure; for a wrong one, the error lists them.")],
+    what: Annotated[str, typer.Argument(help="Name of a figure. The error for a wrong name lists them.")],
     model: Annotated[
         str,
         typer.Argument(
@@ -384,7 +404,7 @@ def plot(
 ) -> None:
     """Draw a figure of what positions do in a model.
 
-    Says in a sentence what it shows. The file is written whole or not at all. Needs the extra `analysis`.
+    Prints a sentence that says what it shows. The file is written atomically. Needs the extra `analysis`.
     """
     from hf_posenc import analysis
 
@@ -395,18 +415,18 @@ def plot(
 def report(
     models: Annotated[
         list[str],
-        typer.Argument(help="Folders or names on the Hub, side by side; NAME=MODEL gives one a name of your own."),
+        typer.Argument(help="Folders or names on the Hub, shown side by side. NAME=MODEL gives one another name."),
     ],
     out: Annotated[
-        Path, typer.Option(help="The page to write; the numbers go to PAGE.json, such as report.html.json.")
+        Path, typer.Option(help="The page to write, such as report.html. The numbers are written to report.html.json.")
     ],
-    figure: Annotated[list[str] | None, typer.Option(help="Only this figure; may be given several times.")] = None,
+    figure: Annotated[list[str] | None, typer.Option(help="Only this figure. May be given several times.")] = None,
     text: Text = None,
 ) -> None:
     """Write a page about what positions do in models.
 
-    Every figure, each with a sentence that says what it shows for the model. One HTML file that loads nothing, and the numbers
-    as JSON beside it, which replace nothing but the numbers of another report. Needs the extra `analysis`.
+    Contains every figure, with a sentence that says what it shows for the model. Writes one HTML file that loads nothing else, and
+    a JSON file with the numbers, which only ever replaces the numbers of another report. Needs the extra `analysis`.
     """
     from hf_posenc import analysis
 
@@ -417,7 +437,7 @@ def report(
 
 
 def split_scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """A command line without `--scheme-file`, wherever it stands, and the files."""
+    """A command line without `--scheme-file`, at any position, and the files."""
     kept, files, left = [], [], iter(arguments)
     for argument in left:
         if argument == "--scheme-file":
@@ -432,17 +452,17 @@ def split_scheme_files(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def check_not_empty(arguments: list[str]) -> None:
-    """Raise what typer raises for wrong usage where an argument is empty: as a path, it would be the folder that one is in."""
+    """Raise typer's usage error for an empty argument: as a path, it would be the current folder."""
     for before, argument in zip(["", *arguments], arguments):
         option, has_value, value = argument.partition("=")
         if not argument.strip() or (option.startswith("--") and has_value and not value.strip()):
             option = option.strip() or before
             what = f"Option '{option}'" if option.startswith("--") else "An argument"
-            raise typer.BadParameter(f"{what} is empty: name what belongs there, or leave it out.")
+            raise typer.BadParameter(f"{what} is empty: give a value, or leave it out.")
 
 
 def _register_schemes(files: list[str]) -> None:
-    """Register the schemes of files, and give `convert` the flags of all schemes that are not in options.json."""
+    """Register the schemes of files, and give `convert` the config options of all schemes that are not in options.json."""
     if not files and not entry_points(group="hf_posenc.schemes"):
         return
     from hf_posenc.custom_schemes import register_files
@@ -456,7 +476,7 @@ def _register_schemes(files: list[str]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run a command, by default that of the command line.
 
-    What is wrong is said in one line, with exit code 2, and 1 where training diverged.
+    An error is printed as one line. The exit code is 2, or 1 if training diverged.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     # Options with underscores, as configs and scripts have them, are the same options.

@@ -170,7 +170,7 @@ class TestOwnersAndPermissions:
         (folder / "a").chmod(0o444)
         with unprivileged():
             for write in (check_file, lambda path: write_whole({path: "new"})):
-                with pytest.raises(PermissionError, match="a is there already and read-only"):
+                with pytest.raises(PermissionError, match="a exists and is read-only"):
                     write(folder / "a")
         assert (folder / "a").read_text() == "old" and names(folder) == ["a"]
 
@@ -199,9 +199,7 @@ class TestOwnersAndPermissions:
         command = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$0" -c "$1" {folder} "$2"', sys.executable, code]
         command.append(files.__file__)
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        assert len(said) == 4 and all(
-            line.startswith(f"{folder}/a is there already and read-only") for line in said[:2]
-        )
+        assert len(said) == 4 and all(line.startswith(f"{folder}/a exists and is read-only") for line in said[:2])
         assert all(line.startswith(f"{folder}/b cannot be written: {folder} is read-only") for line in said[2:])
 
     def test_a_folder_keeps_them_as_it_is_filled(self, folder):
@@ -249,7 +247,7 @@ class TestNothingStays:
     def test_of_a_path_below_a_file(self, folder):
         (folder / "a").write_text("old")
         for write in (check_file, lambda path: write_whole({path: "new"})):
-            with pytest.raises(OSError, match="a/b cannot be written: .*a is no folder"):
+            with pytest.raises(OSError, match="a/b cannot be written: .*a is not a folder"):
                 write(folder / "a" / "b")
 
     def test_looking_makes_nothing(self, folder):

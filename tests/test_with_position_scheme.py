@@ -83,7 +83,7 @@ def test_back_to_stock(family):
 @pytest.mark.parametrize("flags", [{"position_scheme": "t5"}, {"position_combine": "concat"}, {"position_stride": 2}])
 def test_only_the_native_scheme_is_stock(flags):
     model = tiny.build(**{"position_scheme": "absolute", **flags})
-    with pytest.raises(ValueError, match="position_scheme='absolute' without other flags"):
+    with pytest.raises(ValueError, match="position_scheme='absolute' without other config options"):
         with_position_scheme(model, None)
 
 
@@ -144,10 +144,10 @@ def refused_models():
     yield "PEFT", peft.get_peft_model(stock(), peft.LoraConfig(**lora))
     yield "PEFT", peft.get_peft_model(stock(), peft.LoraConfig(**lora)).base_model.model
     yield "replaced", replaced(stock(), "forward", lambda *args, **kwargs: None)
-    yield "in place of the BertSelfAttention", replaced(stock(), "attention", nn.Identity())
+    yield "instead of a BertSelfAttention", replaced(stock(), "attention", nn.Identity())
     longer = stock()
     longer.encoder.layer.append(copy.deepcopy(longer.encoder.layer[0]))
-    yield "encoder.layer.2.attention.self is none of the modules", longer
+    yield "encoder.layer.2.attention.self is not a module", longer
     yield "GPT2Model cannot", GPT2Model(GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=9))
     yield "Own cannot .*derive it from PosencBertModel", type("Own", (BertModel,), {})(tiny.stock_config())
     yield "change the BertModel inside it, .*model.encoder, ", Around(tiny.stock_config())
@@ -155,10 +155,10 @@ def refused_models():
     yield "holds 2 models of transformers \\(0, 1\\)", nn.Sequential(stock(), stock())
     longer = stock()
     longer.encoder.layer[1] = Wrapped(longer.encoder.layer[1])
-    yield "encoder.layer.1.inner.attention.self is none of the modules", longer
+    yield "encoder.layer.1.inner.attention.self is not a module", longer
     named = stock()
     named.encoder.relative_attention_bias = nn.Linear(2, 2)
-    yield "encoder has a relative_attention_bias of its own", named
+    yield "encoder already has an attribute 'relative_attention_bias'", named
 
 
 class Wrapped(nn.Module):
@@ -333,19 +333,19 @@ def test_a_module_that_changes_must_be_as_it_was_made():
     for change, message in (
         (
             lambda model: as_class(type("Own", (type(model.encoder),), {}))(model.encoder),
-            "encoder is a Own in place of",
+            "encoder is a Own instead of",
         ),
         (
             lambda model: parametrizations.weight_norm(model.encoder.relative_attention_bias),
-            "relative_attention_bias is a ParametrizedPositionTable in place of",
+            "relative_attention_bias is a ParametrizedPositionTable instead of",
         ),
         (
             lambda model: replaced(model, "forward", model.encoder.layer[1].attention.self.forward),
-            "forward of encoder.layer.1.attention.self has been replaced",
+            "forward of encoder.layer.1.attention.self was replaced",
         ),
         (
             lambda model: model.encoder.layer.__setitem__(0, Wrapped(model.encoder.layer[0])),
-            "encoder.layer.0.inner.attention.self is none of the modules",
+            "encoder.layer.0.inner.attention.self is not a module",
         ),
     ):
         model = tiny.build("absolute+t5")
@@ -389,7 +389,7 @@ def test_layers_that_are_there_twice(shared):
     ):
         model = share(stock())
         if "position_window" in flags or shared == "layer":
-            with pytest.raises(ValueError, match=r"encoder.layer.1\S* is the module that encoder.layer.0\S* is"):
+            with pytest.raises(ValueError, match=r"encoder.layer.1\S* and encoder.layer.0\S* are the same module"):
                 with_position_scheme(model, **flags)
             assert type(model) is BertModel
         else:
@@ -453,5 +453,7 @@ def test_what_holds_a_model(minilm, tmp_path):
 
 def test_a_config_class_of_ones_own_has_no_stock_one_to_go_back_to():
     config = type("OwnConfig", (hf_posenc.PosencBertConfig,), {})(**tiny.SIZES)
-    with pytest.raises(ValueError, match="OwnConfig, has no stock config to go back to: .*position_scheme='absolute'"):
+    with pytest.raises(
+        ValueError, match="no original for your own config class OwnConfig: .*position_scheme='absolute'"
+    ):
         with_position_scheme(hf_posenc.PosencBertModel(config), None)

@@ -1,4 +1,4 @@
-"""Models on the Hub: pushing them (`pushing`), and their cards (`cards`, which `card_files` merges into what others wrote)."""
+"""Models on the Hub: `pushing` uploads them, `cards` writes their model cards, and `card_files` merges these into existing cards."""
 
 from .pushing import push
 

@@ -1,6 +1,6 @@
-"""Cards that are there already: what others wrote into them stays, what was written from here is replaced.
+"""Existing cards: what others wrote into them stays, and what hf_posenc wrote is replaced.
 
-The text from here stands between two comments. The first of them also names the metadata from here, so that the next card
+The text of hf_posenc is between two comments. The first one also names the metadata of hf_posenc, so that the next card
 can tell them from what a person, or another library, wrote or changed since:
 
     <!-- hf_posenc: from here to the end mark, written anew with the card. Metadata: {"license": "mit", "tags": ["bert"]} -->
@@ -38,7 +38,7 @@ def begin_mark(metadata: dict[str, Any]) -> str:
 
 
 def save_card(card: ModelCard, path: str | os.PathLike, given: Collection[str] = (), force: bool = False) -> Path:
-    """Write a card, whole or not at all; what others wrote into the card that is there stays.
+    """Write a card atomically; what others wrote into an existing card stays.
 
     Args:
         given: names of metadata that override even what others wrote.
@@ -160,12 +160,12 @@ class _Sections:
         front = FRONT_MATTER.match(card)
         metadata = (yaml.safe_load(front["yaml"]) if front else None) or {}
         if not isinstance(metadata, dict):
-            raise ValueError("its metadata are no mapping")
+            raise ValueError("its metadata must be a mapping")
         _check_results(metadata.get(RESULTS) or [])
         front_matter, body = (front["yaml"], card[front.end() :]) if front else ("", f"\n{card.lstrip()}")
         sections = [*SECTION.finditer(body)]
         if not len(sections) == body.count(BEGIN) == body.count(END) <= 1:
-            raise ValueError("of the comments that mark the text from hf_posenc, one is missing or changed")
+            raise ValueError("one of the two comments that mark the text of hf_posenc is missing or changed")
         if not sections:
             return cls(front_matter, metadata, before=f"{body.rstrip()}\n\n" if body.strip() else "\n", after="")
         [section] = sections
@@ -200,7 +200,7 @@ def _check_results(index: Any) -> None:
     if not isinstance(index, list) or not all(
         isinstance(model, dict) and isinstance(model.get("results"), list) and "name" in model for model in index
     ):
-        raise ValueError(f"its {RESULTS!r} is no list of models with 'name' and 'results'")
+        raise ValueError(f"its {RESULTS!r} must be a list of models with 'name' and 'results'")
 
 
 def _digest(result: Any) -> str:
@@ -218,6 +218,6 @@ def _explained(path: Path, read: Any, *arguments: Any) -> Any:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} is there and cannot be read as a card ({reason}): mend or remove it, write another file (hf-posenc card "
-            "--output), or write it anew (--force)"
+            f"{path} exists and cannot be read as a card ({reason}): fix or remove it, write another file (hf-posenc card "
+            "--out), or replace it (--force)"
         ) from error

@@ -1,9 +1,9 @@
-"""Model cards that say what a variant is and what was measured, and leave out what is not known.
+"""Model cards of models with position schemes: what the model is and what was measured, without what is not known.
 
     hf-posenc card outputs/absolute_t5 --results results.json --repo me/minilm-t5
 
-Everything in a card comes from the variant's config, or from one results file. That is a JSON object; each entry may be
-missing, and is missing in the card then:
+Everything in a card comes from the model's config or from one results file. The file is a JSON object. Every entry is optional, and
+the card leaves out what is missing:
 
     {
       "base_model": "sentence-transformers/all-MiniLM-L6-v2",
@@ -25,11 +25,11 @@ missing, and is missing in the card then:
       ]
     }
 
-In `results`, `model` says who was measured: "variant" is the card's own model, "checkpoint" the one that it came from,
-trained and measured in the same way, any other name something else to compare with. `length` is the number of tokens of
-the sequences. A metric is a number, or a list of numbers, one per seed: the card shows their mean and standard deviation.
-The first of the `seeds` is that of the saved weights. `dataset_id` and `datasets` are names on the Hub, `dataset` is a name for people. Entries that are none of these (what else
-a benchmark writes down) are passed over, unless they look like a misspelling.
+In `results`, `model` says which model was measured: "variant" is the card's own model, "checkpoint" is the model that it was trained from,
+trained and measured in the same way, and any other name is another model to compare with. `length` is the number of tokens of
+the sequences. A metric is a number, or a list of numbers, one per seed; the card then shows mean and standard deviation.
+The first of the `seeds` belongs to the saved weights. `dataset_id` and `datasets` are names on the Hub, and `dataset` is a display name. Other
+entries are ignored, unless they look like a misspelling of these.
 """
 
 import json
@@ -72,7 +72,7 @@ def _check_keys(entries: Any, known: Iterable[str], where: str, strictly: bool) 
     if not isinstance(entries, dict):
         raise ValueError(f"{where} must be a JSON object, got {type(entries).__name__}")
     for key in entries.keys() - {*known}:
-        hint = did_you_mean(key, known, f"; it may have {', '.join(known)}" if strictly else "", cutoff=0.75)
+        hint = did_you_mean(key, known, f"; the known entries are {', '.join(known)}" if strictly else "", cutoff=0.75)
         if hint:
             raise ValueError(f"{where}: unknown entry {key!r}{hint}")
 
@@ -127,7 +127,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Results:
-    """What is known of a variant beside its config; the entries of a results file, see the module."""
+    """What is known of a model in addition to its config: the entries of a results file, see the module."""
 
     base_model: str | None = None
     license: str | None = None
@@ -202,7 +202,7 @@ def written(value: Metric) -> str:
 
 
 def eval_results(results: Results, task: str) -> list[EvalResult]:
-    """The measurements of the variant itself as the Hub's `model-index` has them, those of a data set side by side.
+    """The measurements of the card's own model, in the form of the Hub's `model-index`, grouped by data set.
 
     Raises:
         ValueError: one name on the Hub stands for data sets of different names.
@@ -214,7 +214,9 @@ def eval_results(results: Results, task: str) -> list[EvalResult]:
         identity = row.dataset_id or re.sub(r"[^\w]+", "-", row.dataset.lower()).strip("-")
         same = found.setdefault((identity, row.split), [])
         if same and same[0].dataset_name != row.dataset:
-            raise ValueError(f"{identity!r} is both {same[0].dataset_name!r} and {row.dataset!r}")
+            raise ValueError(
+                f"the data set {identity!r} has two names, {same[0].dataset_name!r} and {row.dataset!r}: use one"
+            )
         length = {} if row.length is None else {"length": row.length}
         for name, value in row.metrics.items():
             count = len(value) if isinstance(value, list) else 1
@@ -296,11 +298,11 @@ def make_card(
     tags: Iterable[str] = (),
     sentence_class: str | None = None,
 ) -> ModelCard:
-    """The card of a variant, its text between the marks of [`card_files`].
+    """The card of a model with a position scheme, its text between the marks of [`card_files`].
 
     Args:
-        config: the variant's config.
-        results: what is known beside it.
+        config: the model's config.
+        results: what is known in addition.
         repo_id: where the model is, or will be, on the Hub; its last part is the title.
         command: the command line that writes this card again.
         tags: more of them.
@@ -346,7 +348,7 @@ def make_card(
         regenerate=command,
     )
     if card.content.count(BEGIN) != 1 or card.content.count(END) != 1:
-        raise ValueError(f"the results hold a comment by which cards are marked, {END}: leave it out")
+        raise ValueError(f"the results contain a comment that marks cards, {END}: remove it")
     return card
 
 
@@ -364,17 +366,17 @@ def write_card(
     force: bool = False,
     **known: Any,
 ) -> Path:
-    """Write the card of a saved variant.
+    """Write the card of a saved model with a position scheme.
 
-    What others wrote into the card that is there (a person, sentence-transformers, ...) stays: their text, and their metadata
-    but for what is among `known`. What was written from here before is replaced.
+    In an existing card, what others wrote (a person, sentence-transformers, ...) stays: their text, and their metadata
+    except for the entries in `known`. What hf_posenc wrote before is replaced.
 
     Args:
-        folder: where the variant was saved.
+        folder: the folder of the saved model.
         results: a results file.
-        repo_id: its name on the Hub; the folder's name unless given.
-        output: the file to write; README.md in the folder unless given.
-        force: write the card anew, whatever is there.
+        repo_id: the model's name on the Hub. Default: the folder's name.
+        output: the file to write. Default: README.md in the folder.
+        force: replace the whole card.
         known: entries of [`Results`] that override those of the file.
 
     Returns:
@@ -382,7 +384,7 @@ def write_card(
 
     Raises:
         OSError: a file is missing or cannot be written.
-        ValueError: the folder holds no variant, the results are wrong, or the card that is there cannot be read.
+        ValueError: the folder holds no model with a position scheme, the results are wrong, or the existing card cannot be read.
     """
     for place, what in ((folder, "the folder"), (results, "the file of results"), (output, "the file to write")):
         if place is not None:
@@ -392,11 +394,11 @@ def write_card(
     config = inspection.load_config(str(folder))
     if not isinstance(config, PositionConfigMixin):
         raise ValueError(
-            f"{folder} holds a stock {config.model_type} model: it has no position scheme to write a card on"
+            f"{folder} holds a {config.model_type} model without a position scheme, which this card would describe"
         )
     known = Results.from_json(known, "the arguments", strictly=True).known()
     contents = replace(Results() if results is None else Results.read(results), **known)
-    options = {"--results": results, "--repo": repo_id, "--output": output}
+    options = {"--results": results, "--repo": repo_id, "--out": output}
     options |= {f"--{name.replace('_', '-')}": value for name, value in known.items()}
     command = ["hf-posenc", "card", str(folder)]
     for file in dict.fromkeys(source.path.name for source in sources_of(config.position_scheme).values()):
@@ -423,31 +425,30 @@ def installed_versions() -> dict[str, str]:
 
 
 class ModelCardCallback(TrainerCallback):
-    """Writes the card of the variant that a `Trainer` trains, and has `Trainer.push_to_hub` push that card.
+    """Writes the card of the model that a `Trainer` trains, which `Trainer.push_to_hub` then pushes.
 
         trainer = Trainer(model, ...)
         trainer.add_callback(ModelCardCallback(trainer, dataset="MRPC", split="validation", license="apache-2.0"))
         trainer.train()
         trainer.push_to_hub()
 
-    The card is written to `output_dir` at the end of training and after every later evaluation; what others wrote into a
-    card that is there stays, as in [`write_card`]. Command, settings, seed and versions are those of the run. The results are those that `Trainer.evaluate` gave for the weights as they are then,
-    beside those of a results file, which may have other lengths and the checkpoint to compare with.
+    The card is written to `output_dir` at the end of training and after every later evaluation. What others wrote into an existing
+    card stays, as in [`write_card`]. Command, settings, seed and versions are those of the run. The results are those of `Trainer.evaluate`
+    for the current weights, and those of a results file, which may have other lengths and the original checkpoint.
 
-    The code beside the weights is written whenever the Trainer pushes, so that what is pushed during training can be
-    loaded too.
+    The modeling code is written whenever the Trainer pushes, so that what is pushed during training can be loaded too.
 
     Args:
-        trainer: the trainer, which the callback is to be added to.
+        trainer: the trainer that the callback is added to.
         results: a results file.
-        dataset, split: what the trainer evaluates on, in words.
-        dataset_id: the same as a name on the Hub.
-        length: number of tokens that its sequences are cut to.
+        dataset, split: display names of the evaluation data.
+        dataset_id: the data set's name on the Hub.
+        length: number of tokens that its sequences are truncated to.
         known: entries of [`Results`] that override the file's and the run's.
 
     Raises:
-        TypeError: the trainer's model is no variant (an adapter's card is written by PEFT).
-        OSError, ValueError: the results file, or the card that is there, cannot be read, or an entry is wrong.
+        TypeError: the trainer's model has no position scheme, or is an adapter, whose card PEFT writes.
+        OSError, ValueError: the results file or the existing card cannot be read, or an entry is wrong.
     """
 
     def __init__(
@@ -462,7 +463,9 @@ class ModelCardCallback(TrainerCallback):
     ):
         model = trainer.accelerator.unwrap_model(trainer.model)
         if not isinstance(model.config, PositionConfigMixin) or getattr(model, "peft_config", None):
-            raise TypeError(f"ModelCardCallback writes cards of variants, and {type(model).__name__} is none")
+            raise TypeError(
+                f"ModelCardCallback writes cards of models with a position scheme, got a {type(model).__name__}"
+            )
         self.trainer, self.config = trainer, model.config
         self.config.architectures = [type(model).__name__]  # as saving does
         self.file = {} if results is None else Results.read(results).known()

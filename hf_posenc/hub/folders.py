@@ -35,24 +35,24 @@ def checked_output(folder: Path) -> Path:
     """The folder to write, links followed.
 
     Raises:
-        OSError: no folder can be made here: there is one that is not empty or cannot be replaced, or its place cannot be written to.
+        OSError: the folder exists and is not empty, it cannot be replaced, or its parent cannot be written to.
     """
     if folder.is_symlink() and not folder.exists():
         raise FileNotFoundError(
-            f"{folder} is a link to {folder.readlink()}, which is not there: name the folder itself"
+            f"{folder} is a link to {folder.readlink()}, which does not exist: name the folder itself"
         )
     folder = folder.resolve()
     if folder == Path.cwd() or folder.is_mount():
-        what = "the folder that you are in" if folder == Path.cwd() else "a mount point"
-        raise OSError(f"{folder} is {what}, which cannot be replaced by a new one: name a folder in it")
+        what = "the current folder" if folder == Path.cwd() else "a mount point"
+        raise OSError(f"{folder} is {what}, which cannot be replaced: name a folder in it")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there already, and not empty: name another folder, or remove it")
+        raise FileExistsError(f"{folder} exists and is not empty: name another folder, or remove it")
     place = folder.parent
     try:
         place.mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK)
     except OSError as error:
-        raise OSError(f"{folder} cannot be made: {error}") from error
+        raise OSError(f"{folder} cannot be created: {error}") from error
     if not writable:
         raise PermissionError(f"{place} cannot be written to: name another folder")
     return folder
@@ -64,7 +64,7 @@ def check_space(folder: Path, model: PreTrainedModel, distilled: bool) -> None:
     needed, free = size * (4 if distilled else 1), shutil.disk_usage(folder.absolute().parent).free
     if free < needed:
         raise OSError(
-            f"the disk of {folder} has {free / 1e6:.0f} MB left and {needed / 1e6:.0f} MB are needed: make space, or name a folder "
+            f"the disk of {folder} has {free / 1e6:.0f} MB free, and {needed / 1e6:.0f} MB are needed: free some space, or name a folder "
             "on another disk"
         )
 

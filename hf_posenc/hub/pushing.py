@@ -52,16 +52,16 @@ REPLACED_CONFIGS = {CONFIG_NAME, ADAPTER_CONFIG_NAME}
 # The common base of the client's errors, of answers and of connections; its module differs between versions.
 HTTPError = HfHubHTTPError.__bases__[0]
 ADVICE = {
-    401: "log in with `hf auth login`, or set HF_TOKEN to a token that may write",
-    403: "the token may not write there",
+    401: "log in with `hf auth login`, or set HF_TOKEN to a token with write access",
+    403: "the token has no write access to this repository",
     404: "there is no such repository or revision",
-    409: "it exists already",
-    412: "somebody else pushed meanwhile: look at what is there now, and try again",
+    409: "it already exists",
+    412: "somebody else pushed in the meantime: look at the repository, and try again",
 }
 
 
 class HubError(OSError):
-    """The Hub refused, or was not reached; says why and what to do."""
+    """The Hub refused a request or could not be reached. The message says why and what to do."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def _explained(action: str) -> Iterator[None]:
         yield
     except (LookupError, json.JSONDecodeError) as error:
         raise HubError(
-            f"{action} failed: the answer is none of a Hub ({type(error).__name__}: {error}); try again"
+            f"{action} failed: the server does not answer like a Hub ({type(error).__name__}: {error}); try again"
         ) from error
     # Uploads of large files raise RuntimeErrors from what went wrong.
     except (HTTPError, OSError, RuntimeError) as error:
@@ -79,7 +79,7 @@ def _explained(action: str) -> Iterator[None]:
         status = getattr(getattr(cause, "response", None), "status_code", None)
         reason = getattr(cause, "server_message", None) or str(cause) or type(cause).__name__
         number = f" ({status})" if status else ""
-        advice = ADVICE.get(status, "what is sent is wrong" if status and status < 429 else "try again")
+        advice = ADVICE.get(status, "the request is invalid" if status and status < 429 else "try again")
         raise HubError(f"{action} failed: {' '.join(reason.split())}{number}; {advice}") from error
 
 
@@ -95,7 +95,9 @@ def check_weights(folder: Path, name: str = SAFE_WEIGHTS_NAME) -> None:
                 f"{folder / file} is missing: save the model with save_pretrained, which writes safetensors"
             )
         if lost := tensors - check_whole(folder / file):
-            raise ValueError(f"{folder / file} lacks {min(lost)}, which {index.name} has in it: save the model again")
+            raise ValueError(
+                f"{folder / file} lacks {min(lost)}, which {index.name} lists there: save the model again"
+            )
 
 
 def indexed_tensors(index: Path) -> dict[str, set[str]]:
@@ -113,7 +115,7 @@ def indexed_tensors(index: Path) -> dict[str, set[str]]:
         fits = False
     if not fits:
         raise ValueError(
-            f"{index} does not name shards beside it, as save_pretrained writes them: save the model again"
+            f"{index} must name shards in the same folder, as save_pretrained writes them: save the model again"
         )
     return names
 
@@ -133,7 +135,7 @@ def check_adapter(folder: Path) -> None:
     base = adapter_base(folder / ADAPTER_CONFIG_NAME)
     if not _is_on_hub(base):
         raise ValueError(
-            f"the adapter's base model, {base!r}, is none on the Hub: push the variant first, and name its repository as "
+            f"the adapter's base model, {base!r}, is not on the Hub: push the base model first, and name its repository as "
             f"base_model_name_or_path in {folder / ADAPTER_CONFIG_NAME}"
         )
 
@@ -151,11 +153,11 @@ def _is_on_hub(base: Any) -> bool:
 def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     """What is pushed of a folder, by path in the repository.
 
-    A variant's config and code are written anew to `written`, so that they fit each other and this version; so is a card
-    if the folder has none. The files of schemes from outside the package are those of the folder. A folder of sentence-transformers also has the sub-folders of its modules.
+    A model's config and code are written again to `written`, so that they fit each other and this version; so is a card
+    if the folder has none. The files of custom schemes are those of the folder. A folder of sentence-transformers also has the sub-folders of its modules.
 
     Raises:
-        OSError, ValueError: the folder holds no variant and no adapter, or not all of it, or links that lead out of it.
+        OSError, ValueError: the folder holds no complete model with a position scheme and no complete adapter, or links that lead out of it.
     """
     found = {path for pattern in SHARED for path in folder.glob(pattern) if path.is_file()}
     files = {path.name: path for path in sorted(found) if not path.name.startswith(".")}
@@ -175,7 +177,7 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     config = load_config(str(folder))
     if not isinstance(config, PositionConfigMixin):
         raise ValueError(
-            f"{folder} holds a stock {config.model_type} model, which needs nothing from here: push it as usual"
+            f"{folder} holds a {config.model_type} model without a position scheme: push it with push_to_hub"
         )
     check_weights(folder)
     config.save_pretrained(written)
@@ -194,7 +196,7 @@ def _is_exported(entries: dict[str, Any]) -> bool:
 
 
 def scheme_files(folder: Path, config: PositionConfigMixin) -> dict[str, Path]:
-    """The files of schemes beside a saved variant's weights, by name: those that are registered may have another text since.
+    """The files of custom schemes that were saved with a model, by name: the registered files may have changed since.
 
     Raises:
         ValueError: a scheme is registered from a file of another name, or one is a link out of the folder.
@@ -205,7 +207,7 @@ def scheme_files(folder: Path, config: PositionConfigMixin) -> dict[str, Path]:
     for name, reference in config.to_dict().get(SCHEME_FILES, {}).items():
         if there.get(name, reference) != reference:
             raise ValueError(
-                f"{folder} has position_scheme {name!r} as {there[name]}, and it is registered as {reference}: register the file that the "
+                f"{folder} has position_scheme {name!r} as {there[name]}, but it is registered as {reference}: register the file that the "
                 "model was saved with"
             )
         file = folder / f"{reference.rpartition('.')[0]}.py"
@@ -255,7 +257,7 @@ def _check_is_not_base(files: dict[str, Path], repo_id: str, revision: str | Non
         return
     if adapter_base(files[ADAPTER_CONFIG_NAME]) == repo_id:
         raise ValueError(
-            f"{repo_id} is the adapter's base, whose weights it would replace: push to another repository"
+            f"{repo_id} is the adapter's base model, whose weights the adapter would replace: push to another repository"
         )
 
 
@@ -269,29 +271,29 @@ def push(
     exist_ok: bool = True,
     api: HfApi | None = None,
 ) -> str:
-    """Push a saved variant, an adapter of one, or what `hf-posenc export stock` wrote, in a single commit: all of it arrives, or nothing.
+    """Push a saved model with a position scheme, an adapter of one, or the output of `hf-posenc export stock`, in a single commit.
 
-    The repository is made if there is none. Weights and code that were there before and are not part of this push are
-    removed: transformers would prefer an old `model.safetensors` to new shards, and an adapter to a model. So are files in the sub-folders of
-    sentence-transformers' modules, those of before and those of now.
+    The repository is created if it does not exist. Old weights and code that are not part of this push are removed, because Transformers
+    would load an old `model.safetensors` instead of new shards, and an adapter instead of a model. Old files in the sub-folders of
+    sentence-transformers' modules are removed too.
 
     Args:
-        folder: what `save_pretrained`, a `Trainer` or sentence-transformers wrote. What is no part of the model (optimizers,
-            checkpoints, metrics and data of a run, pickled files) is left behind, see `SHARED`.
-        repo_id: the repository, as "me/minilm-t5"; without a name in front, it is the token's owner's.
-        private: visibility of a new repository. One that is public already is refused where a private one is asked for.
-        revision: a branch, made if there is none.
-        message: of the commit.
-        exist_ok: push to a repository that exists already.
-        api: the client to push with, by default one that reads HF_ENDPOINT and HF_TOKEN or the saved login.
+        folder: a folder that `save_pretrained`, a `Trainer` or sentence-transformers wrote. Files that do not belong to the model (optimizers,
+            checkpoints, metrics and data of a run, pickled files) are not uploaded; see `SHARED`.
+        repo_id: the repository, such as "me/minilm-t5". Without a namespace, it belongs to the token's owner.
+        private: visibility of a new repository. With True, an existing public repository is refused.
+        revision: a branch, which is created if it does not exist.
+        message: the commit message.
+        exist_ok: allow pushing to an existing repository.
+        api: the client to push with. Default: one that reads HF_ENDPOINT, and HF_TOKEN or the saved login.
 
     Returns:
-        The commit's address.
+        The URL of the commit.
 
     Raises:
-        FileNotFoundError, ValueError: the folder holds no variant and no adapter, or not all of it, or the repository is
-            public or that of the adapter's own base; nothing was sent.
-        HubError: the Hub refused or was not reached, or somebody else pushed meanwhile.
+        FileNotFoundError, ValueError: the folder holds no complete model with a position scheme and no complete adapter, or the repository is
+            public or the adapter's own base. Nothing was uploaded.
+        HubError: the Hub refused or could not be reached, or somebody else pushed in the meantime.
     """
     check_named(folder, "the folder to push")
     api = api or HfApi(library_name="hf_posenc")
@@ -305,7 +307,7 @@ def push(
             there = api.repo_info(repo_id, revision=revision)
             if private and not there.private:
                 raise ValueError(
-                    f"{repo_id} is public already: make it private first, or push without asking for that"
+                    f"{repo_id} is already public: make it private first, or push without private=True (--private)"
                 )
             _check_is_not_base(files, repo_id, revision)
             present = api.list_repo_files(repo_id, revision=there.sha)

@@ -1,7 +1,7 @@
-"""What a saved model is, told from its config and from the names in its weights.
+"""What a saved model is, from its config and the parameter names in its weights.
 
-`configs` reads configs and looks schemes, flags and limits up in them, `sizes` refuses what no model can have, `weights` loads
-weights that are whole, and `descriptions` says it to people.
+`configs` reads schemes, config options and limits from configs, `sizes` refuses impossible values, `weights` loads
+complete weights, and `descriptions` describes models in words and tables.
 """
 
 from .configs import (

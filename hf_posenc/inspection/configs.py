@@ -1,6 +1,6 @@
-"""What a model is, as far as its config tells: schemes, flags, parameters, limits.
+"""What a model is, from its config: schemes, config options, parameters, limits.
 
-Of weights, names are read and no numbers; no code that lies beside a checkpoint is run.
+Of weights, only the names are read. No code of a checkpoint is run.
 """
 
 import copy
@@ -55,18 +55,18 @@ PIPELINE_TAGS = {
 
 
 def check_named(place: str | Path, what: str) -> None:
-    """Raise ValueError for an empty name: as a path it would be the folder that one is in."""
+    """Raise ValueError for an empty name: as a path it would be the current folder."""
     if not str(place).strip():
         raise ValueError(f"the name of {what} is empty")
 
 
 def check_exists(model: str, revision: str | None = None) -> None:
-    """Raise OSError at once for what is neither a folder nor a model on the Hub.
+    """Raise OSError immediately if there is no such folder and no such model on the Hub.
 
-    transformers would ask the Hub for every file that it may need, and each time again and again where nobody answers.
+    Transformers would ask the Hub for every file that it may need, with retries for each if the Hub does not answer.
 
     Raises:
-        ValueError: the name is empty, which as a folder is the one that you are in.
+        ValueError: the name is empty, which as a path would be the current folder.
     """
     check_named(model, "the model")
     if Path(model).exists():
@@ -74,19 +74,19 @@ def check_exists(model: str, revision: str | None = None) -> None:
     try:
         validate_repo_id(model)
     except HFValidationError as error:
-        raise OSError(f"{model}: there is no such folder, and it cannot be a name on the Hub") from error
+        raise OSError(f"{model}: there is no such folder, and this is not a valid name on the Hub") from error
     if try_to_load_from_cache(model, CONFIG_NAME, revision=revision):
         return
     if constants.HF_HUB_OFFLINE:
         raise OSError(
-            f"{model}: there is no such folder, and the cache has no model of this name; HF_HUB_OFFLINE keeps from asking the Hub"
+            f"{model}: there is no such folder and no such model in the cache, and HF_HUB_OFFLINE is set, so the Hub was not asked"
         )
     try:
         HfApi().model_info(model, revision=revision, timeout=10)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = f" at {revision}" if revision else ""
         raise OSError(
-            f"{model}: there is no such folder, and no model of this name{at} on the Hub that you may read"
+            f"{model}: there is no such folder, and no model of this name{at} on the Hub that you have access to"
         ) from error
     except HfHubHTTPError:
         return  # whatever is wrong, reading the config says it
@@ -100,7 +100,7 @@ def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
     """The entries of config.json of a folder or of a repository on the Hub, of whatever family.
 
     Raises:
-        OSError: there is no config, or it cannot be had.
+        OSError: there is no config, or it cannot be downloaded.
         ValueError: it is no JSON object.
     """
     try:
@@ -116,7 +116,7 @@ def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """[`read_entries`] of a model of a family with variants.
+    """[`read_entries`] of a model of a supported family.
 
     Raises:
         OSError: as there.
@@ -132,19 +132,19 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def adapter_base(adapter_config: Path) -> str | None:
-    """The base model that an adapter's config leads to."""
+    """The base model that an adapter's config names."""
     entries = json.loads(adapter_config.read_text(encoding="utf-8"))
     if not isinstance(entries, dict):
-        raise ValueError(f"{adapter_config} must hold a JSON object, and holds {type(entries).__name__}")
+        raise ValueError(f"{adapter_config} must hold a JSON object, got {type(entries).__name__}")
     return entries.get("base_model_name_or_path")
 
 
 def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """The config of a folder or of a repository on the Hub: a variant's, or a stock one of a family that has variants.
+    """The config of a folder or of a repository on the Hub, with or without a position scheme, of a supported family.
 
     Raises:
-        OSError: there is no config, or it cannot be had.
-        ValueError: the model is of another family, its flags are wrong, or it holds what no model can have.
+        OSError: there is no config, or it cannot be downloaded.
+        ValueError: the family is not supported, a config option is wrong, or a value is impossible.
     """
     entries = read_config(model, revision)
     cls = CONFIG_CLASSES[entries["model_type"]]
@@ -170,9 +170,9 @@ def name_as_weights(
     revision: str | None = None,
     download: bool = False,
 ) -> None:
-    """Have a config name the base model where the weights beside it have nothing of the head that it names, and log a warning.
+    """If the weights contain nothing of the task head that a config names, let the config name the base model, and log a warning.
 
-    The configs of many base models do, among them those of sentence-transformers. The head would be random numbers.
+    Many configs of base models name a task head, among them those of sentence-transformers. That head would be random numbers.
 
     Args:
         cls: the class that the config names.
@@ -183,7 +183,7 @@ def name_as_weights(
     found = cls if names is None else class_of_weights(model, names)
     if found is not cls:
         logger.warning_once(
-            f"{place}: its config names {cls.__name__}, and its weights have nothing of that head: it counts as {found.__name__}."
+            f"{place}: its config names {cls.__name__}, but its weights contain no such task head: it is read as {found.__name__}."
         )
         config.architectures = [found.__name__]
 
@@ -198,23 +198,23 @@ def made_of(config: PreTrainedConfig, cls: type[PreTrainedModel], layers: int | 
 
 
 def native_positions(config: PreTrainedConfig) -> str:
-    """The positions that stock models of a config's family were trained with, in words."""
+    """The positions that the original models of a config's family were trained with, in words."""
     return " and ".join(f"{name} positions" for name in scheme_names(family_of(config).native_scheme))
 
 
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
-    """The schemes of a variant, in the order of `position_scheme`."""
+    """The schemes of a config, in the order of `position_scheme`."""
     return [*config.schemes.values()]
 
 
 def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
-    """The flags beside `position_scheme` that were given to a variant."""
+    """The config options other than `position_scheme` that are set in a config."""
     flags = {flag: getattr(config, flag) for flag in FLAGS if flag != "position_scheme"}
     return {flag: value for flag, value in flags.items() if value is not None}
 
 
 def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
-    """The flags of schemes, by default of all, for people: flag, values, and what it is for by scheme, with its default there."""
+    """The config options of schemes, by default of all, as rows for people: name, values, and for each scheme its help and default."""
     names, rows = [ALL, *(SCHEMES if names is None else names)], []
     for flag, users in FLAGS.items():
         said: dict[tuple[str, str], list[str]] = {}
@@ -228,7 +228,7 @@ def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
 
 
 def flags_by_name() -> dict[str, dict[str, str]]:
-    """For each flag beside `position_scheme`, its JSON type ("word" for one of several), what it is for, and an example of a dictionary."""
+    """For each config option except `position_scheme`: its JSON type ("word" for one of several), its help, and an example of a dictionary."""
     flags = {}
     for flag, values, meaning in flag_rows():
         kind = kind_of(flag)
@@ -239,18 +239,18 @@ def flags_by_name() -> dict[str, dict[str, str]]:
 
 
 def unpad_row() -> tuple[str, str, str]:
-    """Name, values and meaning of `unpad`, the flag that belongs to no scheme."""
+    """Name, values and meaning of `unpad`, the config option that belongs to no scheme."""
     return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
 
 
 def auto_class(config: PositionConfigMixin) -> str:
-    """The name of the Auto class that loads a variant as what it was saved as."""
+    """The name of the Auto class that loads a model with this config as the class that it was saved as."""
     name = saved_class(config).__name__
     return next(auto for auto, served in config.auto_classes.items() if served == name)
 
 
 def pipeline_tag(config: PositionConfigMixin) -> str | None:
-    """The Hub's name for the task of a variant, where the Hub has one."""
+    """The Hub's name for the task of a model with this config; None if the Hub has none."""
     name = saved_class(config).__name__
     return next((tag for ending, tag in PIPELINE_TAGS.items() if name.endswith(ending)), None)
 
@@ -272,7 +272,7 @@ def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, 
 
 
 def longest_sequence(config: PreTrainedConfig) -> int | None:
-    """Number of tokens at which a model's table of absolute positions ends; None where it has no such end."""
+    """The number of tokens that a model's position embedding matrix has rows for; None if no matrix limits it."""
     if not isinstance(config, PositionConfigMixin):
         config = variant_config(config, family_of(config).native_scheme)
     if any(scheme.ends_with_table for scheme in schemes_of(config)):
@@ -281,12 +281,12 @@ def longest_sequence(config: PreTrainedConfig) -> int | None:
 
 
 def tokenizer_length(model: str, revision: str | None = None) -> float | None:
-    """Number of tokens at which the tokenizer beside a model cuts and warns, its `model_max_length`.
+    """The `model_max_length` of a saved model's tokenizer: the number of tokens at which it truncates and warns.
 
-    Infinite where it has no limit, and None where there is no tokenizer.
+    Infinite if it has no limit, and None if there is no tokenizer.
 
     Raises:
-        OSError: the repository cannot be had.
+        OSError: the repository cannot be downloaded.
         ValueError: the tokenizer's config is no JSON object, or its `model_max_length` is no number.
     """
     if not has_file(model, TOKENIZER_CONFIG, revision=revision):
@@ -297,10 +297,10 @@ def tokenizer_length(model: str, revision: str | None = None) -> float | None:
         # The second is its name in the oldest checkpoints.
         return length_of(entries.get("model_max_length", entries.get("max_len")))
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be understood: {error}") from error
+        raise ValueError(f"{model}: {TOKENIZER_CONFIG} cannot be read: {error}") from error
 
 
 def length_of(model_max_length: float | None) -> float:
-    """Number of tokens at which a tokenizer cuts, by its `model_max_length`; infinite where it has no limit."""
+    """The number of tokens at which a tokenizer truncates, by its `model_max_length`; infinite if it has no limit."""
     # transformers writes 1e30 for no limit, and takes everything from 1e20 on for that.
     return math.inf if model_max_length is None or model_max_length > NO_LENGTH else int(model_max_length)

@@ -1,4 +1,4 @@
-"""What people are told of schemes and of models: on the command line, in Python and in notebooks."""
+"""Descriptions of schemes and models, for the command line, Python and notebooks."""
 
 import html
 import math
@@ -40,10 +40,10 @@ Rows = list[tuple[str, ...]]
 
 @dataclass(repr=False)
 class Description:
-    """Tables and sentences; prints as text, and as HTML in a notebook.
+    """Tables and sentences. Prints as text, and as HTML in a notebook.
 
     Attributes:
-        parts: in their order, a sentence or the rows of a table.
+        parts: in order, sentences (strings) and tables (lists of rows).
     """
 
     parts: list[str | Rows]
@@ -71,36 +71,37 @@ def _html_table(rows: Rows) -> str:
 
 
 def schemes() -> Description:
-    """The position schemes and their flags.
+    """The position schemes and their config options.
 
-    With the number of parameters that each adds to bert-base, how far it reads, and what it computes.
+    Shows the number of parameters that each scheme adds to bert-base, whether it reads sequences longer than in training, whether it is
+    output-preserving at initialization, its paper and its formula. Schemes that you registered are included.
     """
-    rows = [("name", "new in bert-base", "longer than in training", "starts silent", "paper", "formula")]
+    rows = [("name", "new in bert-base", "longer than in training", "output-preserving", "paper", "formula")]
     for name, scheme in SCHEMES.items():
         shapes, _ = parameter_shapes(CONFIG_CLASSES["posenc_bert"](position_scheme=name))
         added = sum(torch.Size(shape).numel() for shape in shapes.values())
         silent = "yes" if scheme.silent else "no"
         rows.append((name, f"{added:,}", scheme.extrapolates, silent, scheme.paper, scheme.formula))
     aliases = ", ".join(f"{alias} is {name}" for alias, name in ALIASES.items())
-    names = f"Join names with + to have several: absolute+t5. Other names: {aliases}."
-    return Description([rows, names, [("flag", "values", "for"), *flag_rows(), unpad_row()]])
+    names = f"Combine schemes with +, as in absolute+t5. Aliases: {aliases}."
+    return Description([rows, names, [("config option", "values", "for"), *flag_rows(), unpad_row()]])
 
 
 def inspect(model: Any, revision: str | None = None) -> Description:
-    """What the positions of a model are.
+    """Describe the positions of a model.
 
-    Scheme, flags and parameters; of a saved model also where the tokenizer beside it cuts, and what transformers makes of it without
-    hf_posenc. Of what is saved it reads the configs and, where weights are here, the names in them: no numbers, and no code.
+    Shows the scheme, its config options and parameters. For a saved model, also where its tokenizer truncates, and how Transformers loads it
+    without hf_posenc. Of saved models it reads configs and the parameter names in local weights. It reads no values and runs no code.
 
     Args:
-        model: a folder, or a name on the Hub: a model or an adapter. Or a config, a model in memory, or what holds some: a pipeline,
-            a SentenceTransformer, a module of your own.
+        model: a folder or a name on the Hub (a model or an adapter), a config, a model, or an object that holds models, such as a pipeline,
+            a SentenceTransformer or your own module.
         revision: branch, tag or commit on the Hub.
 
     Raises:
-        OSError: there is no such model, or it cannot be had.
-        TypeError: it is none of these.
-        ValueError: the model is of a family without position schemes, or its flags are wrong.
+        OSError: there is no such model, or it cannot be downloaded.
+        TypeError: `model` is none of these.
+        ValueError: the model's family has no position schemes, or its config options are wrong.
     """
     if isinstance(model, PreTrainedConfig):
         family_of(model)
@@ -122,7 +123,7 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     if of_adapter is not None:
         tokenizers["adapter's tokenizer"] = of_adapter
     tokens = _tokens(longest_sequence(config), tokenizers)
-    name, without = f"{model} ({config.model_type})", ["the same: hf_posenc leaves such a model as it is"]
+    name, without = f"{model} ({config.model_type})", ["the same: hf_posenc does not change this model"]
     if isinstance(config, PositionConfigMixin):
         entries = read_config(model, revision)
         name = f"{model} ({entries['model_type']}, {saved_class(config).__name__})"
@@ -132,11 +133,11 @@ def inspect(model: Any, revision: str | None = None) -> Description:
 
 
 def _inspect_in_memory(given: Any) -> Description:
-    """What the positions of each model are that is given or in what is given."""
+    """The positions of each model in an object in memory."""
     models = outermost(module_inside(given), lambda part: isinstance(part, tuple(BASE_MODELS)))
     if not models:
         raise ValueError(
-            f"this {type(given).__name__} holds no model of the families that have position schemes: {families()}"
+            f"this {type(given).__name__} contains no model of a family that supports position schemes: {families()}"
         )
     tokenizer, tables = getattr(given, "tokenizer", None), []
     for path, model in models.items():
@@ -149,9 +150,9 @@ def _inspect_in_memory(given: Any) -> Description:
 
 
 def _rows(name: str, config: PreTrainedConfig, tokens: Rows, parameters: tuple[dict, int] | None = None) -> Rows:
-    """What a model of a config is; its parameters are those that the config tells of, if they are not given."""
+    """The description of a model with a config; by default, with the parameters that the config implies."""
     if not isinstance(config, PositionConfigMixin):
-        stock = f"not given: a stock model, with learned {native_positions(config)}"
+        stock = f"not set: Transformers' own model, with learned {native_positions(config)}"
         return [("model", name), ("position_scheme", stock), *tokens]
     shapes, total = parameters or parameter_shapes(config)
     added = sum(torch.Size(shape).numel() for shape in shapes.values())
@@ -159,7 +160,7 @@ def _rows(name: str, config: PreTrainedConfig, tokens: Rows, parameters: tuple[d
         ("model", name),
         ("position_scheme", config.position_scheme),
         *(("", f"{scheme.name}: {scheme.formula} ({scheme.paper})") for scheme in schemes_of(config)),
-        ("flags", ", ".join(f"{flag}={value!r}" for flag, value in flags_of(config).items()) or "defaults"),
+        ("config options", ", ".join(f"{flag}={value!r}" for flag, value in flags_of(config).items()) or "defaults"),
         *tokens,
         ("parameters", f"{added:,} of {total:,} belong to the scheme"),
         *(("", f"{name} {shape}" + f" × {count}" * (count > 1)) for name, shape, count in per_layer(shapes)),
@@ -167,8 +168,8 @@ def _rows(name: str, config: PreTrainedConfig, tokens: Rows, parameters: tuple[d
 
 
 def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tuple[str, str]]:
-    """Rows of how many tokens a model reads, and how many each of its tokenizers leaves."""
-    reads = "any number" if longest is None else f"at most {longest}: there its table of absolute positions ends"
+    """Rows with the maximum sequence length of a model, and where its tokenizers truncate."""
+    reads = "any number" if longest is None else f"at most {longest}: its position embedding matrix has no more rows"
     rows = [("tokens", reads)]
     for name, length in tokenizers.items():
         said, *hints = _tokenizer(length, longest)
@@ -177,41 +178,41 @@ def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tu
 
 
 def _tokenizer(length: float | None, longest: int | None) -> list[str]:
-    """What a tokenizer that cuts at a length does for a model that reads so many tokens, and what to do about it."""
+    """Where a tokenizer truncates, compared with the maximum sequence length of its model, and how to change that."""
     if length is None:
-        return ["none beside it"]
-    cuts = "has no limit" if length == math.inf else f"cuts at {length} tokens (model_max_length)"
+        return ["none"]
+    cuts = "no limit" if length == math.inf else f"truncates at {length} tokens (model_max_length)"
     change = (
         f"to change it: AutoTokenizer.from_pretrained(..., model_max_length={longest or 'N'}).save_pretrained(...)"
     )
     if length == (longest or math.inf):
-        return [f"{cuts}, as the model"]
+        return [f"{cuts}, like the model"]
     if length < (longest or math.inf):
         return [
-            f"{cuts}; the model itself reads {longest or 'any number'}",
-            "pipelines drop the rest with truncation=True, and warn without",
+            f"{cuts}; the model accepts {longest or 'any number'}",
+            "pipelines drop the rest with truncation=True, and only warn otherwise",
             change,
         ]
     return [
-        f"{cuts}; the model's table ends at {longest}",
-        "longer text is an error, with truncation=True too",
+        f"{cuts}; the model's maximum is {longest}",
+        "a longer text is an error, also with truncation=True",
         change,
     ]
 
 
 def _without(model: str, revision: str | None, entries: dict, config: PositionConfigMixin) -> list[str]:
-    """What transformers makes of a variant by itself."""
+    """How Transformers loads a model with a position scheme without hf_posenc."""
     stock = config.stock_model_type
     if entries["model_type"] == stock:
         return [
-            f"transformers 5 loads it as a plain {stock} with {native_positions(config)} and other outputs; its load report only lists "
-            "what it leaves out, as UNEXPECTED keys"
+            f"Transformers 5 loads it as a plain {stock} with {native_positions(config)}, whose outputs differ; the load report only lists the "
+            "ignored parameters as UNEXPECTED keys"
         ]
-    lines = [f"{stock}'s own classes warn, and load a plain {stock} with other outputs"]
+    lines = [f"the classes of {stock} warn, and load a plain {stock}, whose outputs differ"]
     if not has_code(model, entries, revision):
-        return ["the Auto classes cannot load it: it has no code beside its weights (hf-posenc push adds it)", *lines]
+        return ["the Auto classes cannot load it: the modeling code is missing (hf-posenc push adds it)", *lines]
     return [
-        "with trust_remote_code=True the Auto classes run the code beside it: equal outputs",
-        "without, they ask [y/N] whether to, and refuse it where nobody says yes",
+        "with trust_remote_code=True the Auto classes run the modeling code in the checkpoint: equal outputs",
+        "without it, they ask [y/N] whether to run that code, and fail unless the answer is yes",
         *lines,
     ]

@@ -1,4 +1,4 @@
-"""The numbers in a config of which a model is made, checked before one is made."""
+"""Checks of the sizes in a config, before a model is built from it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ LARGEST = {
 
 @contextmanager
 def config_of(place: str) -> Iterator[None]:
-    """Within, what a config does not bear (an error of whatever kind, of transformers or of torch) is a ValueError of one line.
+    """Turns errors of Transformers or torch about a config, of any kind, into a ValueError of one line.
 
     Raises:
         ValueError: that, or one that was raised within.
@@ -35,12 +35,12 @@ def config_of(place: str) -> Iterator[None]:
     try:
         yield
     except StrictDataclassError as error:
-        raise ValueError(f"{place}: {CONFIG_NAME} holds what no model has ({_line(error)})") from error
+        raise ValueError(f"{place}: {CONFIG_NAME} has an invalid value ({_line(error)})") from error
     except (ValueError, OSError):
         raise
     except Exception as error:
         name = "" if isinstance(error, TypeError) else f"{type(error).__name__}: "
-        raise ValueError(f"{place}: {CONFIG_NAME} holds what no model has ({name}{_line(error)})") from error
+        raise ValueError(f"{place}: {CONFIG_NAME} has an invalid value ({name}{_line(error)})") from error
 
 
 def _line(error: Exception) -> str:
@@ -48,7 +48,7 @@ def _line(error: Exception) -> str:
 
 
 def check_sizes(place: str, entries: dict[str, Any], usual: PreTrainedConfig, family: Family | None) -> None:
-    """Raise ValueError, naming the entry, for a number that no model can have.
+    """Raise ValueError, naming the entry, for an impossible size.
 
     Args:
         place: where the config is, for messages.
@@ -70,7 +70,7 @@ def check_sizes(place: str, entries: dict[str, Any], usual: PreTrainedConfig, fa
             f"{place}: {sizes['hidden_size']} must be a multiple of {sizes['num_attention_heads']}, got {width} and {heads}"
         )
     if family is not None and family.token_types and not _is_integer(config.type_vocab_size, 1):
-        raise ValueError(f"{place}: type_vocab_size must be an integer from 1 on, got {config.type_vocab_size!r}")
+        raise ValueError(f"{place}: type_vocab_size must be an integer of at least 1, got {config.type_vocab_size!r}")
     activation = getattr(config, sizes["hidden_act"], None)
     if not isinstance(activation, str) or activation not in ACT2FN:
         raise ValueError(
@@ -81,13 +81,11 @@ def check_sizes(place: str, entries: dict[str, Any], usual: PreTrainedConfig, fa
         value = getattr(config, name, None)
         named = getattr(torch, value.removeprefix("torch."), None) if isinstance(value, str) else value
         if value is not None and not isinstance(named, torch.dtype):
-            raise ValueError(
-                f"{place}: {name} must be the name of one of torch's types, such as 'float32', got {value!r}"
-            )
+            raise ValueError(f"{place}: {name} must be the name of a torch dtype, such as 'float32', got {value!r}")
 
 
 def _check_padding(place: str, config: SimpleNamespace, family: Family | None) -> None:
-    """Raise ValueError for an id of padding that is no word's, or that leaves no position."""
+    """Raise ValueError for a padding id outside of the vocabulary, or one that leaves no position."""
     counts = family is not None and family.positions_follow_padding
     padding, last = config.pad_token_id, config.vocab_size - 1
     if not _is_integer(padding, 0, last) and (counts or padding is not None):

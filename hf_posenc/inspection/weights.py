@@ -1,4 +1,4 @@
-"""What the weights of a checkpoint have, beside what its config says of them."""
+"""What the weights of a checkpoint contain, compared with what its config says."""
 
 import json
 from collections.abc import Iterator
@@ -71,9 +71,9 @@ def _present_name(name: str) -> str:
 
 
 def class_of_weights(model: PreTrainedModel, names: set[str]) -> type[PreTrainedModel]:
-    """The class that weights are of: a model's own, or its base model's where they have nothing of its head.
+    """The class of weights: the model's class, or its base model's if they contain nothing of its task head.
 
-    What a head shares with the base model, as a matrix that is tied to the word embeddings, tells nothing.
+    Parameters that a head shares with the base model, such as a matrix tied to the token embeddings, do not count.
 
     Args:
         model: of the class that a config names; it needs no numbers.
@@ -86,17 +86,17 @@ def class_of_weights(model: PreTrainedModel, names: set[str]) -> type[PreTrained
 
 @contextmanager
 def weights_of(place: str | Path) -> Iterator[None]:
-    """Within, weights are read; that they cannot be is an OSError."""
+    """Turns errors about damaged weights into an OSError."""
     try:
         yield
     except DAMAGE as error:
-        raise OSError(f"the weights in {place} cannot be read, copy them anew: {error}") from error
+        raise OSError(f"the weights in {place} cannot be read, copy them again: {error}") from error
 
 
 def load_whole(cls: type[PreTrainedModel], place: str | Path, **keywords: Any) -> PreTrainedModel:
-    """A model all of whose parameters are a checkpoint's; a pooler that the checkpoint lacks is left out of a base model.
+    """A model whose parameters all come from the checkpoint. A base model loses a pooler that the checkpoint lacks.
 
-    `from_pretrained` makes up what is missing, which is right for a model that is to be trained.
+    `from_pretrained` initializes missing parameters, which is only right for training.
 
     Args:
         cls: as [`class_of_weights`] finds it.
@@ -115,6 +115,6 @@ def load_whole(cls: type[PreTrainedModel], place: str | Path, **keywords: Any) -
     if missing:
         raise ValueError(
             f"the weights in {place} lack {len(missing)} of the parameters of {cls.__name__}, which its config names, such as {min(missing)}: "
-            "they would be random numbers. Save the model anew, or name the class that the weights are of under 'architectures' in its config.json"
+            "they would be random numbers. Save the model again, or name the class of the weights under 'architectures' in its config.json"
         )
     return model

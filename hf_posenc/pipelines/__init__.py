@@ -1,4 +1,5 @@
-"""Pipelines for texts of any length, with any checkpoint and without training: overlapping windows, of which the most central one answers for a token.
+"""Pipelines for texts of any length, with any checkpoint and without training. They read overlapping windows, and each token takes its output from
+the window in which it is most central.
 
     from transformers import pipeline
     from hf_posenc.pipelines import LongTokenClassificationPipeline
@@ -8,7 +9,7 @@
     )
     tagger("a book " * 100_000)
 
-`windows` says where a text is cut and which window answers; `long_texts` has the pipelines.
+`windows` computes where a text is cut and which window a token uses. `long_texts` has the pipelines.
 """
 
 from .long_texts import LongFeatureExtractionPipeline, LongTokenClassificationPipeline

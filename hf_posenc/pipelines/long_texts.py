@@ -50,15 +50,17 @@ class _Windows:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{name} must be a number of tokens, got {value!r}")
         if not self.tokenizer.is_fast:
-            raise ValueError("long texts need a fast tokenizer, which says where words are")
+            raise ValueError("long texts need a fast tokenizer, which knows the boundaries of words")
         longest = self.longest or inspection.NO_LENGTH
         limit = min(longest, self.tokenizer.model_max_length)
         if window is None and limit >= inspection.NO_LENGTH:
-            raise ValueError("nothing says how many tokens the model reads: give window, a number of tokens")
+            raise ValueError(
+                "the model and its tokenizer have no maximum sequence length: set window to a number of tokens"
+            )
         window = limit if window is None else window
         special = self.tokenizer.num_special_tokens_to_add()
         if not special + 2 <= window <= longest:
-            most = f" and at most {longest}, which the model reads" if longest < inspection.NO_LENGTH else ""
+            most = f" and at most {longest}, the model's maximum" if longest < inspection.NO_LENGTH else ""
             raise ValueError(f"window must be at least {special + 2} tokens{most}, got {window}")
         overlap = window // 2 if overlap is None else overlap
         if not 0 <= overlap < window - special:
@@ -124,16 +126,17 @@ class _Windows:
 
 
 class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
-    """[`TokenClassificationPipeline`] that reads the whole of a text, of any length: what is behind the model's last position is tagged too.
+    """[`TokenClassificationPipeline`] for texts of any length, also beyond the model's maximum sequence length.
 
-    A text is read in windows that overlap. The scores of a word are those of the window in which it lies most central, that is, has most context on
-    the side that has less. No window divides a word, and entities are put together after that, as if there had been one pass. A text that fits in a
-    window is read in one pass and gets what [`TokenClassificationPipeline`] gives it. With `batch_size`, windows of several texts are in a batch.
+    A text is read in overlapping windows. The scores of a word come from the window in which it is most central: the one with the most
+    context on the side that has less. Windows do not split words. Entities are grouped after all windows are read, as if there had been one pass.
+    A text that fits in one window gets the same result as from [`TokenClassificationPipeline`]. With `batch_size`, windows of several texts
+    share a batch.
 
     Args:
-        window: tokens of a window, special tokens counted. Default: as many as the model and its tokenizer read.
-        overlap: tokens that a window shares with the one before, as far as words allow. Default: half a window.
-        kwargs: as `TokenClassificationPipeline` takes them (`aggregation_strategy`, `ignore_labels`, ...), but for `stride`.
+        window: tokens of a window, including special tokens. Default: the maximum of the model and its tokenizer.
+        overlap: tokens that a window shares with the previous one, rounded to words. Default: half a window.
+        kwargs: arguments of `TokenClassificationPipeline` (`aggregation_strategy`, `ignore_labels`, ...), except `stride`.
 
     Raises:
         TypeError, ValueError: a wrong size, `stride`, or a tokenizer that is not fast.
@@ -141,7 +144,7 @@ class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
 
     def _sanitize_parameters(self, window: int | None = None, overlap: int | None = None, **kwargs: Any):
         if kwargs.get("stride") is not None:
-            raise ValueError("stride is of transformers' own windows: give overlap, a number of tokens")
+            raise ValueError("stride belongs to the windows of Transformers: set overlap to a number of tokens")
         preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
         return preprocess | self.given_sizes(window, overlap), forward, postprocess
 
@@ -193,11 +196,11 @@ class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
 
 
 class LongFeatureExtractionPipeline(_Windows, ChunkPipeline):
-    """[`FeatureExtractionPipeline`] for texts of any length: the last states of all tokens, each from the window in which its word lies most central.
+    """[`FeatureExtractionPipeline`] for texts of any length: the last hidden states of all tokens, each from the window in which its word is most central.
 
     Args:
         window, overlap: as for [`LongTokenClassificationPipeline`].
-        return_tensors: return a tensor (1, tokens, width), and not a list of lists. Special tokens are those of the first and the last window.
+        return_tensors: return a tensor (1, tokens, hidden_size) instead of nested lists. Special tokens are those of the first and the last window.
     """
 
     default_input_names = "sequences"

@@ -1,4 +1,4 @@
-"""sentence-transformers: its models reading long texts in chunks (`chunks`), and the folders that it saves (`folders`)."""
+"""sentence-transformers: models that read long texts in chunks (`chunks`), and the folders that the library saves (`folders`)."""
 
 from typing import TYPE_CHECKING, Any
 

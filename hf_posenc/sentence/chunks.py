@@ -1,11 +1,11 @@
-"""Long texts with sentence-transformers: a model reads them in chunks, and there is one embedding of a text all the same.
+"""Long texts with sentence-transformers: a model reads a text in chunks, and still returns one embedding for it.
 
     model = in_chunks(SentenceTransformer("sentence-transformers/all-MiniLM-L6-v2"))
     model.save("in_chunks")
     model = SentenceTransformer("in_chunks", trust_remote_code=True)
 
-Nothing is trained. It needs sentence-transformers 6, which nothing else of hf_posenc imports, and which wants trust for modules that are
-not its own, from folders, too; the code is that of the installed hf_posenc. To convert a model, take it as it was before.
+Nothing is trained. This needs sentence-transformers 6, which nothing else in hf_posenc imports. sentence-transformers requires `trust_remote_code` for
+modules of other packages, also in local folders; the code that runs is the installed hf_posenc. To convert a model, use the original one.
 """
 
 import math
@@ -28,15 +28,15 @@ UNCUT = 1_000_000
 
 
 class ChunkedTransformer(Transformer):
-    """A transformer that reads a text in chunks, and hands on their means where another hands on the states of tokens.
+    """A `Transformer` module that reads a text in chunks, and returns the means of the chunks instead of token embeddings.
 
-    Chunks are as few of at most `chunk_size` tokens as there can be, and as equal. [CLS] and [SEP] of the text are put around each
-    of them, and are in its mean. A text that fits is one chunk, whose mean is the text's.
+    A text is split into as few chunks of at most `chunk_size` tokens as possible, of nearly equal length. [CLS] and [SEP] are put around each
+    chunk, and are part of its mean. A text that fits is one chunk, and keeps its embedding.
 
     Args:
-        chunk_size: tokens of a chunk, special tokens counted.
-        overlap: each chunk begins in the middle of the one before.
-        max_seq_length: tokens at which texts are cut.
+        chunk_size: tokens of a chunk, including special tokens.
+        overlap: let each chunk begin in the middle of the previous one.
+        max_seq_length: number of tokens at which texts are truncated.
     """
 
     # The address in a saved `modules.json`, the public one: this file may move.
@@ -58,7 +58,7 @@ class ChunkedTransformer(Transformer):
         self.max_seq_length = max_seq_length
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """`token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 behind a text's last chunk."""
+        """`token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after a text's last chunk."""
         texts = [row[kept.bool()] for row, kept in zip(features["input_ids"], features["attention_mask"])]
         special = {*self.tokenizer.all_special_ids}
         pieces = [split(text, self.chunk_size, self.overlap, special) for text in texts]
@@ -105,32 +105,34 @@ def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 8:
         raise ValueError(f"chunk_size must be a number of at least 8 tokens, got {chunk_size!r}")
     if (longest := longest_sequence(model.config)) and chunk_size > longest:
-        raise ValueError(f"chunk_size must be at most {longest} tokens, which this model reads, got {chunk_size}")
+        raise ValueError(
+            f"chunk_size must be at most {longest}, the model's maximum sequence length, got {chunk_size}"
+        )
     return chunk_size
 
 
 def in_chunks(
     model: SentenceTransformer, chunk_size: int = 64, overlap: bool = True, max_seq_length: int = UNCUT
 ) -> SentenceTransformer:
-    """Let a model read long texts in chunks, in place, and return it: the embedding of a text is the mean of its chunks'.
+    """Let a SentenceTransformer read long texts in chunks, in place, and return it. The embedding of a text is the mean of its chunks.
 
-    It is the mean before anything behind the pooling (Dense, Normalize). Texts that fit in a chunk have the embeddings that they had.
-    The mean of chunks is DICE's default (Lyu et al. 2026, arXiv:2606.18781), there with chunks of 1,024 tokens.
+    The mean is taken before the modules after the pooling (Dense, Normalize). Texts that fit in a chunk keep their embeddings.
+    The mean of chunks is the default of DICE (Lyu et al. 2026, arXiv:2606.18781), which has chunks of 1,024 tokens.
 
     Args:
-        model: one that pools by the mean.
+        model: a model with mean pooling.
         chunk_size, overlap, max_seq_length: see [`ChunkedTransformer`].
 
     Raises:
-        TypeError: it is no `SentenceTransformer`.
-        ValueError: a wrong size, or a model that does not begin with a transformer and pooling by the mean, prompts included.
+        TypeError: `model` is not a `SentenceTransformer`.
+        ValueError: a size is wrong, or the model does not begin with a transformer and mean pooling that includes prompts.
     """
     if not isinstance(model, SentenceTransformer):
         raise TypeError(f"model must be a SentenceTransformer, got {type(model).__name__}")
     transformer, pooling = ([*model.children()] + [None, None])[:2]
     known = type(transformer) is Transformer and type(pooling) is Pooling
     if not known or pooling.pooling_mode != "mean" or not pooling.include_prompt:
-        raise ValueError("the model must begin with a Transformer and a Pooling by the mean that includes prompts")
+        raise ValueError("the model must begin with a Transformer and mean Pooling that includes prompts")
     size = checked_size(chunk_size, transformer.model)
     transformer.__class__ = ChunkedTransformer
     transformer.chunk_size, transformer.overlap, transformer.unpad_inputs = size, overlap, False

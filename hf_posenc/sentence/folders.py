@@ -67,8 +67,8 @@ def module_files(folder: Path) -> dict[str, Path]:
         code = folder / f"{module.partition('.')[0]}.py"
         if code.is_file():
             raise ValueError(
-                f"{folder / MODULES} names the module {module}, whose code is {code.name}: hf-posenc push sends no code but its "
-                "own; push this folder with `hf upload`"
+                f"{folder / MODULES} names the module {module}, whose code is {code.name}: hf-posenc push uploads no "
+                "custom modules; push this folder with `hf upload`"
             )
         if path:
             files |= _files_of(folder, path, module.rpartition(".")[2])
@@ -127,20 +127,20 @@ def _files_of(folder: Path, path: str, module: str) -> dict[str, Path]:
     if not place.is_dir():
         if module in WITHOUT_FILES:
             return {}
-        raise FileNotFoundError(f"{folder / MODULES} names {path}, and there is no such folder: save the model again")
+        raise FileNotFoundError(f"{folder / MODULES} names {path}, which does not exist: save the model again")
     files = sorted(file for file in place.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(place)))
     found = {file for file in files if any(file.match(pattern) for pattern in MODULE_FILES)}
     check_inside(folder, found)
     for file in sorted(found):
         if file.name == CONFIG_NAME and _is_transformer(file):
             raise ValueError(
-                f"{folder / MODULES} has the transformer in {file.parent}, where its code would not be found: load the folder with "
+                f"{folder / MODULES} has the transformer in {file.parent}, where Transformers would not find its code: load the folder with "
                 "sentence-transformers and save it again, which puts it into the folder itself"
             )
     for file in files:
         if file.suffix in PICKLES and file.with_name(SAFE_WEIGHTS_NAME) not in found:
             raise ValueError(
-                f"{file} is a pickle, which is not shared: load the folder with sentence-transformers and save it again, which "
+                f"{file} is a pickle, which is not uploaded: load the folder with sentence-transformers and save it again, which "
                 "writes safetensors"
             )
     if module in WEIGHTED and place / SAFE_WEIGHTS_NAME not in found:
@@ -168,7 +168,7 @@ def _modules(modules_file: Path) -> list[tuple[str, str]]:
             raise TypeError
         return [(_path(entry["path"]), str(entry["type"])) for entry in entries]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{modules_file} is no list of modules with 'path' and 'type', as they are saved") from error
+        raise ValueError(f"{modules_file} must be a list of modules with 'path' and 'type'") from error
 
 
 def _path(path: str) -> str:

@@ -1,6 +1,6 @@
-"""Training: a learning rate of its own for position parameters, and what any Trainer does by hooks.
+"""Training: a separate learning rate for position parameters, and the hooks of any `Trainer`.
 
-`trainer` has `PositionTrainer`, `learning_rates` what it is made of, and `hooks` those on Transformers' Trainer.
+`trainer` has `PositionTrainer`, and `learning_rates` its parts.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The Trainer takes seconds to import, and `hooks` is imported with hf_posenc."""
+    """Imported on first use: the Trainer takes seconds to import."""
     if name != "PositionTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .trainer import PositionTrainer

@@ -1,4 +1,4 @@
-"""A learning rate of its own for what schemes added: which parameters have it, and where it is missed."""
+"""A separate learning rate for the parameters of schemes: which ones get it, and a warning if it is missing."""
 
 import math
 from numbers import Real
@@ -22,9 +22,9 @@ FREQUENCY_RATE = 1e-3
 
 
 def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
-    """Raise TypeError or ValueError for what is no learning rate; None is none and may be.
+    """Raise TypeError or ValueError for an invalid learning rate. None is allowed, and means no separate rate.
 
-    NaN would train without an error, and make every parameter that it applies to NaN in the first step.
+    With NaN, training would run without an error, and the first step would make the parameters NaN.
     """
     if rate is None:
         return
@@ -37,13 +37,13 @@ def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
 
 
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The position parameters of a model but for wide weight matrices and norms (of transformer_xl and tupe, for example).
+    """The position parameters of a model, except wide weight matrices and norms (for example of transformer_xl and tupe).
 
-    Each number in a table or a bias adds to a score by itself and may move far. A matrix that sums over hundreds of features would
-    at a rate that suits the others drown the content scores in a step or two, so it learns as the model's own matrices do. (This is
-    the rule of μP, Yang et al. 2022: rates of matrices shrink with their width, others' do not.) The matrices of a small network
-    (`fire`: [`SmallPositionLinear`], of at most 32 features) sum over few, and are among the tables here. Learned frequencies of `rope` are
-    not: see [`frequencies`].
+    Each entry of a table or bias is added to a score by itself and may move far. A matrix sums over hundreds of features. With the high
+    learning rate of tables it would dominate the content scores after a step or two, so it learns at the rate of the model's own matrices.
+    (This is the rule of μP, Yang et al. 2022: learning rates of matrices shrink with their width, those of other parameters do not.) The
+    matrices of a small network (`fire`: [`SmallPositionLinear`], at most 32 features) sum over few features, and are included. Learned
+    frequencies of `rope` are not: see [`frequencies`].
     """
     others = torch.nn.Linear | torch.nn.LayerNorm | PositionFrequencies
     wide = {
@@ -72,12 +72,12 @@ def frequencies(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 def move_to_own_groups(
     optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], learning_rate: float
 ) -> None:
-    """Move parameters out of an optimizer's groups into groups of their own, without weight decay.
+    """Move parameters from an optimizer's groups into separate groups, without weight decay.
 
-    Each group that holds some of them is split in two, so that whatever else Trainer grouped by stays apart.
+    Each group that holds some of them is split in two, so that everything else that `Trainer` grouped by stays separate.
 
     Raises:
-        TypeError: the rate is no number.
+        TypeError: the rate is not a number.
         ValueError: the rate is negative, infinite or NaN; or the optimizer lacks a parameter that is to be trained.
     """
     check_rate(learning_rate)
@@ -96,18 +96,18 @@ def move_to_own_groups(
 
 
 def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_rate: float, steps: int) -> None:
-    """Log a warning, once, where tables and biases that are zero will stay near zero.
+    """Log a warning once if zero-initialized tables and biases will stay near zero.
 
-    That is so where they are frozen, or have the learning rate of other parameters and few steps: Adam moves a number by about the
-    rate a step, and a schedule that falls to 0 leaves half of the way. Another rate is somebody's decision.
+    They do if they are frozen, or if they have the learning rate of other parameters and few steps: Adam moves a number by about the
+    learning rate per step, and a schedule that decays to 0 halves that. A different rate is taken as intended.
 
-    Every `Trainer` calls this (integrations/trainer.py), on one process alone. What is sharded is looked at by its part there, since
-    its whole would wait for the other processes.
+    Every `Trainer` calls this (integrations/trainer.py), on one process only. Of sharded parameters only the local part is read, because
+    the whole would need the other processes.
 
     Args:
-        optimizer: as it will train; one without groups of parameters is passed over.
-        learning_rate: the trainer's, which is compared where the optimizer holds nothing but tables and biases.
-        steps: of training.
+        optimizer: the optimizer that will train; one without parameter groups is ignored.
+        learning_rate: the trainer's, which is compared if the optimizer holds only tables and biases.
+        steps: number of training steps.
     """
     tables = tables_and_biases(model)
     zero = {name: parameter for name, parameter in tables.items() if is_zero(parameter)}
@@ -117,22 +117,22 @@ def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_ra
     shared = {rate for key, rate in rates.items() if key not in own} or {learning_rate}
     if frozen := [name for name, parameter in zero.items() if not parameter.requires_grad]:
         logger.warning_once(
-            f"position parameters start at 0 ({len(frozen)}, such as {frozen[0]}) and are frozen, so that they stay at 0: train "
-            "them, with adapters of PEFT by hf_posenc.train_positions(model)"
+            f"{len(frozen)} position parameters start at 0 and are frozen, such as {frozen[0]}, so they stay at 0: train "
+            "them, or with a PEFT adapter call hf_posenc.train_positions(model)"
         )
     near = {name: rates[id(p)] for name, p in zero.items() if rates.get(id(p)) in shared}
     if stay := {name: rate for name, rate in near.items() if rate * steps / 2 < VISIBLE}:
         name, rate = next(iter(stay.items()))
         logger.warning_once(
-            f"position parameters start at 0 ({len(stay)}, such as {name}), and {steps} steps at a learning rate of {rate:g} move "
-            f"a number in them by about {rate * steps / 2:.2g} at most: give them a learning rate of their own, "
-            f"{suited_rates(model)}, by position_learning_rate of hf_posenc.training.PositionTrainer or by a parameter group "
+            f"{len(stay)} position parameters start at 0, such as {name}, and {steps} steps at a learning rate of {rate:g} move "
+            f"a value in them by at most about {rate * steps / 2:.2g}: give them a higher learning rate, "
+            f"{suited_rates(model)}, with position_learning_rate of hf_posenc.training.PositionTrainer or with a parameter group "
             "of the optimizer (docs/fine-tuning.md)"
         )
 
 
 def suited_rates(model: torch.nn.Module) -> str:
-    """The learning rates that suit tables and biases of a model, or of the models that it holds: an encoder-decoder, for example."""
+    """Suitable learning rates for the tables and biases of a model, or of the models in it (for example in an encoder-decoder)."""
     models = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     schemes = [part.config.schemes.values() for part in models if hasattr(part, "position_classes")]
     is_added = any(scheme.uses_table for found in schemes for scheme in found)
@@ -140,7 +140,7 @@ def suited_rates(model: torch.nn.Module) -> str:
 
 
 def is_zero(parameter: torch.nn.Parameter) -> bool:
-    """Whether all numbers of a parameter are 0, of a sharded one those that are here; not where none are."""
+    """Whether all values of a parameter are 0; of a sharded one, the local values. False if it has none."""
     here = parameter.detach()
     # Not by its class, DTensor, which a torch without torch.distributed lacks.
     here = here.to_local() if hasattr(here, "to_local") else here

@@ -1,4 +1,4 @@
-"""Training with a learning rate of its own for position parameters.
+"""Training with a separate learning rate for position parameters.
 
 trainer = PositionTrainer(model=model, args=TrainingArguments("out"), train_dataset=data, position_learning_rate=0.05)
 """
@@ -12,19 +12,19 @@ from .learning_rates import FREQUENCY_RATE, check_rate, frequencies, move_to_own
 
 
 class PositionTrainer(Trainer):
-    """The standard `Trainer`; tables and biases of position schemes have a learning rate of their own.
+    """[`Trainer`] with a separate learning rate for the tables and biases of position schemes.
 
-    They start at zero and are few, so that a rate that suits a pretrained model would leave them where they are. They
-    have no weight decay then; the trainer's schedule applies to them as to everything else.
+    These are few and start at zero, so the learning rate of a pretrained model would hardly move them. Their parameter groups have no
+    weight decay. The learning-rate schedule applies to them as to all other parameters.
 
     Args:
-        position_learning_rate: their rate; by default `args.position_learning_rate` where there is one, and otherwise that of
-            all others, with a warning where it would leave tables that start at zero near zero.
-        args, kwargs: as `Trainer` takes them.
+        position_learning_rate: their learning rate. Default: `args.position_learning_rate` if there is one, else the same rate as for all other
+            parameters, with a warning if that would leave zero-initialized tables near zero.
+        args, kwargs: the arguments of `Trainer`.
 
     Raises:
-        TypeError: the rate is no number.
-        ValueError: it is negative, infinite or NaN.
+        TypeError: the rate is not a number.
+        ValueError: the rate is negative, infinite or NaN.
     """
 
     def __init__(self, *args: Any, position_learning_rate: float | None = None, **kwargs: Any):
@@ -36,10 +36,10 @@ class PositionTrainer(Trainer):
         self.position_learning_rate = position_learning_rate
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        """As in `Trainer`, with positions' tables and biases moved to parameter groups of their own.
+        """As in `Trainer`, with the position tables and biases in separate parameter groups.
 
-        It happens here because here the optimizer is new and holds the parameters as they will be trained: those of a
-        sharded model, and in the same order whenever a run is resumed.
+        This happens here because the optimizer is new and holds the parameters that will be trained: those of a
+        sharded model, and in the same order when a run is resumed.
 
         Raises:
             ValueError: a learning rate is given, but the optimizer does not hold the model's position parameters, as

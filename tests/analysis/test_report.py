@@ -209,7 +209,7 @@ class TestFiles:
         (tmp_path / "there").write_text("")
         for command, name in ((("report",), "x.html"), (("plot", "encoding"), "x.png")):
             code, _, err = run(*command, "no/model", "--out", tmp_path / "there" / name)
-            assert code == 2 and f"{name} cannot be written: {tmp_path / 'there'} is no folder" in err
+            assert code == 2 and f"{name} cannot be written: {tmp_path / 'there'} is not a folder" in err
 
     def test_what_was_there_stays_where_writing_fails(self, tmp_path, monkeypatch):
         (tmp_path / "a.svg").write_bytes(b"old")

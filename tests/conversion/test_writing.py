@@ -162,7 +162,7 @@ class TestNothingHalfWritten:
     def test_too_little_space_is_said_at_once(self, checkpoint, words, tmp_path, monkeypatch):
         usage = type("Usage", (), {"free": 1000})
         monkeypatch.setattr("hf_posenc.hub.folders.shutil.disk_usage", lambda _: usage)
-        with pytest.raises(OSError, match="MB left and .* MB are needed"):
+        with pytest.raises(OSError, match="MB free, and .* MB are needed"):
             convert(checkpoint, "t5", text=words, output=tmp_path / "out")
 
     def test_a_place_that_cannot_be_written_to(self, checkpoint, words):
@@ -180,9 +180,9 @@ class TestNothingHalfWritten:
     @pytest.mark.parametrize(
         "output, said",
         [
-            ("link", "out/link is a link to nowhere, which is not there"),
-            (".", "is the folder that you are in"),
-            ("../out", "is the folder that you are in"),
+            ("link", "out/link is a link to nowhere, which does not exist"),
+            (".", "is the current folder"),
+            ("../out", "is the current folder"),
             ("mounted", "mounted is a mount point"),
         ],
     )
@@ -211,7 +211,7 @@ class TestNothingHalfWritten:
         replace = os.replace
         monkeypatch.setattr(os, "replace", refuse)
         budget = {} if train == "none" else {"max_steps": 3}
-        with pytest.raises(OSError, match="cannot be made: no right to; all that belongs there is in") as error:
+        with pytest.raises(OSError, match="cannot be created: no right to; its complete content is in") as error:
             convert(checkpoint, "t5", text=words, train=train, output=tmp_path / "out", **budget)
         [whole] = [path for path in tmp_path.glob(".out.*") if path.name != ".out.conversion"]
         assert str(whole) in str(error.value)
@@ -302,7 +302,7 @@ class TestNothingHalfWritten:
     def test_a_folder_that_holds_something(self, checkpoint, words, tmp_path):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("mine")
-        with pytest.raises(FileExistsError, match="there already, and not empty"):
+        with pytest.raises(FileExistsError, match="exists and is not empty"):
             convert(checkpoint, "t5", text=words, output=tmp_path / "out")
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
 

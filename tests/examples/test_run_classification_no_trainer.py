@@ -131,4 +131,4 @@ def test_positions_without_a_rate_of_their_own_are_told(folder, tmp_path, run_ma
     given = arguments(folder, tmp_path, "--max_train_steps", "2")[1:]
     place = given.index("--position_learning_rate")
     run_main(run_classification_no_trainer, *given[:place], *given[place + 2 :])
-    assert sum("give them a learning rate of their own" in line for line in said) == 1
+    assert sum("give them a higher learning rate" in line for line in said) == 1

@@ -187,7 +187,7 @@ def test_command(tmp_path, capsys):
 def test_what_is_no_such_checkpoint_is_refused(tmp_path, capsys):
     assert "there is no such folder" in run(tmp_path / "nothing", tmp_path / "model.onnx", capsys=capsys)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert "'gpt2' is not exported" in run(tmp_path, tmp_path / "model.onnx", capsys=capsys)
+    assert "'gpt2' cannot be exported" in run(tmp_path, tmp_path / "model.onnx", capsys=capsys)
     (tmp_path / "config.json").write_text('{"model_type": "bert", "is_decoder": true}')
     assert "decoder" in run(tmp_path, tmp_path / "model.onnx", capsys=capsys)
 
@@ -208,7 +208,7 @@ def test_what_is_not_installed_is_named(tmp_path, capsys, monkeypatch):
 )
 def test_nothing_is_written_where_results_differ(module, name, other, tmp_path, monkeypatch):
     monkeypatch.setattr(module, name, other)
-    with pytest.raises(ValueError, match="computes another logits than PyTorch"):
+    with pytest.raises(ValueError, match="logits of ONNX Runtime and PyTorch differ"):
         exporting.export_model(deberta_v2(), tmp_path / "model.onnx")
     assert not [*tmp_path.iterdir()]
 
@@ -233,7 +233,11 @@ def test_what_is_there_is_not_replaced(tmp_path, device):
     exporting.export(tmp_path / "model", tmp_path / "null")
     assert (tmp_path / "null").is_symlink() and not (tmp_path / "null").is_file()
     (tmp_path / "a").write_text("mine")
-    for path, said in ((tmp_path / "a", "exists"), (tmp_path / "a" / "b", "is no folder"), (tmp_path, "is a folder")):
+    for path, said in (
+        (tmp_path / "a", "exists"),
+        (tmp_path / "a" / "b", "is not a folder"),
+        (tmp_path, "is a folder"),
+    ):
         with pytest.raises(OSError, match=said):
             exporting.export("no/model", path)
     assert (tmp_path / "a").read_text() == "mine"

@@ -111,7 +111,9 @@ def test_heads_compute_the_same_or_are_refused(head, family, scheme, architectur
         pytest.skip("this version of transformers builds the class without the pooler that it reads")
     model = built(family, scheme, head)
     if (family, head) in MISSING[architecture]:
-        with pytest.raises(ValueError, match=f"would be '{architecture}', (which has no such head|whose head has)"):
+        with pytest.raises(
+            ValueError, match=f"would become '{architecture}', (which has no such task head|whose task head has)"
+        ):
             to_stock(model, single_text=True)
         return
     stock = to_stock(model, single_text=True, max_length=LONG)
@@ -165,7 +167,7 @@ def test_heads_that_may_read_pairs_are_refused_where_there_are_none(head):
 @pytest.mark.parametrize(
     ("scheme", "flags", "said"),
     [
-        ("alibi", {}, "no architecture of Transformers computes position_scheme='alibi'.*--stock"),
+        ("alibi", {}, "Transformers has no architecture with position_scheme='alibi'.*--stock"),
         ("sinusoidal+t5", {}, "no architecture"),
         ("absolute+rope", {}, "no architecture"),
         ("t5+deberta", {}, "no architecture"),
@@ -187,9 +189,9 @@ def test_what_no_architecture_computes_is_refused_with_what_would_fit(scheme, fl
 
 
 def test_other_models_are_refused():
-    with pytest.raises(TypeError, match="to_stock needs a model of transformers, got dict"):
+    with pytest.raises(TypeError, match="to_stock needs a model of Transformers, got dict"):
         to_stock({})
-    with pytest.raises(ValueError, match="no model with a position scheme"):
+    with pytest.raises(ValueError, match="has no position scheme"):
         to_stock(transformers.BertModel(tiny.stock_config("bert")))
     with pytest.raises(ValueError, match="not made by to_stock"):
         from_stock(transformers.BertModel(tiny.stock_config("bert")))
@@ -213,7 +215,7 @@ def test_an_absolute_model_becomes_what_it_was():
 
 @pytest.mark.parametrize("padding_id", [0, 3])
 def test_other_ids_for_padding_than_1_are_refused_where_positions_follow_it(padding_id):
-    with pytest.raises(ValueError, match="takes id 1 for padding.*pad_token_id is"):
+    with pytest.raises(ValueError, match="takes token id 1 for padding.*pad_token_id is"):
         to_stock(built("roberta", "absolute+t5", pad_token_id=padding_id))
     to_stock(built("roberta", "t5", pad_token_id=padding_id))
 
@@ -281,7 +283,7 @@ def test_what_was_trained_since_comes_back_or_is_refused():
     stock = to_stock(built("bert", "t5"), max_length=64)
     with torch.no_grad():
         stock.embeddings.position_embeddings.weight.add_(0.1)
-    with pytest.raises(ValueError, match="position embeddings were zero and have been trained"):
+    with pytest.raises(ValueError, match="position embeddings were zero, and were trained"):
         from_stock(stock)
 
 

@@ -141,8 +141,8 @@ class TestMetadata:
             name = variants.VARIANT_MODELS[stock].__name__
             card = make_card(variant("rope", family, name), repo_id="me/x")
             tags[stock.__name__] = card.data.pipeline_tag
-            assert f"`{card.text.split('to be loaded as `')[1].split('`')[0]}`" in card.text
-            assert f"{card.text.split('to be loaded as `')[1].split('`')[0]}.from_pretrained" in card.text
+            assert f"`{card.text.split('Load it with `')[1].split('`')[0]}`" in card.text
+            assert f"{card.text.split('Load it with `')[1].split('`')[0]}.from_pretrained" in card.text
             assert card.data.tags[:3] == ["hf_posenc", "position-encoding", family]
         decoder = set() if any("CausalLM" in auto for auto in FAMILIES[family].auto_classes) else {"text-generation"}
         assert {tag for tag in tags.values() if tag} == PIPELINE_TAGS - decoder
@@ -201,7 +201,7 @@ class TestText:
             assert f"`{scheme.formula}`" in text and scheme.extrapolates[1:] in text, name
             assert scheme.paper in text or name == "none", name
             parameters = hf_posenc.position_parameters(build(name, head="ForSequenceClassification"))
-            assert ("no parameters of its own" in text) == (not parameters), name
+            assert ("The scheme adds no parameters" in text) == (not parameters), name
 
     def test_counts_the_parameters(self):
         model = build("t5+transformer_xl", head="ForSequenceClassification")
@@ -215,10 +215,13 @@ class TestText:
 
     def test_has_the_flags_with_their_meaning(self):
         text = make_card(variant("deberta", position_attention_types=["c2p"], position_norm=True)).text
-        assert "| `position_attention_types` | `['c2p']` | deberta: which terms (default c2p, p2c) |" in text
-        assert "| `position_norm` | `True` | deberta: LayerNorm on the table (v2, v3) (default False) |" in text
+        assert "| `position_attention_types` | `['c2p']` | deberta: which score terms (default c2p, p2c) |" in text
+        assert (
+            "| `position_norm` | `True` | deberta: LayerNorm on the relative position embeddings (v2, v3) (default False) |"
+            in text
+        )
         assert "position_buckets" not in text
-        assert "| flag |" not in make_card(variant("deberta")).text
+        assert "| config option |" not in make_card(variant("deberta")).text
 
     def test_says_how_it_was_made(self, card):
         made = card.text.split("## How it was made")[1].split("\n## ")[0]
@@ -240,7 +243,7 @@ class TestText:
         limits = make_card(variant(scheme, family)).text.split("## Limits")[1]
         assert ("any length" in limits) == (limit is None)
         if limit:
-            assert f"at most {limit} tokens" in limits
+            assert f"maximum sequence length is {limit} tokens" in limits
 
     def test_says_what_was_not_measured_and_the_limits_that_were_given(self, card):
         limits = card.text.split("## Limits")[1]
@@ -299,7 +302,7 @@ class TestText:
     @pytest.mark.parametrize("entry", ["command", "data", "machine"])
     def test_a_mark_of_ours_in_the_results_is_refused(self, entry):
         """The card could not be read again."""
-        with pytest.raises(ValueError, match="the results hold a comment by which cards are marked"):
+        with pytest.raises(ValueError, match="the results contain a comment that marks cards"):
             make_card(variant(), Results.from_json({entry: "x <!-- hf_posenc: end --> y"}))
 
     def test_tells_no_paths_of_this_machine(self, card):
@@ -339,7 +342,7 @@ class TestResultsFile:
         rows = [
             {"model": "variant", "dataset": name, "dataset_id": "a/b", "metrics": {"f1": 1.0}} for name in ("A", "B")
         ]
-        with pytest.raises(ValueError, match="'a/b' is both 'A' and 'B'"):
+        with pytest.raises(ValueError, match="'a/b' has two names, 'A' and 'B'"):
             make_card(variant(), Results.from_json({"results": rows}))
 
     def test_a_missing_figure_stays_missing(self):
@@ -385,7 +388,7 @@ class TestWriteCard:
         assert path == Path("variant/README.md")
         first = path.read_text()
         assert "license: mit" in first
-        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", first)[1]
+        command = re.search(r"This card was written by:\n\n```bash\nhf-posenc (.+)\n```", first)[1]
         path.unlink()
         with pytest.raises(SystemExit) as exit:
             main(shlex.split(command))
@@ -393,7 +396,7 @@ class TestWriteCard:
 
     def test_stock_models_and_wrong_arguments_are_refused(self, tmp_path):
         BertForSequenceClassification(stock_config()).save_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="stock bert model"):
+        with pytest.raises(ValueError, match="bert model without a position scheme"):
             write_card(tmp_path)
         build("t5").save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="did you mean 'license'"):
@@ -564,10 +567,10 @@ class TestCardThatIsThere:
         "there, said",
         [
             ("---\nlicense: [mit\n---\nMine.\n", "cannot be read as a card"),
-            ("---\n- a list\n---\nMine.\n", "no mapping"),
-            ("---\nmodel-index: mine\n---\n", "'model-index' is no list"),
-            ("end cut", "one is missing or changed"),
-            ("twice", "one is missing or changed"),
+            ("---\n- a list\n---\nMine.\n", "must be a mapping"),
+            ("---\nmodel-index: mine\n---\n", "'model-index' must be a list"),
+            ("end cut", "is missing or changed"),
+            ("twice", "is missing or changed"),
             ("latin", "utf-8"),
         ],
     )
@@ -580,7 +583,7 @@ class TestCardThatIsThere:
         }.get(there, there)
         (folder / "README.md").write_text(there, encoding="latin-1" if there == "Müller" else "utf-8")
         before = (folder / "README.md").read_bytes()
-        with pytest.raises(ValueError, match=rf"(?s)README.md.*{said}.*--output.*--force") as raised:
+        with pytest.raises(ValueError, match=rf"(?s)README.md.*{said}.*--out.*--force") as raised:
             write_card(folder)
         assert "\n" not in str(raised.value) and (folder / "README.md").read_bytes() == before
         assert self.write(folder, force=True) == ours
@@ -683,7 +686,7 @@ class TestCallback:
 
     def test_a_card_that_cannot_be_read_is_said_before_training(self, tmp_path):
         (tmp_path / "README.md").write_text("---\nlicense: [mit\n---\n")
-        with pytest.raises(ValueError, match="README.md is there and cannot be read as a card"):
+        with pytest.raises(ValueError, match="README.md exists and cannot be read as a card"):
             ModelCardCallback(self.trainer(tmp_path))
 
     @pytest.mark.slow
@@ -766,7 +769,7 @@ class TestCallback:
             ModelCardCallback(trainer, licence="mit")
         stock = copy.copy(trainer)
         stock.model = BertForSequenceClassification(stock_config())
-        with pytest.raises(TypeError, match="BertForSequenceClassification is none"):
+        with pytest.raises(TypeError, match="got a BertForSequenceClassification"):
             ModelCardCallback(stock)
 
 
@@ -784,7 +787,7 @@ class TestPublishedCards:
 
         monkeypatch.chdir(ROOT)
         before = path.read_text(encoding="utf-8")
-        command = re.search(r"This card was written by\n\n```bash\nhf-posenc (.+)\n```", before)[1]
+        command = re.search(r"This card was written by:\n\n```bash\nhf-posenc (.+)\n```", before)[1]
         try:
             with pytest.raises(SystemExit, match="0"):
                 main(shlex.split(command))

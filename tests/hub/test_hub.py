@@ -445,7 +445,7 @@ class TestPush:
             files = hub.repositories[repo].files()
             assert {name: files[name].decode() for name in files if name.endswith(".py")} == code_files(model.config)
             test_custom_schemes.forget()
-            with pytest.raises(ValueError, match=f"{repo} has position_scheme 'key_decay'.*key_decay.py"):
+            with pytest.raises(ValueError, match=f"{repo} has the custom position_scheme 'key_decay'.*key_decay.py"):
                 AutoModel.from_pretrained(repo)
             loaded = AutoModel.from_pretrained(repo, trust_remote_code=True)
             assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) < TOLERANCE
@@ -476,7 +476,7 @@ class TestPush:
         test_custom_schemes.forget()
         register_files([file.rename(tmp_path / "renamed.py")])
         with pytest.raises(
-            ValueError, match="'key_decay' as key_decay.KeyDecay, and it is registered as renamed.KeyDecay"
+            ValueError, match="'key_decay' as key_decay.KeyDecay, but it is registered as renamed.KeyDecay"
         ):
             push(tmp_path / "saved", "me/renamed")
         assert "me/renamed" not in hub.repositories
@@ -567,7 +567,7 @@ class TestPush:
         classifier().save_pretrained(tmp_path / "index", max_shard_size="20KB")
         index = tmp_path / "index/model.safetensors.index.json"
         index.write_text("{" if content is None else json.dumps(content))
-        with pytest.raises(ValueError, match="index.json does not name shards beside it"):
+        with pytest.raises(ValueError, match="index.json must name shards in the same folder"):
             push(tmp_path / "index", "me/index")
 
     def test_sends_no_index_of_shards_that_are_elsewhere(self, tmp_path):
@@ -580,20 +580,20 @@ class TestPush:
         shutil.copy(tmp_path / "index" / shard, tmp_path / "index/below/shard.safetensors")
         entries["weight_map"][name] = "below/shard.safetensors"
         index.write_text(json.dumps(entries))
-        with pytest.raises(ValueError, match="index.json does not name shards beside it"):
+        with pytest.raises(ValueError, match="index.json must name shards in the same folder"):
             push(tmp_path / "index", "me/index")
 
     def test_sends_no_shard_that_lacks_what_the_index_has_in_it(self, tmp_path):
         classifier().save_pretrained(tmp_path / "shards", max_shard_size="20KB")
         shard = next((tmp_path / "shards").glob("*-00002-*.safetensors"))
         save_file({"other": torch.zeros(1)}, shard, metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=f"{shard.name} lacks .+, which model.safetensors.index.json has in it"):
+        with pytest.raises(ValueError, match=f"{shard.name} lacks .+, which model.safetensors.index.json lists there"):
             push(tmp_path / "shards", "me/shards")
 
     def test_a_config_of_wrong_types_is_said(self, folder):
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"initializer_range": "x"}))
-        with pytest.raises(ValueError, match="config.json holds what no model has .+initializer_range"):
+        with pytest.raises(ValueError, match="config.json has an invalid value .+initializer_range"):
             push(folder, "me/wrong-types")
 
     @pytest.mark.parametrize("content", ["[]", "3", '"x"', "[1]", "null"])
@@ -622,7 +622,9 @@ class TestPush:
         base = AutoModelForSequenceClassification.from_pretrained("me/own-base")
         get_peft_model(base, LoraConfig()).save_pretrained(tmp_path / "adapter")
         before = hub.repositories["me/own-base"].files()
-        with pytest.raises(ValueError, match="me/own-base is the adapter's base, whose weights it would replace"):
+        with pytest.raises(
+            ValueError, match="me/own-base is the adapter's base model, whose weights the adapter would replace"
+        ):
             push(tmp_path / "adapter", "me/own-base")
         push(tmp_path / "adapter", "me/own-base", revision="adapter")
         assert hub.repositories["me/own-base"].files() == before
@@ -632,12 +634,12 @@ class TestPush:
         get_peft_model(classifier(), LoraConfig()).save_pretrained(tmp_path / "adapter")
         config = tmp_path / "adapter/adapter_config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": base}))
-        with pytest.raises(ValueError, match="the adapter's base model, .+, is none on the Hub"):
+        with pytest.raises(ValueError, match="the adapter's base model, .+, is not on the Hub"):
             push(tmp_path / "adapter", "me/adapter-of-nothing")
 
     def test_what_is_to_be_private_is_not_sent_to_a_public_repository(self, hub, folder):
         HfApi(endpoint=hub.url).create_repo("me/public")
-        with pytest.raises(ValueError, match="me/public is public already"):
+        with pytest.raises(ValueError, match="me/public is already public"):
             push(folder, "me/public", private=True)
         assert hub.repositories["me/public"].files() == {}
         push(folder, "me/private", private=True)
@@ -675,11 +677,11 @@ class TestPush:
             (folder / "README.md").write_text("---\nbase_model: a folder/of/mine\n---\n")
         said = {
             "nothing": "no folder",
-            "stock": "push it as usual",
+            "stock": "push it with push_to_hub",
             "pickled": "writes safetensors",
             "cut": "damaged",
             "lost shard": "is missing",
-            "local base": "push the variant first",
+            "local base": "push the base model first",
             "card": "base_model",
         }
         repo = f"me/refused-{name.replace(' ', '-')}"
@@ -837,16 +839,16 @@ class TestFoldersOfSentenceTransformers:
             ("up and down", "leads out of the folder"),
             ("absolute", "outside', which leads out of the folder"),
             ("link", "'1_Pooling', which leads out of the folder"),
-            ("pickle", "pytorch_model.bin is a pickle, which is not shared: .+ writes safetensors"),
+            ("pickle", "pytorch_model.bin is a pickle, which is not uploaded: .+ writes safetensors"),
             ("no weights", "2_Dense/model.safetensors is missing"),
             ("damaged", "2_Dense/model.safetensors is damaged"),
             ("transformer below", "0_Transformer.+save it again, which puts it into the folder itself"),
             ("code", "names the module mine.Pooling, whose code is mine.py"),
             ("no JSON", "modules.json is not JSON"),
-            ("no list", "modules.json is no list of modules"),
-            ("mapping", "modules.json is no list of modules"),
-            ("empty list", "modules.json is no list of modules"),
-            ("no path", "modules.json is no list of modules"),
+            ("no list", "modules.json must be a list of modules"),
+            ("mapping", "modules.json must be a list of modules"),
+            ("empty list", "modules.json must be a list of modules"),
+            ("no path", "modules.json must be a list of modules"),
         ],
     )
     def test_sends_nothing_of_what_others_could_not_load(self, name, said, hub, folder, tmp_path):
@@ -942,7 +944,8 @@ class TestWhatGoesWrongWhilePushing:
         assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
 
     @pytest.mark.parametrize(
-        "status, said", [(200, "none of a Hub .+; try again"), (412, "somebody else pushed meanwhile")]
+        "status, said",
+        [(200, "does not answer like a Hub .+; try again"), (412, "somebody else pushed in the meantime")],
     )
     @pytest.mark.parametrize("path", ["/repos/create", "/preupload/", "/commit/"])
     def test_nonsense_and_conflicts_are_said_in_a_line(self, path, status, said, broken, folder):
@@ -966,7 +969,7 @@ class TestWhatGoesWrongWhilePushing:
             return commit(self, *arguments, **keywords)
 
         monkeypatch.setattr(HfApi, "create_commit", late)
-        with pytest.raises(HubError, match=r"\(412\); somebody else pushed meanwhile"):
+        with pytest.raises(HubError, match=r"\(412\); somebody else pushed in the meantime"):
             push(folder, "me/race")
         files = broken.repositories["me/race"].files()
         assert "model.safetensors" not in files and "model.safetensors.index.json" in files
@@ -1011,7 +1014,7 @@ class TestWhatGoesWrongWhilePushing:
     def test_a_repository_that_exists_can_be_left_alone(self, hub, folder):
         push(folder, "me/exists")
         commits = [*hub.repositories["me/exists"].commits]
-        with pytest.raises(HubError, match=r"already created this model repo \(409\); it exists already"):
+        with pytest.raises(HubError, match=r"already created this model repo \(409\); it already exists"):
             push(folder, "me/exists", exist_ok=False)
         assert [*hub.repositories["me/exists"].commits] == commits
 

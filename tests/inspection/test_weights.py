@@ -130,7 +130,7 @@ class TestWhichClass:
         assert load_config(str(tmp_path / "base")).architectures == [base.__name__]
         if cls is not base:
             assert said == [
-                f"{tmp_path / 'base'}: its config names {cls.__name__}, and its weights have nothing of that head: it counts as {base.__name__}."
+                f"{tmp_path / 'base'}: its config names {cls.__name__}, but its weights contain no such task head: it is read as {base.__name__}."
             ]
 
     @every_layout
@@ -167,7 +167,7 @@ class TestCommands:
         original = AutoModel.from_pretrained(headless).eval()
         LAYOUTS[layout](headless)
         convert(headless, "absolute+t5", text=tmp_path / "bert.txt", train="none", output=tmp_path / "out")
-        assert any("it counts as BertModel" in line for line in said)
+        assert any("it is read as BertModel" in line for line in said)
         assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == ["PosencBertModel"]
         kept = stored(tmp_path / "out")
         assert not [name for name in kept if name.startswith("cls")]

@@ -111,13 +111,13 @@ class TestInspect:
         assert said["parameters"] == f"32 of {total:,} belong to the scheme" and "at most 64" in said["tokens"]
         assert "encoder.relative_attention_bias.weight (8, 4)" in str(inspect(model))
         assert rows(inspect(build("rope")))["model"] == "PosencBertModel"
-        assert "not given: a stock model" in rows(inspect(BertModel(stock_config())))["position_scheme"]
+        assert "not set: Transformers' own model" in rows(inspect(BertModel(stock_config())))["position_scheme"]
 
     @pytest.mark.parametrize("hold", [features, sentences])
     def test_what_holds_one_and_its_tokenizer(self, hold, checkpoint):
         said = rows(inspect(hold(checkpoint, position_scheme="absolute+t5")))
         assert said["position_scheme"] == "absolute+t5" and said["model"].startswith("PosencBertModel")
-        assert "cuts at 50 tokens (model_max_length); the model itself reads 64" in said["tokenizer"]
+        assert "truncates at 50 tokens (model_max_length); the model accepts 64" in said["tokenizer"]
 
     def test_all_that_are_in_a_model(self):
         decoding = stock_config(is_decoder=True, add_cross_attention=True, position_scheme="rope")

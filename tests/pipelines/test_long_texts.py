@@ -237,9 +237,9 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("options", "error", "message"),
         [
-            ({"stride": 5}, ValueError, "stride is of transformers' own windows: give overlap"),
+            ({"stride": 5}, ValueError, "stride belongs to the windows of Transformers: set overlap"),
             ({"window": 3}, ValueError, "window must be at least 4 tokens and at most"),
-            ({"window": 5000}, ValueError, "which the model reads, got 5000"),
+            ({"window": 5000}, ValueError, "the model's maximum, got 5000"),
             ({"window": 16, "overlap": 14}, ValueError, "overlap must be at least 0 and less than the 14 tokens"),
             ({"window": 8.0}, TypeError, "window must be a number of tokens, got 8.0"),
             ({"overlap": True}, TypeError, "overlap must be a number of tokens, got True"),

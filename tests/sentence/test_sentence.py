@@ -129,5 +129,5 @@ def test_what_cannot_be_read_in_chunks_is_refused(model, minilm):
         modules=[sentence.Transformer(minilm), sentence.Pooling(384, include_prompt=False)]
     )
     for other in (first, apart, sentence.in_chunks(model)):
-        with pytest.raises(ValueError, match="Pooling by the mean that includes prompts"):
+        with pytest.raises(ValueError, match="mean Pooling that includes prompts"):
             sentence.in_chunks(other)

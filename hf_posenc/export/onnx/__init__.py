@@ -1,1 +1,1 @@
-"""Models as files for ONNX Runtime: `exporting` writes them, `attention` is what is recorded, `graph` what is made of that."""
+"""Models as files for ONNX Runtime: `exporting` writes them, `attention` is the attention that is traced, and `graph` transforms the traced graph."""

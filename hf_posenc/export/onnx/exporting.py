@@ -1,8 +1,8 @@
 """Models as ONNX, written for ONNX Runtime on CPUs.
 
-`torch.onnx.export` records a model whose attention is written for the purpose: ONNX Runtime's own operator for attention
-(`com.microsoft.MultiHeadAttention`, with the position terms as its bias), and the scores of tables by distance as a function
-of a few nodes that is in the file ([`graph`]). What depends on parameters alone is computed then, and is in the file as numbers.
+`torch.onnx.export` traces a model with a special attention function: it uses ONNX Runtime's own operator
+(`com.microsoft.MultiHeadAttention`, with the position terms as its bias), and computes scores of tables by distance with a function
+of a few nodes that is saved in the file ([`graph`]). What depends on parameters alone is computed at export, and saved as constants.
 """
 
 import importlib.util
@@ -39,14 +39,14 @@ LARGEST = (1 << 31) - 1
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """An exported model.
 
     Attributes:
-        file: where it is.
+        file: its path.
         inputs, outputs: their names.
-        longest: number of tokens at which a table ends, or None.
+        longest: the maximum sequence length in tokens; None if there is none.
         difference: largest difference from PyTorch's results.
-        metadata: what the file itself says of its making.
+        metadata: the metadata in the file: versions, schemes and checks.
     """
 
     file: Path
@@ -68,15 +68,15 @@ def export(checkpoint: str | Path, out: str | Path, revision: str | None = None)
     """Write a checkpoint as ONNX.
 
     Args:
-        checkpoint: a folder or a name on the Hub; a variant, or a stock model of the same families or DeBERTa (v1, v2, v3).
-        out: the file to write; whole or not at all.
+        checkpoint: a folder or a name on the Hub; a model with or without a position scheme of a supported family, or DeBERTa (v1, v2, v3).
+        out: the file to write, atomically.
         revision: branch, tag or commit on the Hub.
 
     Raises:
         ImportError: `onnx`, `onnxruntime` or `onnxscript` is not installed (extra `export`).
         FileExistsError: the file exists.
         OSError: there is no such checkpoint, or the file cannot be written.
-        ValueError: the checkpoint is of another kind, or ONNX Runtime computes something else than PyTorch does.
+        ValueError: the model cannot be exported, or ONNX Runtime gives other results than PyTorch.
     """
     inspection.check_named(out, "the file to write")
     out = Path(out)
@@ -117,7 +117,7 @@ def check_config(config: PreTrainedConfig) -> None:
     """Raise ValueError for a model that is not exported."""
     _check_type(config.model_type)
     if getattr(config, "is_decoder", False):
-        raise ValueError("the model is a decoder (is_decoder); only encoders are exported")
+        raise ValueError("the model is a decoder (is_decoder); only encoders can be exported")
     if config.model_type == "deberta":
         deberta.refuse_options(config)
 
@@ -125,7 +125,7 @@ def check_config(config: PreTrainedConfig) -> None:
 def _check_type(model_type: Any) -> None:
     known = (*CONFIG_CLASSES, *OF_THEIR_OWN)
     if model_type not in known:
-        raise ValueError(f"model type {model_type!r} is not exported; these are: {', '.join(known)}")
+        raise ValueError(f"model type {model_type!r} cannot be exported; the supported ones are {', '.join(known)}")
 
 
 def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -134,7 +134,7 @@ def _class_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
     [name] = (config.architectures or [])[:1] or [type(config).__name__.removesuffix("Config") + "Model"]
     found = getattr(transformers, name, None)
     if found is None or getattr(found, "config_class", None) is not type(config):
-        raise ValueError(f"the checkpoint is a {name}, which is no class of {config.model_type} in transformers")
+        raise ValueError(f"the checkpoint is a {name}, which is not a class of {config.model_type} in Transformers")
     return found
 
 
@@ -155,9 +155,9 @@ def export_model(model: PreTrainedModel, out: Path) -> Exported:
     check_installed()
     check_config(model.config)
     if any(parameter.dtype != torch.float32 for parameter in model.parameters()):
-        raise ValueError("the model is exported in float32: load it with dtype=torch.float32")
+        raise ValueError("models are exported in float32: load the model with dtype=torch.float32")
     if sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()) > LARGEST:
-        raise ValueError("the model has more than 2 GiB, which is as much as a file of ONNX holds")
+        raise ValueError("the model has more than 2 GiB, the limit of an ONNX file")
     trains = model.training
     model.eval()
     try:
@@ -192,7 +192,7 @@ def _export(model: PreTrainedModel, out: Path) -> Exported:
     metadata = _describe(model, program)
     onnx.helper.set_model_props(program, metadata)
     if program.ByteSize() > LARGEST:
-        raise ValueError("the model and its tables have more than 2 GiB, which is as much as a file of ONNX holds")
+        raise ValueError("the model and its computed constants have more than 2 GiB, the limit of an ONNX file")
     with whole_file(out) as file:
         onnx.save_model(program, file)
         difference = check_parity(module, file, longest)
@@ -296,7 +296,7 @@ def check_parity(module: _Outputs, file: Path, longest: int | None) -> float:
     try:
         session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # pybind's, of many kinds
-        raise ValueError(f"ONNX Runtime does not load what was exported: {_first_line(error)}") from error
+        raise ValueError(f"ONNX Runtime cannot load the exported model: {_first_line(error)}") from error
     largest = 0.0
     for seed, (batch, length) in enumerate(SHAPES):
         if longest is not None and length > longest:
@@ -327,8 +327,8 @@ def _difference(module: _Outputs, session, inputs: dict[str, torch.Tensor]) -> f
         size = max(1.0, one.abs()[one.abs() < 1e30].max().item())
         if not difference <= TOLERANCE * size:  # also if it is no number
             raise ValueError(
-                f"ONNX Runtime computes another {name} than PyTorch at {shape}: {difference:.1e} apart, "
-                f"where values reach {size:.1e}; nothing is written"
+                f"{name} of ONNX Runtime and PyTorch differ at {shape} by {difference:.1e}, "
+                f"with values up to {size:.1e}; nothing was written"
             )
         largest = max(largest, difference)
     return largest

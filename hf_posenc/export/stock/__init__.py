@@ -1,7 +1,7 @@
 """A model with a position scheme as an architecture of Transformers itself, which runs without hf_posenc and custom code.
 
-`to_stock` makes it in memory, `from_stock` leads back, and `export` writes a complete folder. What an architecture does not compute exactly
-is refused, with the reason; what is written has been compared with the model first.
+`to_stock` converts a model in memory, `from_stock` converts it back, and `export` writes a complete folder. A model that no architecture represents
+exactly is refused, with the reason. The outputs are compared with those of the model before anything is written.
 """
 
 from .folder import export

@@ -96,15 +96,15 @@ class Architecture:
     def refusals(self) -> Iterator[str]:
         """What of the model it does not compute, and what would fit."""
         if window_settings(self.source)[WINDOW.name]:
-            yield "it has no local attention: only a model without position_window fits"
+            yield "it has no local attention: position_window=0 fits"
         if self.reads_table:
             absolute = self.schemes["absolute"]
             for flag, plain in (("combine", "add"), ("every_layer", False), ("stride", 1)):
                 if (value := getattr(absolute, flag)) != plain:
-                    yield f"it adds position embeddings once, in a row: position_{flag}={value!r} does not fit, {plain!r} does"
+                    yield f"it only adds position embeddings once: position_{flag} must be {plain!r}, got {value!r}"
         if self.source.family.projection and self.source.embedding_size != self.source.hidden_size:
             yield (
-                f"its token embeddings are as wide as its layers, and not {self.source.embedding_size} wide where the layers are "
+                f"its token embeddings must be as wide as its layers, got embedding_size {self.source.embedding_size} and hidden_size "
                 f"{self.source.hidden_size}"
             )
 
@@ -161,7 +161,7 @@ class MPNet(Architecture):
             )
         follows = self.source.family.positions_follow_padding
         if self.reads_table and follows and self.source.pad_token_id != 1:
-            yield f"it takes id 1 for padding when it counts positions, and the model's pad_token_id is {self.source.pad_token_id}"
+            yield f"it takes token id 1 for padding when it counts positions, but the model's pad_token_id is {self.source.pad_token_id}"
 
     def _moved_by(self) -> int:
         """How many rows further down its position embeddings begin."""
@@ -189,7 +189,7 @@ class MPNet(Architecture):
             tensors[f"{TABLE}.weight"] = table[self._moved_by() :]
         elif table.any():
             raise ValueError(
-                "its position embeddings were zero and have been trained since: go on with it as an MPNet, whose scheme is absolute+t5"
+                "its position embeddings were zero, and were trained since: keep it as an MPNet, whose scheme is absolute+t5"
             )
         types = self.source.type_vocab_size if self.source.family.token_types else 0
         if types:  # they are in the token embeddings

@@ -97,10 +97,10 @@ class Exported:
         scheme = source.get("position_scheme", "absolute")
         package = library.replace("-", "_")
         text = (
-            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, written as `{self.model.config.model_type}`: it loads '
+            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, converted to `{self.model.config.model_type}`. It loads '
             f"without hf_posenc and without custom code.\n\n```python\nfrom {package} import {maker}\n\n"
-            f'model = {maker}{"" if sentence_class else ".from_pretrained"}("path/to/this")\n```\n\nBefore it was written, it and the model '
-            f"that it was made of were run on the same padded batches: {self.agreement}. To go on training it with its position scheme: "
+            f'model = {maker}{"" if sentence_class else ".from_pretrained"}("path/to/this")\n```\n\nIts outputs were compared with '
+            f"those of the original model on the same padded batches: {self.agreement}. To continue training with its position scheme, call "
             "`hf_posenc.from_stock(model)`.\n"
         )
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}{further}\n{END}\n")
@@ -116,31 +116,31 @@ def export(
 ) -> str:
     """Write a saved model with a position scheme as an architecture of Transformers, which loads without hf_posenc and custom code.
 
-    The folder is complete: weights, config, tokenizer, the modules of sentence-transformers, card and reports. It is written as a whole or
-    not at all, and only once both models gave the same outputs on padded batches of several lengths.
+    The folder is complete: weights, config, tokenizer, the modules of sentence-transformers, card and reports. It is written atomically, and only
+    if both models give the same outputs on padded batches of several lengths.
 
     Args:
         checkpoint: a folder or a name on the Hub.
         out: the folder to write, new or empty.
-        max_length: tokens that the new model is to read, where its positions are relative; the tokenizer and sentence-transformers then
-            cut there. Default: the tokenizer's `model_max_length`, or what the config says.
+        max_length: maximum sequence length of the new model, in tokens, if its positions are relative. The tokenizer and sentence-transformers
+            then truncate there. Default: the tokenizer's `model_max_length`, or that of the config.
         single_text: as for [`to_stock`].
         revision: branch, tag or commit on the Hub.
 
     Returns:
-        What was written, and how far the two models agree, in a sentence.
+        A sentence with the folder, the architecture and the largest difference between the two models.
 
     Raises:
-        OSError: something is missing, or cannot be written.
-        ValueError: no architecture of Transformers computes the model; says why, and what would fit. All but differences of token types
-            are told before weights are read.
+        OSError: a file is missing, or the folder cannot be written.
+        ValueError: no architecture of Transformers represents the model. The message says why, and what would fit. All reasons except token types
+            are checked before weights are read.
     """
     inspection.check_named(out, "the output")
     out = checked_output(Path(out))
     folder = folder_of(str(checkpoint), revision)
     config = inspection.load_config(str(folder))
     if not isinstance(config, PositionConfigMixin):
-        raise ValueError(f"{checkpoint} is a {config.model_type} model of Transformers already: it needs no export")
+        raise ValueError(f"{checkpoint} is already a {config.model_type} model of Transformers: it needs no export")
     cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
     files |= {name: folder / name for name in (REPORT, RESULTS) if (folder / name).is_file()}
     check_fits(config, cls, folder, tokenizer, max_length)
@@ -196,9 +196,9 @@ def check_conversion(
     types = config.family.setting(config, "type_vocab_size") if config.family.token_types else 0
     if architecture is not None and not architecture.has_types and types > 1 and head_of(cls, config) in OF_PAIRS:
         raise ValueError(
-            f"{config.position_scheme} would be {architecture.model_type!r}, which has no token types, and {cls.__name__} may read pairs of "
-            "texts: deberta and rope fit; if it reads single texts alone, leave --stock out, and write it by "
-            "hf-posenc export stock --single-text then"
+            f"{config.position_scheme} would become {architecture.model_type!r}, which has no token types, but {cls.__name__} may read pairs of "
+            "texts: deberta and rope fit. If it only reads single texts, convert without --stock, and then run "
+            "hf-posenc export stock --single-text"
         )
 
 
@@ -244,5 +244,5 @@ def _check_pooling(architecture: Architecture, folder: Path) -> None:
     for file in (*folder.glob(TRANSFORMER_SETTINGS), *module_settings(folder)):
         if "pooler_output" in json.dumps(json.loads(file.read_text(encoding="utf-8"))):
             raise ValueError(
-                f"{file} reads pooler_output, which a base model of {architecture.model_type!r} does not have; t5 and rope keep it"
+                f"{file} reads pooler_output, which the base model of {architecture.model_type!r} does not have; t5 and rope keep it"
             )

@@ -33,26 +33,26 @@ def to_stock(
     single_text: bool = False,
     tokenizer: Any = None,
 ) -> PreTrainedModel:
-    """The same model as an architecture of Transformers: `mpnet`, `deberta-v2`, `jina_embeddings_v3`, or its family's own.
+    """Convert a model with a position scheme to an architecture of Transformers: `mpnet`, `deberta-v2`, `jina_embeddings_v3`, or its original one.
 
-    Outputs are equal up to rounding, at tokens that are not padding. Only the scheme decides which architecture it is: `t5` and `absolute+t5` become
-    MPNet, `deberta` and `absolute+deberta` DeBERTa-v2, `rope` Jina Embeddings v3 (Transformers 5.4 and newer), `absolute` what it was. MPNet and
-    Jina have no token types or other buckets than T5's defaults; what cannot be computed is refused.
+    Outputs are equal up to rounding, except at padding. The scheme alone decides the architecture: `t5` and `absolute+t5` become
+    MPNet, `deberta` and `absolute+deberta` become DeBERTa-v2, `rope` becomes Jina Embeddings v3 (Transformers 5.4 and newer), and `absolute` becomes
+    the original architecture. MPNet has no token types, and only the default buckets of T5. A model that cannot be represented exactly is refused.
 
     Args:
-        model: a model with a position scheme, base model or head, of any family. It stays as it is.
-        max_length: tokens that the new model is to read, where its positions are relative. Default: the tokenizer's `model_max_length`,
-            or what the config says.
-        single_text: the model reads single texts, never pairs. Needed where the architecture has no token types and a head may read
+        model: a base model or a model with a task head, with a position scheme, of any family. It is not changed.
+        max_length: maximum sequence length of the new model, in tokens, if its positions are relative. Default: the tokenizer's
+            `model_max_length`, or that of the config.
+        single_text: the model is never given pairs of texts. Needed if the architecture has no token types and the task head may read
             pairs.
-        tokenizer: the model's, to make sure that its token id 1 does not occur in texts where MPNet would take it for padding.
+        tokenizer: the model's tokenizer, to check that token id 1, which MPNet takes for padding, does not occur in texts.
 
     Returns:
-        A model of a class of Transformers. `config.hf_posenc` says what it was, for [`from_stock`].
+        A model of a class of Transformers. `config.hf_posenc` keeps the position scheme for [`from_stock`].
 
     Raises:
-        TypeError: not a model.
-        ValueError: no architecture of Transformers computes it; says why, and what would fit.
+        TypeError: `model` is not a model of Transformers.
+        ValueError: no architecture of Transformers represents it. The message says why, and what would fit.
     """
     config = check_exportable(model)
     architecture = architecture_of(config)
@@ -64,7 +64,7 @@ def to_stock(
     check_types(architecture, model, head, single_text)
     length = length_of(architecture, max_length, tokenizer)
     if not architecture.has_pooler and head == "Model" and getattr(model, "pooler", None) is not None:
-        logger.warning_once(f"{architecture.model_type!r} has no pooler in its base model: pooler_output is lost")
+        logger.warning_once(f"the base model of {architecture.model_type!r} has no pooler: pooler_output is lost")
     source = FAMILIES[config.family.model_type]
     tensors = read_tensors(model.state_dict(), source.of_class(type(model).__name__))
     untie = _unties(architecture, tensors, config)
@@ -80,17 +80,20 @@ def to_stock(
 
 
 def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
-    """A model that [`to_stock`] made, perhaps trained since, as the model with a position scheme that it was.
+    """Convert the output of [`to_stock`] back to a model with its position scheme, also after it was trained.
 
     Args:
-        model: of a class of Transformers, with `config.hf_posenc`. It stays as it is.
+        model: a model of a class of Transformers, with `config.hf_posenc`. It is not changed.
+
+    Returns:
+        A model of the class with a position scheme (`Posenc...`).
 
     Raises:
-        TypeError: not a model.
-        ValueError: it does not come from here, or what it has learned since has no place in the model that it was.
+        TypeError: `model` is not a model of Transformers.
+        ValueError: it was not made by `to_stock`, or it was trained in a way that the model with a position scheme cannot represent.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"from_stock needs a model of transformers, got {type(model).__name__}")
+        raise TypeError(f"from_stock needs a model of Transformers, got {type(model).__name__}")
     config = source_config(model.config)
     if config is None:
         raise ValueError(f"this {type(model).__name__} was not made by to_stock: its config has no {EXPORTED!r}")
@@ -118,11 +121,9 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
 def check_exportable(model: Any) -> PositionConfigMixin:
     """The config of a model with a position scheme; TypeError or ValueError for anything else."""
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"to_stock needs a model of transformers, got {type(model).__name__}")
+        raise TypeError(f"to_stock needs a model of Transformers, got {type(model).__name__}")
     if not isinstance(model, PosencPreTrainedModel) or type(model) not in VARIANT_MODELS.values():
-        raise ValueError(
-            f"a {type(model).__name__} is no model with a position scheme of hf_posenc; what Transformers itself has is saved as it is"
-        )
+        raise ValueError(f"a {type(model).__name__} has no position scheme of hf_posenc; save it with save_pretrained")
     return model.config
 
 
@@ -141,12 +142,12 @@ def architecture_of(config: PositionConfigMixin) -> Architecture | None:
             architecture = cls(config)
             if reasons := [*architecture.refusals()]:
                 raise ValueError(
-                    f"position_scheme={config.position_scheme!r} would be {architecture.model_type!r}, but "
+                    f"position_scheme={config.position_scheme!r} would become {architecture.model_type!r}, but "
                     + "; ".join(reasons)
                 )
             return architecture
     raise ValueError(
-        f"no architecture of Transformers computes position_scheme={config.position_scheme!r}; {FITTING} have one. Convert the model to one "
+        f"Transformers has no architecture with position_scheme={config.position_scheme!r}; it has one for {FITTING}. Convert the model to one "
         "of these first: hf-posenc convert MODEL --out OUT --position-scheme t5 --stock"
     )
 
@@ -162,35 +163,35 @@ def _activation(names: Names, head: str) -> str | None:
 
 def check_head(architecture: Architecture, cls: type[PreTrainedModel], head: str, config: PositionConfigMixin) -> None:
     """Raise ValueError for a head that the architecture does not have, or has with another activation."""
-    names, where = FAMILIES[config.family.model_type], f"{cls.__name__} would be {architecture.model_type!r}"
+    names, where = FAMILIES[config.family.model_type], f"{cls.__name__} would become {architecture.model_type!r}"
     if head == "Model":
         return
     if head not in names.heads or head not in architecture.names.heads:
         common = [each for each in names.heads if each in architecture.names.heads]
-        raise ValueError(f"{where}, which has no such head; of its heads {', '.join(common)} fit, and the base model")
+        raise ValueError(f"{where}, which has no such task head; the base model and the heads {', '.join(common)} fit")
     own, there = (each.heads[head].activation for each in (names, architecture.names))
     of_layers = config.family.setting(config, "hidden_act")
     own = own or of_layers
     there = there or (of_layers if head == "ForMaskedLM" else own)
     if own != there:
         raise ValueError(
-            f"{where}, whose head has the activation {there!r}, and the model's has {own!r}; deberta and the base model fit"
+            f"{where}, whose task head has the activation {there!r}, but the model's has {own!r}; deberta or the base model fit"
         )
 
 
 def check_types(architecture: Architecture, model: PreTrainedModel, head: str, single_text: bool) -> None:
-    """Raise ValueError where token types would be lost in a head that may read pairs; warn of it elsewhere."""
+    """Raise ValueError if a head that may read pairs would lose token types; otherwise log a warning."""
     if architecture.has_types or not types_differ(model):
         return
     if head in OF_PAIRS and not single_text:
         raise ValueError(
-            f"{type(model).__name__} would be {architecture.model_type!r}, which has no token types: the second text of a pair would be "
-            "read as the first. If the model reads single texts alone, say so by single_text=True (--single-text); for pairs, deberta "
+            f"{type(model).__name__} would become {architecture.model_type!r}, which has no token types: both texts of a pair would have "
+            "the same type. If the model only reads single texts, pass single_text=True (--single-text); for pairs, deberta "
             "and rope fit"
         )
     logger.warning_once(
-        f"{architecture.model_type!r} has no token types, and says nothing where it is given some: single texts are computed as before, "
-        "pairs of texts are not"
+        f"{architecture.model_type!r} has no token types, and ignores them without a warning: outputs for single texts are the same, those "
+        "for pairs of texts are not"
     )
 
 
@@ -201,29 +202,27 @@ def check_padding(architecture: Architecture, tokenizer: Any) -> None:
     follows = architecture.source.family.positions_follow_padding
     if architecture.model_type == "mpnet" and not follows:
         if tokenizer is None:
-            logger.warning_once(
-                "'mpnet' takes token id 1 for padding: texts in which it occurs are computed otherwise"
-            )
+            logger.warning_once("'mpnet' takes token id 1 for padding: outputs differ for texts in which it occurs")
         elif not str(token := tokenizer.convert_ids_to_tokens(1)).startswith("[unused"):
             raise ValueError(
-                f"it would be 'mpnet', which takes token id 1 for padding when it counts positions, and here that is {token!r}, which "
-                "occurs in texts; t5 without absolute fits"
+                f"the model would become 'mpnet', which takes token id 1 for padding when it counts positions, but here token 1 is {token!r}, "
+                "which occurs in texts; t5 without absolute fits"
             )
     if architecture.counts_from_left:
         if tokenizer is None:
             logger.warning_once("'deberta-v2' counts positions from the left: pad on the right")
         elif tokenizer.padding_side == "left":
             raise ValueError(
-                "it would be 'deberta-v2', which counts padding on the left as positions, and the tokenizer pads there: set "
-                "tokenizer.padding_side to 'right', or take deberta without absolute"
+                "the model would become 'deberta-v2', which counts padding on the left as positions, and the tokenizer pads on the left: "
+                "set tokenizer.padding_side to 'right', or use deberta without absolute"
             )
 
 
 def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any) -> int:
-    """The number of tokens that the new model is to read.
+    """The maximum sequence length of the new model, in tokens.
 
     Raises:
-        ValueError: more than the position embeddings have rows for, or no length.
+        ValueError: it is more than the number of position embeddings, or not a length.
     """
     config = architecture.source
     usable = config.sizes.max_position_embeddings - config.sizes.first_position
@@ -234,7 +233,7 @@ def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any
     if architecture.reads_table and length > usable:
         if max_length is None:
             return usable
-        raise ValueError(f"max_length must be at most {usable}, the model's position embeddings, got {max_length}")
+        raise ValueError(f"max_length must be at most {usable}, the number of position embeddings, got {max_length}")
     return usable if architecture.reads_table else length
 
 
@@ -254,7 +253,7 @@ def source_config(config: Any) -> PositionConfigMixin | None:
     cls = CONFIG_CLASSES.get(entries.get("model_type"))
     if cls is None or not issubclass(cls, PositionConfigMixin):
         raise ValueError(
-            f"the config's {EXPORTED!r} names model type {entries.get('model_type')!r}, which hf_posenc does not have"
+            f"the config's {EXPORTED!r} names model type {entries.get('model_type')!r}, which hf_posenc does not support"
         )
     return cls.from_dict(dict(entries))
 

@@ -255,7 +255,7 @@ def read_tensors(state: Mapping[str, torch.Tensor], names: Mapping[str, str]) ->
         path, _, leaf = key.rpartition(".")
         name = ours.get(LAYER.sub("{}", path))
         if name is None:
-            raise ValueError(f"{key} has no place in another architecture")
+            raise ValueError(f"{key} cannot be converted to another architecture")
         found[f"{name}.{leaf}".format(*LAYER.findall(path))] = tensor
     return found
 

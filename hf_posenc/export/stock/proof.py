@@ -33,7 +33,7 @@ class Agreement:
     size: float
 
     def __str__(self) -> str:
-        return f"largest difference {self.difference:.1e} of numbers up to {self.size:.1f}, at {', '.join(map(str, self.lengths))} tokens"
+        return f"largest difference {self.difference:.1e} in outputs up to {self.size:.1f}, at {', '.join(map(str, self.lengths))} tokens"
 
 
 def check_agreement(
@@ -68,7 +68,7 @@ def _difference(name: str, own: torch.Tensor, there: torch.Tensor, length: int, 
     difference, size = (own - there).abs().max().item(), max(1.0, own.abs().max().item())
     if not difference <= ROUNDING.get(dtype, HALF_PRECISION) * size:  # also if it is no number
         raise ValueError(
-            f"the two models differ: {name} by {difference:.1e} at {length} tokens, where numbers reach {size:.1f}; nothing is written"
+            f"the two models differ: {name} by {difference:.1e} at {length} tokens, with values up to {size:.1f}; nothing was written"
         )
     return difference
 

@@ -28,12 +28,12 @@ class Absolute(EmbeddingScheme):
             "position_stride",
             Integer(1),
             1,
-            "rows of the table from one position to the next, fewer where a sequence is too long for that",
+            "rows of the position embedding matrix from one position to the next; fewer for a sequence that would not fit",
         ),
     )
     formula = "w + p_i, p learned"
     paper = "Devlin et al. 2019, arXiv:1810.04805"
-    extrapolates = "no: the table ends"
+    extrapolates = "no: the position embedding matrix ends"
     ends_with_table = True
     uses_table = True
     # Of the flags.

@@ -157,20 +157,20 @@ class EmbeddingScheme(PositionScheme):
             "position_combine",
             Choice(("add", "concat", "gate", "attention")),
             "add",
-            "how positions join the word embedding; each starts as the sum",
+            "how positions are combined with the token embeddings; each starts as the sum",
         ),
         Flag(
             "position_width",
             Integer(0),
             0,
-            "concat: features of the hidden state that are the position's alone, nothing being projected; 0: all are both's",
+            "with concat: number of hidden features that hold positions only, without a projection; 0: all features hold both",
         ),
         Flag("position_every_layer", Boolean(), False, "add the positions again before every layer but the first"),
         Flag(
             "position_every_layer_weight",
             Number(0),
             0.0,
-            "what positions are multiplied with before every layer, at the start",
+            "initial weight of the positions that are added before every layer",
         ),
     )
 

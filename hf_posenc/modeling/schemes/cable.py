@@ -33,7 +33,7 @@ class Cable(AttentionScheme):
     name = "cable"
     flags = (
         init(),
-        Flag("position_two_sums", Boolean(), False, "sums of their own for keys on either side of the query"),
+        Flag("position_two_sums", Boolean(), False, "separate sums for keys before and after the query"),
     )
     formula = "q_i·k_j/√d − a_h·g_i·|S_i−S_j|, S_i = Σ_{t≤i} ReLU(x_t·w_c), g_i = softplus(x_i·w_s)"
     paper = "Veisi et al. 2025, arXiv:2503.08067"

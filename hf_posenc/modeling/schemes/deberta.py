@@ -76,14 +76,17 @@ class Deberta(AttentionScheme):
     name = "deberta"
     flags = (
         init(),
-        form("keep the content score of a checkpoint, or everything over √(d·(1 + terms)) as published"),
+        form("keep the content score of a checkpoint, or divide all scores by √(d·(1 + terms)) as published"),
         buckets(256, "number of logarithmic buckets in each direction; 0: none"),
-        max_distance(512, "distance from which on all share the last row"),
-        Flag("position_attention_types", Subset(("c2p", "p2c", "p2p"), needed=2), ("c2p", "p2c"), "which terms"),
+        max_distance(512, "distances from this one on share the last row"),
+        Flag("position_attention_types", Subset(("c2p", "p2c", "p2p"), needed=2), ("c2p", "p2c"), "which score terms"),
         Flag(
-            "position_share_projections", Boolean(), True, "reuse the content projections (v2, v3), or own ones (v1)"
+            "position_share_projections",
+            Boolean(),
+            True,
+            "reuse the content projections (v2, v3), or learn separate ones (v1)",
         ),
-        Flag("position_norm", Boolean(), False, "LayerNorm on the table (v2, v3)"),
+        Flag("position_norm", Boolean(), False, "LayerNorm on the relative position embeddings (v2, v3)"),
     )
     formula = "(q_i·k_j + q_i·K[δ(i,j)] + k_j·Q[δ(i,j)])/√d, K = W_k P, Q = W_q P"
     paper = "He et al. 2021, arXiv:2006.03654"

@@ -38,7 +38,7 @@ class Fire(AttentionScheme):
     name = "fire"
     flags = (
         init(),
-        Flag("position_per_layer", Boolean(), True, "a network per layer instead of one for all"),
+        Flag("position_per_layer", Boolean(), True, "one network per layer instead of one for all layers"),
     )
     formula = "q_i·k_j/√d + f_h(±ψ(|i−j|)/ψ(max(L, n_i−1)))"
     paper = "Li et al. 2024, arXiv:2310.04418"

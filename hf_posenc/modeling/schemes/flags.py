@@ -141,14 +141,14 @@ class Subset(Kind):
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag as one scheme has it. Schemes that share a flag have it with the same kind, each with its own default.
+    """A config option (`position_*`) of one scheme. Schemes that share an option have it with the same kind, each with its own default.
 
     Attributes:
-        name: in configs and as a keyword.
-        kind: what it may be.
-        default: what stands for "not given" (None).
-        help: one line: what it is for.
-        default_help: the default for people, where it is computed.
+        name: in configs and as a keyword argument.
+        kind: the type and range of its values.
+        default: the value if the option is None (not given).
+        help: one line that says what it does.
+        default_help: the default in words, if it is computed.
     """
 
     name: str
@@ -172,12 +172,12 @@ class Flag:
 
 
 # Of all variants: it is no scheme's, and changes no output but what stands at padding.
-UNPAD = Flag("unpad", Boolean(), True, "layers leave padding out, on CPUs, where that is faster")
+UNPAD = Flag("unpad", Boolean(), True, "padding-free layers on CPUs, where that is faster")
 
 
 def init() -> Flag:
     """`position_init`."""
-    help = "initial values: such that nothing changes at first, or as the paper has them"
+    help = "initialization: output-preserving, or as in the paper"
     return Flag("position_init", Choice(("silent", "paper")), "silent", help)
 
 
@@ -211,12 +211,12 @@ WINDOW = Flag(
     "position_window",
     Integer(0),
     0,
-    "tokens that a query sees, half of them on either side, in all layers but the global ones; 0: all",
+    "number of tokens that a query attends to, half of them on either side, in all layers but the global ones; 0: all",
 )
 GLOBAL_EVERY = Flag(
     "position_global_every",
     Integer(0),
     3,
-    "with position_window: the first of every so many layers is global and sees all tokens; 0: none is",
+    "with position_window: every so many layers, starting with the first, one is global and attends to all tokens; 0: none",
 )
 WINDOW_FLAGS = (WINDOW, GLOBAL_EVERY)

@@ -37,7 +37,10 @@ class Kerple(AttentionScheme):
     flags = (
         init(),
         Flag(
-            "position_kernel", Choice(("log", "power")), "log", "what the penalty grows with: a logarithm, or a power"
+            "position_kernel",
+            Choice(("log", "power")),
+            "log",
+            "whether the penalty grows with the logarithm or a power of the distance",
         ),
     )
     formula = "q_i·k_j/√d − r1_h·log(1 + r2_h·|i−j|)"

@@ -23,8 +23,8 @@ class Relative(AttentionScheme):
     name = "relative"
     flags = (
         init(),
-        max_distance(64, "largest distance with a vector of its own; those beyond share it"),
-        Flag("position_on_values", Boolean(), True, "also on the value side"),
+        max_distance(64, "largest distance with its own vector; larger distances share it"),
+        Flag("position_on_values", Boolean(), True, "also add learned vectors to the values"),
     )
     formula = "q_i·(k_j + a^K[c(j−i)])/√d, output Σ_j α_ij (v_j + a^V[c(j−i)])"
     paper = "Shaw et al. 2018, arXiv:1803.02155"

@@ -118,12 +118,12 @@ class Rope(AttentionScheme):
             1.0,
             "share of an attention head's features that are rotated, the first ones",
         ),
-        layout("halves", "which features make a pair: k and k + d/2, or 2k and 2k + 1"),
+        layout("halves", "which features form a pair: k and k + d/2 (halves), or 2k and 2k + 1 (interleaved)"),
         Flag(
             "position_rope_scaling",
             Dictionary("{'rope_type': 'linear', 'factor': 2.0}"),
             None,
-            "transformers' RoPE scaling",
+            "Transformers' RoPE scaling",
             default_help="none",
         ),
     )

@@ -93,21 +93,21 @@ class Sinusoidal(EmbeddingScheme):
             "position_amplitude",
             Number(0),
             None,
-            "amplitude, at the start where it is learned",
-            default_help="the one whose RMS is initializer_range",
+            "amplitude; the initial one if it is learned",
+            default_help="such that the RMS is initializer_range",
         ),
         Flag(
             "position_learn_amplitude",
             Boolean(),
             None,
             "train the amplitude",
-            default_help="where position_amplitude is 0",
+            default_help="only if position_amplitude is 0",
         ),
         Flag(
             "position_frequency",
             Number(0),
             1,
-            "radians from one position to the next of the fastest sinusoids, at most π",
+            "frequency of the fastest sinusoids, in radians per position, at most π",
         ),
     )
     formula = "w + s·f(i), f(r) = [sin, cos](ω·r/base^(2k/E)), s a constant unless position_learn_amplitude"

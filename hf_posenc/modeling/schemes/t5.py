@@ -29,8 +29,8 @@ class T5(AttentionScheme):
     flags = (
         init(),
         buckets(32, "number of logarithmic buckets, even and at least 4"),
-        max_distance(128, "distance from which on all share the last bucket"),
-        Flag("position_per_layer", Boolean(), False, "a table per layer instead of one for all"),
+        max_distance(128, "distances from this one on share the last bucket"),
+        Flag("position_per_layer", Boolean(), False, "one bias matrix per layer instead of one for all layers"),
     )
     formula = "q_i·k_j/√d + b[h, bucket(j−i)]"
     paper = "Raffel et al. 2020, arXiv:1910.10683"

@@ -30,10 +30,10 @@ class Tupe(AttentionScheme):
     """
 
     name = "tupe"
-    flags = (init(), form("keep the content score of a checkpoint, or both over √(2d) as published"))
+    flags = (init(), form("keep the content score of a checkpoint, or divide both scores by √(2d) as published"))
     formula = "q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, [CLS] untied"
     paper = "Ke et al. 2021, arXiv:2006.15595"
-    extrapolates = "no: the table ends"
+    extrapolates = "no: the position embedding matrix ends"
     reads_content = False
     ends_with_table = True
     reads_table = True
