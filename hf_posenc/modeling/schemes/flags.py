@@ -65,6 +65,8 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Boolean(Kind):
+    """True or False."""
+
     annotation = bool
     values = "bool"
 
