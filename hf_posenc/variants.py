@@ -4,7 +4,6 @@ A variant's class is named as the stock class with "Posenc" before it, and stand
 transformers: whatever stands in that one's place since, or stood there before. Reading these tables installs nothing.
 """
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,7 +21,7 @@ from .modeling.models import (
 from .modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin, check_names
 from .modeling.models.family import Family
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
-from .modeling.schemes.flags import UNPAD
+from .modeling.schemes.flags import UNPAD, did_you_mean
 from .modeling.schemes.table import FLAGS
 
 
@@ -101,8 +100,7 @@ def check_flag_names(names: Iterable[str], others: Iterable[str] = ()) -> None:
     check_names(names)
     for name in names:
         if name not in FLAGS and name != UNPAD.name:
-            nearest = difflib.get_close_matches(name, others, n=1)
-            raise TypeError(f"unexpected keyword {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else ""))
+            raise TypeError(f"unexpected keyword {name!r}{did_you_mean(name, others)}")
 
 
 def scheme_of(config: PreTrainedConfig) -> str:

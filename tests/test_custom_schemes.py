@@ -20,6 +20,8 @@ import hf_posenc
 import hf_posenc_cli as cli
 from hf_posenc import custom_schemes, register_scheme, with_position_scheme
 from hf_posenc.checkpoint_code import at_home, travelling
+from hf_posenc.conversion.converting import conversion_options
+from hf_posenc.conversion.start import start
 from hf_posenc.custom_schemes import register_files
 from hf_posenc.hub.cards import write_card
 from hf_posenc.modeling.schemes import table as schemes
@@ -797,3 +799,29 @@ def test_a_checkpoint_is_converted_to_it(key_decay, tmp_path):
     model = AutoModel.from_pretrained(tmp_path / "out")
     assert model.config.position_scheme == "key_decay"
     assert all(layer.attention.self.key_decay.weight.any() for layer in model.encoder.layer)
+
+
+def test_a_conversion_begins_with_its_own_start_and_options(files):
+    """A custom scheme that rotates as rope does gets, by the same tool, the projections that rope gets, and chooses an option."""
+    text = (
+        FILES["learned_turns.py"]
+        .replace(
+            "    def initialize_from",
+            "    flags = (Flag('position_turns', Number(0), 1.0, 'nothing'),)\n    conversion_options = classmethod("
+            "lambda cls, aims: {'position_turns': float(aims.max_length)})\n\n    def initialize_from",
+        )
+        .replace("import AttentionScheme,", "import AttentionScheme, Flag, Number,")
+    )
+    (files / "learned_turns.py").write_text(text, encoding="utf-8")
+    register_files([files / "learned_turns.py"])
+    torch.manual_seed(0)
+    teacher = BertModel(stock_config("bert")).eval()
+    batches = [{"input_ids": torch.randint(1, 90, (4, 24)), "attention_mask": torch.ones(4, 24, dtype=torch.long)}]
+    students = [with_position_scheme(teacher, name, copy=True) for name in ("none", "rope", "learned_turns")]
+    for student in students:
+        start(student, teacher, batches)
+    query = "encoder.layer.1.attention.self.query.weight"
+    without, rope, own = (student.state_dict()[query] for student in students)
+    torch.testing.assert_close(own, rope, rtol=0, atol=1e-6)
+    assert (own - without).abs().max() > 0.01
+    assert conversion_options(teacher.config, "learned_turns", {}, 64, 96) == {"position_turns": 96.0}

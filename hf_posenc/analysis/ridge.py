@@ -1,7 +1,9 @@
-"""Ridge regression, for linear probes: one decomposition of the features serves every penalty and every target."""
+"""Ridge regression, for linear probes."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -38,12 +40,6 @@ class RidgeFit:
     around: torch.Tensor
 
 
-def r_squared(targets: torch.Tensor, predictions: torch.Tensor) -> torch.Tensor:
-    """The coefficient of determination of (..., examples, targets), by target."""
-    residual = (targets - predictions).square().sum(-2)
-    return 1 - residual / (targets - targets.mean(-2, keepdim=True)).square().sum(-2)
-
-
 def fit_ridge(features: torch.Tensor, fitted: torch.Tensor, true: torch.Tensor, split: Split) -> RidgeFit:
     """Ridge regression with a penalty chosen by target on the validation examples, measured on the test examples.
 
@@ -55,25 +51,36 @@ def fit_ridge(features: torch.Tensor, fitted: torch.Tensor, true: torch.Tensor, 
         true: (examples, targets), what it is measured against: the same, unless `fitted` was shuffled.
         split: which examples serve what.
     """
-    features, fitted, true = features.double(), fitted.double(), true.double()
-    mean, scale = features[split.train].mean(0), features[split.train].std(0)
+    try:
+        from sklearn.linear_model import Ridge
+        from sklearn.metrics import r2_score
+    except ImportError as error:
+        raise ImportError('linear probes need scikit-learn: pip install "hf_posenc[analysis]"') from error
+
+    features, fitted, true = (tensor.double().numpy() for tensor in (features, fitted, true))
+    train, validation, test = (part.numpy() for part in (split.train, split.validation, split.test))
+    mean, scale = features[train].mean(0), features[train].std(0, ddof=1)
     # A feature that never varies tells nothing.
-    scale = torch.where(scale > 0, scale, torch.inf)
+    scale = np.where(scale > 0, scale, np.inf)
     standard = (features - mean) / scale
-    train, offset = standard[split.train], fitted[split.train].mean(0)
-    values, vectors = torch.linalg.eigh(train.T @ train / len(train))
-    projected = vectors.T @ (train.T @ (fitted[split.train] - offset)) / len(train)
-    penalties = torch.tensor(PENALTIES, dtype=torch.float64)
-    # (penalties, features, targets)
-    weights = vectors @ (projected / (values.clamp(min=0)[:, None] + penalties[:, None, None]))
-    chosen = r_squared(fitted[split.validation], standard[split.validation] @ weights + offset).argmax(0)
-    weights = weights[chosen, :, torch.arange(len(chosen))].T
-    wanted, predictions = true[split.test], standard[split.test] @ weights + offset
-    return RidgeFit(
-        weights=weights / scale[:, None],
-        penalty=penalties[chosen],
-        r2=r_squared(wanted, predictions),
-        error=(wanted - predictions).abs().mean(0),
-        squares=(wanted - predictions).square(),
-        around=(wanted - wanted.mean(0)).square(),
+    fits = [Ridge(alpha=penalty * train.sum()).fit(standard[train], fitted[train]) for penalty in PENALTIES]
+    scores = [
+        r2_score(fitted[validation], _predicted(fit, standard[validation]), multioutput="raw_values") for fit in fits
+    ]
+    penalty = np.asarray(PENALTIES)[np.argmax(scores, axis=0)]
+    best = Ridge(alpha=penalty * train.sum()).fit(standard[train], fitted[train])
+    wanted, predictions = true[test], _predicted(best, standard[test])
+    numbers = (
+        np.atleast_2d(best.coef_).T / scale[:, None],
+        penalty,
+        r2_score(wanted, predictions, multioutput="raw_values"),
+        np.abs(wanted - predictions).mean(0),
+        np.square(wanted - predictions),
+        np.square(wanted - wanted.mean(0)),
     )
+    return RidgeFit(*map(torch.from_numpy, numbers))
+
+
+def _predicted(fit: Any, features: np.ndarray) -> np.ndarray:
+    """(examples, targets), of one target too."""
+    return features @ np.atleast_2d(fit.coef_).T + fit.intercept_

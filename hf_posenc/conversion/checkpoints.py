@@ -251,14 +251,6 @@ def is_new(name: str, position_scheme: str, config: PreTrainedConfig) -> bool:
     return name in scheme_names(position_scheme) and name not in scheme_names(scheme_of(config))
 
 
-def default_flags(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags with what conversion has other defaults for: `t5` gets a table per layer, unless the checkpoint has a `t5`."""
-    flags = {name: value for name, value in flags.items() if value is not None}
-    if is_new("t5", position_scheme, config):
-        flags.setdefault("position_per_layer", True)
-    return flags
-
-
 def make_student(original: PreTrainedModel, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedModel:
     """A copy of a model, head included, with another scheme, whose new parameters are as they start in a variant."""
     return change_scheme(copy.deepcopy(original), position_scheme, reports=False, **flags).eval()

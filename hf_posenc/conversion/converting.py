@@ -18,8 +18,7 @@ from .. import inspection
 from ..export.onnx import exporting
 from ..hub.folders import REPORT, check_space, checked_output, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
-from ..modeling.schemes.positions import t5_bucket
-from ..modeling.schemes.table import scheme_names
+from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..variants import check_flag_names, family_of, variant_config
 from . import digests
@@ -29,7 +28,6 @@ from .checkpoints import (
     check_finite,
     check_installed,
     check_max_length,
-    default_flags,
     is_native,
     is_new,
     keeps_positions,
@@ -40,7 +38,7 @@ from .distillation import Distillation, Diverged, distill, is_first_process, set
 from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
-from .start import ORDERED_BY, best_sinusoids, joined_positions, number_of_positions, start
+from .start import Aims, joined_positions, number_of_positions, start
 from .targets import Batch
 from .texts import SHORTEST, Windows, held_out_apart, read_documents
 from .writing import write_converted
@@ -191,7 +189,7 @@ class Conversion:
                 checkpoint.tokenizer,
                 distillation.max_length,
             )
-        if new & {*ORDERED_BY}:
+        if any(SCHEMES[name].orders_heads for name in new):
             check_installed("scipy", "train")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
@@ -285,7 +283,13 @@ class Conversion:
         windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.distillation.train != "none")
-        self.flags |= sinusoid_flags(self.original, self.position_scheme, self.flags, self.distillation.trained_length)
+        if not self.arguments.stock:
+            family = family_of(self.original.config)
+            rows = joined_positions(self.original, family, number_of_positions(self.original, family))
+            lengths = self.distillation.trained_length, self.distillation.max_length
+            self.flags |= conversion_options(
+                self.original.config, self.position_scheme, self.flags, *lengths, rows.detach()
+            )
         student, report = self.student(), self.report(windows, held_out)
         interrupted = self._interrupted(report)
         stages = [self._start, self._calibrate, self._keep_state, self._distill]
@@ -485,44 +489,26 @@ def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bo
     return bool(of_attention or rotates(first_attention(student))) and not keeps_positions(student, original)
 
 
-def bucket_flags(
-    config: PreTrainedConfig, position_scheme: str, flags: dict[str, Any], trained_length: int, max_length: int
+def conversion_options(
+    config: PreTrainedConfig,
+    position_scheme: str,
+    flags: dict[str, Any],
+    trained_length: int,
+    max_length: int,
+    rows: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """Flags of `t5` such that a bucket begins at the trained length, and the last near the longest distance.
+    """What the new ones of a checkpoint's schemes choose where nothing is given.
 
-    None where they are given, and where the checkpoint has a table of its own.
+    Args:
+        rows: what is added to the teacher's token embeddings at each position, once weights are loaded.
     """
-    given = {"position_buckets", "position_max_distance"} & {*flags}
-    if not is_new("t5", position_scheme, config) or given or max_length <= trained_length:
-        return {}
-    for buckets in (32, 48, 64, 96, 128):
-        exact = buckets // 4
-        for number in range(exact - 1, 0, -1):  # of the logarithmic buckets that lie within the trained length
-            furthest = round(exact * (trained_length / exact) ** (exact / number))
-            if furthest > max_length:
-                break
-            ends = t5_bucket(-torch.tensor([trained_length - 1, trained_length]), buckets, furthest)
-            if furthest * 2 >= max_length and ends[0] != ends[1]:
-                return {"position_buckets": buckets, "position_max_distance": furthest}
-    return {}
-
-
-@torch.no_grad()
-def sinusoid_flags(
-    model: PreTrainedModel, position_scheme: str, flags: dict[str, Any], trained_length: int
-) -> dict[str, Any]:
-    """Base and frequency of `sinusoidal`, concatenated, such that it comes near to what joins a model's words.
-
-    None where they are given, another scheme has the same base, or nothing joins the words.
-    """
-    names, config = {*scheme_names(position_scheme)}, model.config
-    given = {"position_base", "position_frequency"} & {*flags} or names & {"rope", "transformer_xl"}
-    projected = flags.get("position_combine") == "concat" and not flags.get("position_width")
-    if not is_new("sinusoidal", position_scheme, config) or not projected or given:
-        return {}
-    family = family_of(config)
-    rows = joined_positions(model, family, number_of_positions(model, family))
-    return best_sinusoids(rows, trained_length, flags.get("position_layout", "interleaved")) if rows.any() else {}
+    chosen: dict[str, Any] = {}
+    names = scheme_names(position_scheme)
+    for name in names:
+        if is_new(name, position_scheme, config):
+            aims = Aims(flags | chosen, {*names}, trained_length, max_length, rows)
+            chosen |= SCHEMES[name].conversion_options(aims)
+    return chosen
 
 
 def convert(
@@ -596,8 +582,7 @@ def chosen_flags(
             )
         return {}
     if not stock:  # MPNet has one matrix, and its buckets are not ours to choose
-        flags = default_flags(config, position_scheme, flags)
-        flags |= bucket_flags(config, position_scheme, flags, trained, max_length)
+        flags |= conversion_options(config, position_scheme, flags, trained, max_length)
     new = variant_config(config, position_scheme, **flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from ..files import whole_file
 from ..modeling.schemes.parameters import PositionTable
+from ..modeling.schemes.table import SCHEMES
 from ..parameters import position_parameters
 from ..variants import family_of
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
@@ -32,8 +33,6 @@ BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features.
 DEFAULT_RATE = 1.5e-4
-# Where positions act by projections, and no table or bias of their own, these have to move further.
-RATES = {"rope": 3e-4, "tupe": 3e-4}
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
     "rel_embeddings": 0.01,
@@ -95,7 +94,8 @@ class Distillation:
 
     def with_rate_of(self, names: set[str]) -> "Distillation":
         """At the rate that suits new schemes, by their names."""
-        return replace(self, learning_rate=max(RATES.get(name, DEFAULT_RATE) for name in names))
+        rates = (SCHEMES[name].distillation_rate or DEFAULT_RATE for name in names)
+        return replace(self, learning_rate=max(rates))
 
     @property
     def reaches_further(self) -> bool:

@@ -1,5 +1,9 @@
 """Start: what algebra alone keeps of the positions that a checkpoint was trained with."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -24,10 +28,110 @@ BEYOND = 1e-2
 NOISE = torch.finfo(torch.bfloat16).eps
 # Relative size of what keeps other problems solvable.
 RIDGE = 1e-6
-# Schemes that heads are put in another order for, by the assignment of SciPy.
-ORDERED_BY = ("alibi", "tupe")
 # Random words that stand for a text where none is given: sequences and their length.
 RANDOM_TEXT = (16, 64)
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What a conversion is to lead to, for `conversion_options` of a scheme.
+
+    Attributes:
+        given: config options, those that the caller gives and those that schemes before have chosen.
+        names: of all schemes that the model is to have.
+        trained_length, max_length: tokens that the teacher reads well, and that the student is to read.
+        rows: (positions, width), what is added to the teacher's token embeddings; None before weights are loaded.
+    """
+
+    given: Mapping[str, Any]
+    names: set[str]
+    trained_length: int
+    max_length: int
+    rows: torch.Tensor | None = None
+
+    def best_sinusoids(self, layout: str) -> dict[str, float]:
+        """[`best_sinusoids`] for the rows."""
+        return {} if self.rows is None else best_sinusoids(self.rows, self.trained_length, layout)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What `initialize_from` of a scheme is given: a student with the scheme, its teacher, text, and what can be done with them.
+
+    Attributes:
+        student, teacher: in eval mode; the student's parameters are what is set.
+        family: of both.
+        rows: (positions, width), what is added to the teacher's token embeddings at each position.
+        trained_length: of these, how many the teacher knows well.
+        text: `input_ids` and `attention_mask`, batch by batch.
+        is_random: the text is of random tokens: none was given.
+    """
+
+    student: nn.Module
+    teacher: nn.Module
+    family: Family
+    rows: torch.Tensor
+    trained_length: int
+    text: list[Batch]
+    is_random: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the student's schemes."""
+        return schemes_of(self.student)
+
+    @property
+    def kept(self) -> set[str]:
+        """The names of those that the teacher has too."""
+        return kept_schemes(self.student, self.teacher)
+
+    @property
+    def encoder(self) -> nn.Module:
+        """The student's encoder."""
+        return self.family.encoder_of(self.student.base_model)
+
+    @property
+    def heads_are_free(self) -> bool:
+        """Whether attention heads may change their order."""
+        return heads_are_free(self.student, self.teacher)
+
+    @property
+    def bases_are_free(self) -> bool:
+        """Whether queries and keys of a head may have another basis: no scheme that is kept reads them."""
+        return not any(scheme.reads_content for scheme in of_the_attention(self.kept))
+
+    def fold_mean(self) -> None:
+        """Add the mean row to all token embeddings, and to that with which all texts begin ([CLS]) the first row instead."""
+        mean = self.rows[: self.trained_length].mean(0)
+        fold(self.student, self.family, mean)
+        if not self.is_random:
+            place_first_word(self.student, self.family, self.rows[0] - mean, self.text)
+
+    def copy_rows(self) -> None:
+        """Give the student's position embedding matrix the rows; what a kept scheme reads there is its own."""
+        if not any(SCHEMES[name].reads_table is True for name in self.kept):
+            own = table_rows(self.student, self.family)
+            own.zero_()[: len(self.rows)] = self.rows[: len(own)]
+
+    def fit_sinusoids(self, scheme: Any) -> None:
+        """Set what an embedding-level scheme with `unscaled` vectors learns such that they come near to the rows."""
+        _fit_sinusoids(self.student, self.family, scheme, self.rows, self.trained_length)
+
+    def standardize_rows(self) -> None:
+        """[`standardize_table`]."""
+        standardize_table(self.student, self.family)
+
+    def project_positions(self, norm: nn.Module, query: nn.Module, key: nn.Module, first: nn.Module) -> None:
+        """[`project_positions`]."""
+        project_positions(self.student, self.teacher, self.family, self.text, (norm, query, key, first))
+
+    def balance_heads(self, layout: str) -> None:
+        """[`balance_heads`]."""
+        balance_heads(self.student, self.family, self.text, layout)
+
+    def order_heads(self, slopes: list[float]) -> None:
+        """[`order_heads`]."""
+        order_heads(self.student, self.teacher, self.family, self.text, slopes)
 
 
 @torch.no_grad()
@@ -36,44 +140,34 @@ def start(
 ) -> None:
     """Keep what can be kept without training of the positions that a student's schemes replace, in place.
 
-    - All but `sinusoidal` with `position_combine="concat"`: the mean position is added to the token types, or to the words where
-      there are no types. The word with which all texts begin ([CLS]) has the first position, exactly.
-    - `sinusoidal`: the table of positions by least squares as a projection of the sinusoids (concat), or as a multiple of them.
-    - `absolute`, where the original had no table: sinusoids as its rows, or zeros where nothing joined the words.
-    - `rope`: a basis of each head in which query and key are equally strong, the weakest directions in the pairs that turn fastest;
-      the keys' mean, which adds a constant to each query's scores, is taken off.
-    - `alibi`: heads in the order in which the slopes fit them best.
-    - `tupe`: heads in the order in which layers agree best on positions, and projections after what they agree on. Rows of its
-      table are as `tupe`'s LayerNorm leaves them, so that training turns them no faster than anything else.
-
-    Beside `absolute`, which stays, nothing is to be made up for. Other schemes have nothing to start with: they are calibrated.
-    Those that the original has too are left as they are.
+    Each scheme that the teacher does not have says in its `initialize_from` what that is; the class docstring of [`Start`] has the tools. Without an
+    embedding-level scheme, the mean position is added to the token types, or to the token embeddings where there are no types, and the token
+    with which all texts begin ([CLS]) has the first position, exactly. With `absolute`, which stays, nothing is to be made up for.
 
     Args:
-        student: a variant as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, base model or with a head.
-        teacher: the model of the same checkpoint, stock or variant.
-        batches: text, `input_ids` and `attention_mask`, for what depends on heads; random words if there is none.
-        trained_length: positions that the checkpoint knows well; by default as many as its table has, or would have.
+        student: a model with a position scheme as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, with or without a task head.
+        teacher: the model of the same checkpoint.
+        batches: text, `input_ids` and `attention_mask`, for what depends on attention heads; random tokens if there is none.
+        trained_length: positions that the checkpoint knows well; by default as many as its matrix has, or would have.
     """
     family: Family = student.config.family
-    names, kept = schemes_of(student), kept_schemes(student, teacher)
+    kept = kept_schemes(student, teacher)
     if "absolute" in kept:
         return
-    new = names - kept
     with undisturbed(student), undisturbed(teacher, "eager"):
         rows = joined_positions(teacher, family, number_of_positions(student, family))
-        trained_length = trained_length or len(rows)
-        join_positions(student, teacher, family, rows, trained_length, batches)
-        if batches is None:
-            length = min(RANDOM_TEXT[1], len(rows))
-            batches = [_text_of(_random_words(teacher, RANDOM_TEXT[0], length))]
-        if "tupe" in new and "absolute" not in names:
-            standardize_table(student, family)
-            project_positions(student, teacher, family, batches)
-        if "rope" in new and not any(scheme.reads_content for scheme in of_the_attention(kept)):
-            balance_heads(student, family, batches)
-        if "alibi" in new and heads_are_free(student, teacher):
-            order_heads(student, teacher, family, batches)
+        text = batches
+        if text is None:
+            text = [_text_of(_random_words(teacher, RANDOM_TEXT[0], min(RANDOM_TEXT[1], len(rows))))]
+        given = Start(student, teacher, family, rows, trained_length or len(rows), text, batches is None)
+        scheme = family.embeddings_of(student.base_model).position_scheme
+        if scheme is None:
+            given.fold_mean()
+        elif not keeps_scheme(scheme.name, student.config, teacher.config):
+            scheme.initialize_from(given)
+        for scheme in family.self_attention_of(family.layers_of(given.encoder)[0]).position_schemes:
+            if scheme.name not in kept:
+                scheme.initialize_from(given)
 
 
 def schemes_of(model: nn.Module) -> set[str]:
@@ -123,35 +217,6 @@ def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.
     number = len(table_rows(model, family)) if scheme.name == "absolute" else positions
     vectors = embeddings.position_vectors(None, number, 0, words.device)
     return embeddings.position_combine.combine(embeddings, torch.zeros_like(vectors), vectors)[0]
-
-
-def join_positions(
-    student: nn.Module,
-    teacher: nn.Module,
-    family: Family,
-    rows: torch.Tensor,
-    trained_length: int,
-    batches: list[Batch] | None,
-) -> None:
-    """Let the student's words have what joined the original's, as far as its embedding-level scheme can say it.
-
-    Args:
-        rows: (positions, width), of the original.
-    """
-    names = schemes_of(student)
-    if "absolute" in names:
-        # What `tupe` reads there is its own.
-        if "tupe" not in kept_schemes(student, teacher):
-            own = table_rows(student, family)
-            own.zero_()[: len(rows)] = rows[: len(own)]
-    elif "sinusoidal" in names:
-        if not keeps_scheme("sinusoidal", student.config, teacher.config):
-            _fit_sinusoids(student, family, rows, trained_length)
-    else:
-        mean = rows[:trained_length].mean(0)
-        fold(student, family, mean)
-        if batches is not None:
-            place_first_word(student, family, rows[0] - mean, batches)
 
 
 def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
@@ -227,10 +292,10 @@ def best_sinusoids(table: torch.Tensor, trained_length: int, layout: str = "inte
     return {"position_base": base, "position_frequency": frequency}
 
 
-def _fit_sinusoids(student: nn.Module, family: Family, rows: torch.Tensor, trained_length: int) -> None:
+def _fit_sinusoids(student: nn.Module, family: Family, scheme: Any, rows: torch.Tensor, trained_length: int) -> None:
     """Sinusoids that come near the table: any linear function of them (concat), or a multiple."""
     embeddings = family.embeddings_of(student.base_model)
-    scheme, width = embeddings.position_scheme, rows.shape[1]
+    width = rows.shape[1]
     if scheme.width:
         return  # they stand beside the words, and there is nothing to fit
     unit = scheme.unscaled(torch.arange(len(rows), device=rows.device), width, precise_dtype(rows.device))
@@ -268,14 +333,24 @@ def standardize_table(student: nn.Module, family: Family) -> None:
     rows.copy_(nn.functional.layer_norm(rows, rows.shape[1:], eps=student.config.sizes.layer_norm_eps))
 
 
-def project_positions(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
-    """`tupe`'s projections such that positions score what the student's attention lacks, and heads in an order that suits them.
+def project_positions(
+    student: nn.Module,
+    teacher: nn.Module,
+    family: Family,
+    batches: list[Batch],
+    modules: tuple[nn.Module, nn.Module, nn.Module, nn.Module],
+) -> None:
+    """Projections of positions such that positions score what the student's attention lacks, and heads in an order that suits them.
 
     All layers share the projections, so that heads of one place should ask for the same positions in all of them: each layer's
     heads are put in the order in which they do so most. Positions then score the weighted mean over the layers of what is missing,
     as far as a head's width allows: the leading singular vectors are their queries and keys. [CLS] has a score of its own as a
     key; each query's scores are counted from it.
+
+    Args:
+        modules: that all layers share: the LayerNorm of the rows, the projections to queries and keys, and the score of [CLS] as a key.
     """
+    norm, of_query, of_key, first = modules
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
     wanted, weights = missing_scores(student, teacher, family, batches)
@@ -293,13 +368,13 @@ def project_positions(student: nn.Module, teacher: nn.Module, family: Family, ba
     width = attention.head_dim
     strength = strength[:, None, :width].sqrt()
     query, key = left[..., :width] * strength / attention.scaling, right.mT[..., :width] * strength
-    places = encoder.pos_ln(table_rows(student, family)[1 : scores.shape[1] + 1]).cpu()
-    for linear, target in ((encoder.pos_q_linear, query), (encoder.pos_k_linear, key)):
+    places = norm(table_rows(student, family)[1 : scores.shape[1] + 1]).cpu()
+    for linear, target in ((of_query, query), (of_key, key)):
         target = nn.functional.pad(target, (0, width - target.shape[-1])).transpose(0, 1).flatten(1)
         matrix, constant, _ = fit_sinusoids(target, places, len(places), noise=RIDGE**0.5)
         linear.weight.copy_(matrix)
         linear.bias.copy_(constant)
-    encoder.others_to_cls.weight.copy_(to_first)
+    first.weight.copy_(to_first)
 
 
 def missing_scores(
@@ -411,7 +486,7 @@ def _head_rows(linear: nn.Module, heads: int) -> tuple[torch.Tensor, torch.Tenso
     return linear.weight.unflatten(0, (heads, -1)), linear.bias.unflatten(0, (heads, -1))
 
 
-def balance_heads(student: nn.Module, family: Family, batches: list[Batch]) -> None:
+def balance_heads(student: nn.Module, family: Family, batches: list[Batch], layout: str) -> None:
     """Layer after layer, the basis of each head's queries and keys that `rope` disturbs least.
 
     With q' = A q and k' = A^-T k scores are what they were where nothing is rotated. A is such that both have the same diagonal
@@ -427,7 +502,7 @@ def balance_heads(student: nn.Module, family: Family, batches: list[Batch]) -> N
         query, key = (p(states).unflatten(-1, (heads, -1)).transpose(0, 1).double() for p in projections)
         mean = key.mean(1)
         forward, backward = balanced_basis(query, key - mean[:, None])
-        order = pair_order(attention.head_dim, next(s.layout for s in attention.position_schemes if s.name == "rope"))
+        order = pair_order(attention.head_dim, layout)
         forward, backward = forward[:, order], backward[:, order]
         for linear, basis, removed in zip(projections, (forward, backward), (torch.zeros_like(mean), mean)):
             weight, bias = _head_rows(linear, heads)
@@ -463,12 +538,13 @@ def pair_order(head_dim: int, layout: str) -> torch.Tensor:
     return torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
 
 
-def order_heads(student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch]) -> None:
-    """Layer after layer, heads put where the slopes of `alibi` change least of where they look."""
+def order_heads(
+    student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch], slopes: list[float]
+) -> None:
+    """Layer after layer, attention heads put where a penalty by distance, at a slope for each place, changes least of where they look."""
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     for layer in range(len(own.layers)):
         attention = own.attention(layer)
-        slopes = next(s.slopes for s in attention.position_schemes if s.name == "alibi")
         cost = torch.zeros(len(slopes), len(slopes), dtype=torch.float64)  # (head, place)
         for index, batch in enumerate(batches):
             seen = observe(own, layer, index, original.run_for_weights(layer, index), batch)

@@ -32,7 +32,6 @@ The first of the `seeds` is that of the saved weights. `dataset_id` and `dataset
 a benchmark writes down) are passed over, unless they look like a misspelling.
 """
 
-import difflib
 import json
 import math
 import os
@@ -52,6 +51,7 @@ from transformers import TrainerCallback
 from .. import inspection
 from ..checkpoint_code import code_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.flags import did_you_mean
 from ..modeling.schemes.table import SCHEMES, sources_of
 from ..sentence import folders as sentence_folders
 from .card_files import BEGIN, END, begin_mark, check_card, save_card
@@ -72,9 +72,8 @@ def _check_keys(entries: Any, known: Iterable[str], where: str, strictly: bool) 
     if not isinstance(entries, dict):
         raise ValueError(f"{where} must be a JSON object, got {type(entries).__name__}")
     for key in entries.keys() - {*known}:
-        nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-        if nearest or strictly:
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; it may have {', '.join(known)}"
+        hint = did_you_mean(key, known, f"; it may have {', '.join(known)}" if strictly else "", cutoff=0.75)
+        if hint:
             raise ValueError(f"{where}: unknown entry {key!r}{hint}")
 
 

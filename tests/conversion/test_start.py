@@ -160,7 +160,8 @@ def test_alibi_s_heads_find_their_slopes_again(tmp_path):
     scheme.slopes = [scheme.slopes[place] for place in (2, 0, 3, 1)]
     assert (outputs(student, "bert") - outputs(teacher, "bert")).abs().max() > 0.1
     with torch.no_grad(), undisturbed(teacher, "eager"):
-        order_heads(student, teacher, family_of("bert"), text())
+        [own] = student.encoder.position_schemes
+        order_heads(student, teacher, family_of("bert"), text(), own.slopes)
     torch.testing.assert_close(outputs(student, "bert"), outputs(teacher, "bert"), atol=1e-4, rtol=1e-4)
 
 
@@ -309,8 +310,9 @@ def test_tupe_s_positions_score_what_is_missing(family, tmp_path):
     student = student_of(teacher, tmp_path, beside(family, "tupe"))
     with torch.no_grad(), undisturbed(student), undisturbed(teacher, "eager"):
         wanted, _ = missing_scores(student, teacher, family_of(family), batches)
-        project_positions(student, teacher, family_of(family), batches)
         encoder = family_of(family).encoder_of(student.base_model)
+        modules = encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear, encoder.others_to_cls
+        project_positions(student, teacher, family_of(family), batches, modules)
         places = encoder.pos_ln(table_rows(teacher, family_of(family))[: wanted.shape[-1]])
         query, key = (linear(places) for linear in (encoder.pos_q_linear, encoder.pos_k_linear))
         heads = student.config.sizes.num_attention_heads

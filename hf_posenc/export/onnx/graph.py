@@ -1,7 +1,6 @@
 """The file: functions of a few nodes that are in it, equal nodes merged, and what is constant computed."""
 
 from collections.abc import Iterator
-from typing import Any
 
 
 OPSET = 20
@@ -155,31 +154,13 @@ def own_functions() -> list:
 
 def merge_equal_nodes(program) -> None:
     """Let what several layers compute alike be computed once: equal small constants, and equal nodes of equal inputs."""
-    graph = program.graph
-    renamed: dict[str, str] = {}
-    seen: dict[tuple, Any] = {}
-    for tensor in graph.initializer:
-        if len(tensor.raw_data) <= 64:
-            content = type(tensor)()
-            content.CopyFrom(tensor)
-            content.ClearField("name")
-            renamed[tensor.name] = seen.setdefault(("", content.SerializeToString()), tensor.name)
-    answers = {output.name for output in graph.output}
-    kept = []
-    for node in graph.node:
-        for at, name in enumerate(node.input):
-            node.input[at] = renamed.get(name, name)
-        attributes = tuple(sorted(attribute.SerializeToString() for attribute in node.attribute))
-        key = node.domain, node.op_type, tuple(node.input), attributes, len(node.output)
-        first = seen.setdefault(key, node)
-        has_graphs = any(attribute.HasField("g") for attribute in node.attribute)
-        if first is node or has_graphs or answers & {*node.output}:
-            kept.append(node)
-        else:
-            renamed.update(zip(node.output, first.output))
-    copies = [type(node).FromString(node.SerializeToString()) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
+    import onnx_ir
+    from onnx_ir.passes.common import CommonSubexpressionEliminationPass, DeduplicateInitializersPass
+
+    model = onnx_ir.from_proto(program)
+    for merge in (DeduplicateInitializersPass(size_limit=64), CommonSubexpressionEliminationPass()):
+        model = merge(model).model
+    program.CopyFrom(onnx_ir.to_proto(model))
 
 
 def declare_domains(program) -> None:

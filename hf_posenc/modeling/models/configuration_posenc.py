@@ -1,7 +1,6 @@
 """The `position_*` flags: one validated mixin over the config class of each family."""
 
 import copy
-import difflib
 import functools
 import os
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from transformers.utils import logging
 
 from ..attention.window import check_window
 from ..schemes.base import PositionScheme
-from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, require
+from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, did_you_mean, require
 from ..schemes.table import ALL, FLAGS, SCHEMES, build_schemes, kind_of, scheme_names, sources_of
 from .family import Family, Sizes
 
@@ -73,12 +72,9 @@ def check_names(names, strictly: bool = True) -> None:
         if name in FLAGS or name in (LEGACY_KEY, TABLE_VERSION):
             continue
         nearest = _nearest_flag(name, tuple(FLAGS))
-        if nearest is None and strictly and name.startswith("position_"):
-            nearest = difflib.get_close_matches(name, FLAGS, n=1, cutoff=0)[0]
-        if nearest is not None:
-            raise ValueError(
-                f"unknown flag {name!r}; did you mean {nearest!r}? The position flags are {', '.join(FLAGS)}"
-            )
+        if nearest is not None or (strictly and name.startswith("position_")):
+            hint = did_you_mean(name, FLAGS if nearest is None else [nearest], cutoff=0)
+            raise ValueError(f"unknown flag {name!r}{hint} The position flags are {', '.join(FLAGS)}")
 
 
 def legacy_scheme(entries: dict[str, Any]) -> str | None:

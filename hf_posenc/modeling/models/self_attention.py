@@ -211,8 +211,7 @@ class PositionSelfAttention:
     ) -> Output:
         """The output of a backend, (batch, length, heads, head_dim), and its weights where it has them."""
         mask = Mask.of(attention_mask, query, key, getattr(self, "is_causal", False), window)
-        if terms or window:
-            mask.check()
+        mask.check()
         dropout = self.dropout.p if self.training else 0.0
         states = content_query, query, key, value
         return attend(

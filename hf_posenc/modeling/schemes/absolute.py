@@ -1,5 +1,7 @@
 """The stock table of learned absolute positions, and its absence."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -63,6 +65,9 @@ class Absolute(EmbeddingScheme):
         if position_ids is None:
             position_ids = slots + embeddings.first_position
         return embeddings.table(position_ids)
+
+    def initialize_from(self, start: Any) -> None:
+        start.copy_rows()
 
     def strided(
         self,

@@ -1,5 +1,7 @@
 """ALiBi: a penalty that grows with the distance, at a slope of its own in every head."""
 
+from typing import Any
+
 import torch
 
 from .base import AttentionContext, AttentionScheme
@@ -31,9 +33,14 @@ class Alibi(AttentionScheme):
     extrapolates = "yes: any length"
     reads_content = False
     silent = False
+    orders_heads = True
 
     def read(self, config) -> None:
         self.slopes = alibi_slopes(config.sizes.num_attention_heads)
+
+    def initialize_from(self, start: Any) -> None:
+        if start.heads_are_free:
+            start.order_heads(self.slopes)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> RelativeTerm | PairTerm:
         # A product in half precision would be off by more than one near the far end.

@@ -69,6 +69,8 @@ class PositionScheme:
         reads_table: the scheme reads that table inside the attention.
         unties_cls: [CLS] stands outside the order of the words, for the schemes beside this one too (TUPE).
         reads_positions: it asks where a caller says that tokens are, by `position_ids`.
+        distillation_rate: the learning rate of a conversion to the scheme; None for that of all.
+        orders_heads: its start puts attention heads in another order, for which SciPy is needed.
     """
 
     name: ClassVar[str]
@@ -82,6 +84,8 @@ class PositionScheme:
     reads_table: bool = False
     unties_cls: bool = False
     reads_positions: ClassVar[bool] = True
+    distillation_rate: ClassVar[float | None] = None
+    orders_heads: ClassVar[bool] = False
     # What ran when the class was defined: the code of its file, which registration compares with the file as it is then.
     _code_of_file: ClassVar[CodeType | None] = None
 
@@ -110,6 +114,24 @@ class PositionScheme:
     def settings(self) -> dict[str, Any]:
         """What the scheme computes with, beside its parameters and how they start: two with equal settings compute the same."""
         return {name: value for name, value in vars(self).items() if name != "init"}
+
+    @classmethod
+    def conversion_options(cls, aims: Any) -> dict[str, Any]:
+        """Config options that a conversion to the scheme chooses, where its caller gives none of them.
+
+        Args:
+            aims: `hf_posenc.conversion.start.Aims`. It is asked for twice: before weights are loaded, and after, with the teacher's rows.
+        """
+        return {}
+
+    def initialize_from(self, start: Any) -> None:
+        """Set what can be kept of a teacher's positions without training, in a student that has just been given the scheme.
+
+        Called in a conversion, without gradients, before score terms are fitted to the teacher's attention.
+
+        Args:
+            start: `hf_posenc.conversion.start.Start`: both models, text, and tools.
+        """
 
     def starts_silent(self) -> bool:
         """Whether the scheme, with its flags as they are, keeps the function of a checkpoint that it is added to."""
@@ -184,6 +206,9 @@ class EmbeddingScheme(PositionScheme):
             slots: int64 (1, length), indices of the tokens in the sequence, the cache counted in.
         """
         raise NotImplementedError
+
+    def initialize_from(self, start: Any) -> None:
+        start.fold_mean()
 
 
 class AttentionScheme(PositionScheme):

@@ -1,6 +1,7 @@
 """What a `position_*` flag is: its name, what it may be, its default, and what it is for, in the file of its scheme."""
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,12 @@ LARGEST = 1e30
 # such an entry has version 1.
 TABLE_VERSION = "position_table_version"
 NEWEST_TABLE = 2
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name: the nearest one that is known, if one is near enough."""
+    nearest = difflib.get_close_matches(name, [*known], n=1, cutoff=cutoff)
+    return f"; did you mean {nearest[0]!r}?" if nearest else otherwise
 
 
 def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
@@ -57,9 +64,8 @@ class Choice(Kind):
     def check(self, flag: str, value: Any) -> None:
         possible = "one of " + ", ".join(repr(choice) for choice in self.choices)
         if isinstance(value, str) and value not in self.choices:
-            nearest = difflib.get_close_matches(value, self.choices, n=1)
-            if nearest:
-                possible += f" (did you mean {nearest[0]!r}?)"
+            hint = did_you_mean(value, self.choices).removeprefix("; ")
+            possible += f" ({hint})" if hint else ""
         require(flag, value, isinstance(value, str), value in self.choices, possible)
 
 

@@ -106,6 +106,7 @@ class Rope(AttentionScheme):
     paper = "Su et al. 2021, arXiv:2104.09864"
     extrapolates = "yes: any length (position_rope_scaling helps)"
     silent = False
+    distillation_rate = 3e-4  # positions act by projections alone, which have to move further
     reads_key_positions = False  # keys are rotated before they are cached
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
     adds_scores = False
@@ -197,6 +198,10 @@ class Rope(AttentionScheme):
         # (batch or 1, 1, query, head_dim / 2)
         angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+    def initialize_from(self, start: Any) -> None:
+        if start.bases_are_free:
+            start.balance_heads(self.layout)
 
     def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
         query, key, (cos, sin) = context.query, context.key, context.prepared

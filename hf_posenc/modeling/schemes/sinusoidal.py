@@ -142,6 +142,18 @@ class Sinusoidal(EmbeddingScheme):
                 "them out"
             )
 
+    @classmethod
+    def conversion_options(cls, aims: Any) -> dict[str, Any]:
+        projected = aims.given.get("position_combine") == "concat" and not aims.given.get("position_width")
+        # Other schemes have the same option.
+        given = {"position_base", "position_frequency"} & {*aims.given} or aims.names & {"rope", "transformer_xl"}
+        if not projected or given or aims.rows is None or not aims.rows.any():
+            return {}
+        return aims.best_sinusoids(aims.given.get("position_layout", "interleaved"))
+
+    def initialize_from(self, start: Any) -> None:
+        start.fit_sinusoids(self)
+
     def starts_silent(self) -> bool:
         return self.amplitude == 0 and not self.every_layer_weight
 

@@ -1,5 +1,7 @@
 """T5's learned bias per head and logarithmic bucket of the distance."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -49,6 +51,27 @@ class T5(AttentionScheme):
                 f"position_max_distance must be greater than {exact} (the distances that have a bucket of their own "
                 f"with position_buckets={self.buckets}) for t5, got {self.max_distance}"
             )
+
+    @classmethod
+    def conversion_options(cls, aims: Any) -> dict[str, Any]:
+        """A bias for each layer; and where longer texts are read, a bucket that begins at the training length, the last near the longest."""
+        options = {} if "position_per_layer" in aims.given else {"position_per_layer": True}
+        if {"position_buckets", "position_max_distance"} & {*aims.given} or aims.max_length <= aims.trained_length:
+            return options
+        return options | cls._buckets_for(aims.trained_length, aims.max_length)
+
+    @staticmethod
+    def _buckets_for(trained_length: int, max_length: int) -> dict[str, int]:
+        for count in (32, 48, 64, 96, 128):
+            exact = count // 4
+            for number in range(exact - 1, 0, -1):  # of the logarithmic buckets that lie within the training length
+                furthest = round(exact * (trained_length / exact) ** (exact / number))
+                if furthest > max_length:
+                    break
+                ends = t5_bucket(-torch.tensor([trained_length - 1, trained_length]), count, furthest)
+                if furthest * 2 >= max_length and ends[0] != ends[1]:
+                    return {"position_buckets": count, "position_max_distance": furthest}
+        return {}
 
     def read(self, config) -> None:
         self.bidirectional = not config.sizes.is_decoder

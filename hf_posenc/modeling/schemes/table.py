@@ -1,6 +1,5 @@
 """The table of schemes, how others are added to it, and how a name such as "absolute+t5" becomes scheme objects."""
 
-import difflib
 import functools
 import inspect
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from pathlib import Path
 
 from .base import AttentionScheme, EmbeddingScheme, PositionScheme
 from .built_in import BUILT_IN, OTHERS
-from .flags import WINDOW_FLAGS, Flag, Kind
+from .flags import WINDOW_FLAGS, Flag, Kind, did_you_mean
 
 
 SCHEMES: dict[str, type[PositionScheme]] = {scheme.name: scheme for scheme in BUILT_IN}
@@ -126,8 +125,7 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
         raise ValueError(f"position_scheme must be names of schemes joined by '+', got {position_scheme!r}")
     for name in names:
         if name not in SCHEMES:
-            nearest = difflib.get_close_matches(name, _known(), n=1, cutoff=0.5)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else "."
+            hint = did_you_mean(name, _known(), ".", cutoff=0.5)
             raise ValueError(
                 f"position_scheme: unknown scheme {name!r}{hint} Known: {', '.join(_known())}, "
                 f"or several of them joined by '+'; {OTHERS}"

@@ -1,6 +1,7 @@
 """TUPE: positions attend to positions by projections of their own, and [CLS] is untied from them."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,6 +39,8 @@ class Tupe(AttentionScheme):
     reads_table = True
     unties_cls = True
     pure_relative = False
+    distillation_rate = 3e-4  # positions act by projections, which have to move further
+    orders_heads = True
     # Of the flags.
     form: str
     init: str
@@ -61,6 +64,12 @@ class Tupe(AttentionScheme):
         encoder.pos_k_linear = PositionLinear(width, config.sizes.hidden_size, normal)
         encoder.cls_to_others = PositionParameter((config.sizes.num_attention_heads,), zero_or_normal)
         encoder.others_to_cls = PositionParameter((config.sizes.num_attention_heads,), zero_or_normal)
+
+    def initialize_from(self, start: Any) -> None:
+        if "absolute" not in start.names:
+            encoder = start.encoder
+            start.standardize_rows()
+            start.project_positions(encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear, encoder.others_to_cls)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         query, key = positions.query, positions.key
