@@ -71,6 +71,8 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Boolean(Kind):
+    """True or False."""
+
     annotation = bool
     values = "bool"
 

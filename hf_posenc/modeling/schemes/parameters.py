@@ -15,14 +15,17 @@ Initial = Callable[[torch.Tensor], Any]
 
 
 def zeros(tensor: torch.Tensor) -> torch.Tensor:
+    """Zero everywhere."""
     return init.zeros_(tensor)
 
 
 def ones(tensor: torch.Tensor) -> torch.Tensor:
+    """One everywhere."""
     return init.ones_(tensor)
 
 
 def xavier(tensor: torch.Tensor) -> torch.Tensor:
+    """Xavier's uniform distribution."""
     return init.xavier_uniform_(tensor)
 
 
