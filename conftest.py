@@ -4,6 +4,7 @@ import logging
 import os
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the slow tests too")
+    parser.addoption("--half", metavar="SEED", help="of the slow tests the half that a seed picks, such as the id of a commit")
     parser.addoption("--full", action="store_true", help="every combination in place of every pair (tiny.cross)")
 
 
@@ -37,12 +39,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to `--all`, unless they are asked for by name or by mark."""
-    if config.getoption("all") or config.option.markexpr or any("::" in argument for argument in config.args):
+    """Leave slow tests to `--all`, unless they are asked for by name or by mark; with `--half`, half of them."""
+    seed = config.getoption("half")
+    asked = config.getoption("all") or config.option.markexpr or any("::" in argument for argument in config.args)
+    if asked and seed is None:
         return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+    def is_left_out(item: pytest.Item) -> bool:
+        other_half = seed is not None and zlib.crc32(f"{seed} {item.nodeid}".encode()) % 2
+        return item.get_closest_marker("slow") is not None and bool(not asked or other_half)
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
 
 
 @pytest.fixture(autouse=True)

@@ -327,7 +327,7 @@ class TestConversion:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["t5", "deberta", "rope"])
+@pytest.mark.parametrize("scheme", ["t5", "deberta"])
 def test_minilm_converted_needs_no_plugin_and_gives_the_variants_vectors(minilm, scheme, tmp_path):
     from sentence_transformers import SentenceTransformer
 
