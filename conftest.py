@@ -24,7 +24,9 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the slow tests too")
-    parser.addoption("--half", metavar="SEED", help="of the slow tests the half that a seed picks, such as the id of a commit")
+    parser.addoption(
+        "--half", metavar="SEED", help="of the slow tests the half that a seed picks, such as the id of a commit"
+    )
     parser.addoption("--full", action="store_true", help="every combination in place of every pair (tiny.cross)")
 
 
