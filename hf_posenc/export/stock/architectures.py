@@ -26,6 +26,7 @@ from ...modeling.schemes.t5 import T5
 from .names import (
     DEBERTA_TABLE,
     DEBERTA_V2,
+    FREQUENCIES,
     JINA,
     KEY,
     MPNET,
@@ -47,6 +48,9 @@ COMMON = (
 )
 # And those that all configs have, or none.
 SHARED = ("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "classifier_dropout")
+
+# Of a learned frequency, which is 0 at the start.
+SMALLEST_FREQUENCY = 1e-12
 
 
 class Architecture:
@@ -117,8 +121,12 @@ class Architecture:
     def change(self, tensors: Tensors, max_length: int) -> None:
         """From a model with a scheme to this architecture, in place."""
 
-    def change_back(self, tensors: Tensors) -> None:
-        """From this architecture to the model with a scheme, in place."""
+    def change_back(self, tensors: Tensors, config: PreTrainedConfig) -> None:
+        """From this architecture to the model with a scheme, in place.
+
+        Args:
+            config: of the model of this architecture.
+        """
 
 
 def _of_layers(name: str, tensors: Tensors) -> Iterator[str]:
@@ -183,7 +191,7 @@ class MPNet(Architecture):
         else:
             tensors[f"{TABLE}.weight"] = words.new_zeros(max_length + 2, words.shape[1])
 
-    def change_back(self, tensors: Tensors) -> None:
+    def change_back(self, tensors: Tensors, config: PreTrainedConfig) -> None:
         table = tensors.pop(f"{TABLE}.weight")
         if self.reads_table:
             tensors[f"{TABLE}.weight"] = table[self._moved_by() :]
@@ -275,7 +283,7 @@ class DebertaV2(Architecture):
                 tensors[key] if leaf == "weight" else torch.zeros_like(tensors[key])
             )
 
-    def change_back(self, tensors: Tensors) -> None:
+    def change_back(self, tensors: Tensors, config: PreTrainedConfig) -> None:
         if self.reads_table:  # rows before the first position are read by nothing but padding
             table = tensors[f"{TABLE}.weight"]
             before = table.new_zeros(self.source.sizes.first_position, table.shape[1])
@@ -318,8 +326,8 @@ class JinaEmbeddingsV3(Architecture):
 
     def refusals(self) -> Iterator[str]:
         yield from super().refusals()
-        if self.rope.learn_frequencies:
-            yield "position_learn_frequencies has frequencies of its own, and only those of position_base fit"
+        if self.rope.learn_frequencies == "layer":
+            yield "all its layers rotate alike: position_learn_frequencies='layer' does not fit, 'shared' does"
         if self.rope.rotary_fraction != 1:
             yield f"it rotates all features: position_rotary_fraction={self.rope.rotary_fraction} does not fit, 1 does"
         if self.rope.rope_type in LENGTH_DEPENDENT:
@@ -329,7 +337,10 @@ class JinaEmbeddingsV3(Architecture):
         found = super().entries(head, max_length)
         parameters = {"rope_type": "default", **(self.rope.rope_scaling or {}), "rope_theta": float(self.rope.base)}
         parameters["rope_type"] = parameters.pop("type", parameters["rope_type"])
-        if self.rope.rope_type != "default":
+        if self.rope.learn_frequencies:  # frequencies divided by numbers of their own are transformers' longrope
+            factors = {"short_factor": self.factors, "long_factor": self.factors, "attention_factor": 1.0}
+            parameters |= {"rope_type": "longrope", **factors, "original_max_position_embeddings": max_length}
+        elif self.rope.rope_type != "default":
             parameters.setdefault("original_max_position_embeddings", self.rope.usable_positions)
         types = self.setting("type_vocab_size", 1) if self.source.family.token_types else 1
         return found | {"type_vocab_size": types, "rope_parameters": parameters}
@@ -337,12 +348,19 @@ class JinaEmbeddingsV3(Architecture):
     def change(self, tensors: Tensors, max_length: int) -> None:
         words = tensors[f"{WORDS}.weight"]
         tensors.setdefault(f"{TYPES}.weight", words.new_zeros(1, words.shape[1]))
+        if self.rope.learn_frequencies:
+            frequencies = tensors.pop(f"{FREQUENCIES}.weight").double()
+            # One of 0 is divided by a number that leaves no angle of any text.
+            self.factors = frequencies.where(frequencies != 0, SMALLEST_FREQUENCY).reciprocal().tolist()
         if self.rope.layout == "interleaved":
             self._reorder(tensors, torch.arange(self.rope.head_dim).view(-1, 2).t().flatten())
 
-    def change_back(self, tensors: Tensors) -> None:
+    def change_back(self, tensors: Tensors, config: PreTrainedConfig) -> None:
         if self.source.family.token_types is None:
             del tensors[f"{TYPES}.weight"]
+        if self.rope.learn_frequencies:
+            factors = torch.tensor(config.rope_parameters["long_factor"], dtype=torch.float64)
+            tensors[f"{FREQUENCIES}.weight"] = factors.reciprocal()
         if self.rope.layout == "interleaved":
             self._reorder(tensors, torch.arange(self.rope.head_dim).view(2, -1).t().flatten())
 

@@ -102,7 +102,7 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
     family = FAMILIES[config.family.model_type]
     names = architecture.names.of_class(type(model).__name__)
     tensors = read_tensors(model.state_dict(), names)
-    architecture.change_back(tensors)
+    architecture.change_back(tensors, model.config)
     for name in ("id2label", "label2id", "problem_type"):
         setattr(config, name, getattr(model.config, name))
     config.tie_word_embeddings = model.config.tie_word_embeddings

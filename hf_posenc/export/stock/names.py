@@ -15,6 +15,7 @@ WORDS, TABLE, TYPES = "words", "table", "types"
 QUERY, KEY, VALUE = "layer.{}.query", "layer.{}.key", "layer.{}.value"
 T5_TABLE = "t5"
 DEBERTA_TABLE, DEBERTA_NORM = "deberta.table", "deberta.norm"
+FREQUENCIES = "rope.frequencies"
 POSITION_KEY, POSITION_QUERY = "layer.{}.position_key", "layer.{}.position_query"
 POOLER = "pooler"
 # Parameters of heads that their own layers have too, under another key.
@@ -72,6 +73,7 @@ def _bert(**others: str) -> dict[str, str]:
         T5_TABLE: "encoder.relative_attention_bias",
         DEBERTA_TABLE: "encoder.rel_embeddings",
         DEBERTA_NORM: "encoder.LayerNorm",
+        FREQUENCIES: "encoder.rotary_frequencies",
         POSITION_KEY: "encoder.layer.{}.attention.self.pos_key_proj",
         POSITION_QUERY: "encoder.layer.{}.attention.self.pos_query_proj",
         POOLER: "pooler.dense",
@@ -144,6 +146,7 @@ DISTILBERT = Names(
         "layer.{}.down_norm": "transformer.layer.{}.output_layer_norm",
         T5_TABLE: "transformer.relative_attention_bias",
         DEBERTA_TABLE: "transformer.rel_embeddings",
+        FREQUENCIES: "transformer.rotary_frequencies",
         DEBERTA_NORM: "transformer.LayerNorm",
         POSITION_KEY: "transformer.layer.{}.attention.pos_key_proj",
         POSITION_QUERY: "transformer.layer.{}.attention.pos_query_proj",
@@ -218,7 +221,7 @@ JINA = Names(
             down="layers.{}.mlp.fc2",
             down_norm="layers.{}.post_mlp_layernorm",
         ).items()
-        if name not in (TABLE, T5_TABLE, DEBERTA_TABLE, DEBERTA_NORM, POSITION_KEY, POSITION_QUERY)
+        if name not in (TABLE, T5_TABLE, DEBERTA_TABLE, DEBERTA_NORM, POSITION_KEY, POSITION_QUERY, FREQUENCIES)
     },
     {
         "ForMaskedLM": LM_HEAD,
