@@ -1,10 +1,11 @@
 """Training: a separate learning rate for position parameters, and the hooks of any `Trainer`.
 
-`trainer` has `PositionTrainer`, and `learning_rates` its parts.
+`trainer` has `PositionTrainer`, `learning_rates` its parts, and `collators` batches with random positions.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from .collators import RandomizedPositions
 from .learning_rates import (
     check_rate,
     frequencies,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PositionTrainer",
+    "RandomizedPositions",
     "check_rate",
     "frequencies",
     "move_to_own_groups",

@@ -1,0 +1,48 @@
+"""Batches whose positions are drawn at random."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class RandomizedPositions:
+    """A data collator that gives the tokens of each text random positions, in ascending order.
+
+    A model that is trained on short texts then sees all distances that longer ones have. Any scheme takes them, as `position_ids`. Each text gets
+    as many positions as it has tokens, drawn without replacement from `longest`. Padding gets the position that its family gives it.
+
+    Use it for training, and evaluate without it, or with as many positions as the longest text has.
+
+    Args:
+        collator: what makes a batch of the features: `DataCollatorWithPadding(tokenizer)`, for example. The batch must have `input_ids` and
+            may have an `attention_mask`.
+        longest: number of positions to draw from.
+        first_position: position id of a text's first token, `model.config.first_position`: 0, and `pad_token_id + 1` in families like RoBERTa.
+
+    Raises:
+        ValueError: a text has more tokens than there are positions.
+
+    Source: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers"
+    (https://arxiv.org/abs/2305.16843).
+    """
+
+    collator: Callable[[Any], Any]
+    longest: int
+    first_position: int = 0
+
+    def __call__(self, features: Any) -> Any:
+        batch = self.collator(features)
+        input_ids = batch["input_ids"]
+        tokens = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(input_ids).bool()
+        most = int(tokens.sum(-1).max())
+        if most > self.longest:
+            raise ValueError(f"a text of {most} tokens needs more than the {self.longest} positions of RandomizedPositions")
+        positions = torch.full_like(input_ids, max(self.first_position - 1, 0))
+        for row, kept in zip(positions.view(-1, positions.shape[-1]), tokens.view(-1, tokens.shape[-1])):
+            drawn = torch.randperm(self.longest)[: int(kept.sum())].sort().values
+            row[kept] = self.first_position + drawn.to(row)
+        batch["position_ids"] = positions
+        return batch
