@@ -248,7 +248,9 @@ def convert(
     ],
     **flags: Any,
 ) -> None:
-    """Change the position scheme of a trained model, and keep what it knows.
+    """Change the position scheme of a trained model.
+
+    The converted model keeps what the original knows.
 
     The new parameters are computed from the old ones, fitted to the attention scores, and then distilled on unlabeled text. Use --text to
     give text of your own domain. With `--position-scheme absolute` and a larger --max-length, the result is a checkpoint of Transformers'
@@ -328,7 +330,7 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file to write the metrics to.")] = None,
 ) -> None:
-    """Measure how closely a converted model agrees with the original."""
+    """Measure how well a conversion agrees with the original."""
     from hf_posenc.conversion import compare
     from hf_posenc.files import check_file, write_whole
 

@@ -1,8 +1,8 @@
-"""What positions do inside a model, in numbers and pictures; one file a question.
+"""What positions do inside a model, in numbers and figures. There is one file for each question.
 
-Each function returns a record (`to_dict` makes it JSON) and has a `plot_...` that draws it and a `describe_...` that says in a
-sentence what it shows. [`FIGURES`] lists them all. Models are what [`study`] takes: a folder, a name on the Hub, a model.
-The extra `analysis` brings what this package needs.
+Each function returns a record (`to_dict` makes it JSON). A `plot_...` function draws it, and a `describe_...` function says in a
+sentence what it shows. [`FIGURES`] lists them all. A model is what [`study`] takes: a folder, a name on the Hub, or a model.
+Install the extra `analysis` for the dependencies.
 """
 
 from .access import LayerScores, Observation, Subject, of_scheme, study

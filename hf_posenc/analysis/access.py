@@ -1,7 +1,7 @@
 """A model under study: its parts by one set of names in all families, and what happens inside it on a text.
 
-A stock model is looked at as the variant that computes the same, so that every model has its words, positions, projections and
-score terms in the same places. It is a copy: the model that was handed in stays as it is.
+A model without a position scheme is converted to an equivalent model with one, so that every model has token embeddings, positions,
+projections and score terms under the same names. The analysis works on a copy; the given model is not changed.
 """
 
 import copy
@@ -50,9 +50,9 @@ class LayerScores:
         hidden: (batch, length, hidden_size), its input.
         query, key: (batch, heads, length, head_dim), as they are projected, before any rotation.
         parts: the score before softmax as a sum, by name: `content` is query · key / √d, `rotation` what rope's turning
-            changes of it, `u` what Transformer-XL's first bias adds, and the others are the schemes' terms: `c2p` a table
-            asked by queries, `p2c` one asked by keys, `v` one asked by Transformer-XL's second bias, `bias` one that nobody
-            asks, `p2p` products of positions, `sums`, or `left` and `right`, differences of sums over tokens. Where several schemes have a part, the name begins with the scheme's:
+            changes of it, `u` what Transformer-XL's first bias adds, and the others are the schemes' terms: `c2p` queries times a table,
+            `p2c` keys times a table, `v` Transformer-XL's second bias times a table, `bias` a bias that depends on no token, `p2p` products of
+            positions, and `sums`, or `left` and `right`, differences of sums over tokens. If several schemes have a part, its name begins with the scheme's name:
             `t5 bias`.
         terms: what the schemes' parts are computed from, by the same names.
         weights: after softmax.
@@ -92,7 +92,7 @@ class Subject:
 
     Attributes:
         name: of the model, for headings.
-        model: a variant's base model: float32, on the CPU, in eval mode, with eager attention.
+        model: a base model with a position scheme: float32, on the CPU, in eval mode, with eager attention.
         tokenizer: None if there is none.
         trained: whether its weights come from a checkpoint, and are not the initial ones of a scheme.
     """
@@ -112,7 +112,7 @@ class Subject:
 
     @property
     def scheme(self) -> str:
-        """The `position_scheme`; of a stock model that of its family."""
+        """The `position_scheme`; of a model without one, that of its family."""
         return self.model.config.position_scheme
 
     @property
@@ -134,18 +134,18 @@ class Subject:
 
     @property
     def longest(self) -> int | None:
-        """Number of tokens at which the table of absolute positions ends; None where nothing ends."""
+        """The number of tokens that the position embedding matrix has rows for; None if no matrix limits it."""
         ends = any(scheme.ends_with_table for scheme in self.model.config.schemes.values())
         return self.embeddings.table_length() if ends else None
 
     @property
     def word_vectors(self) -> torch.Tensor:
-        """(vocabulary, width), the word embeddings."""
+        """(vocabulary, width), the token embeddings."""
         return self.embeddings.words.weight.detach()
 
     @property
     def has_vectors(self) -> bool:
-        """Whether positions are vectors: a table or sinusoids that join the words, or a table that the attention reads."""
+        """Whether positions are vectors: added to the token embeddings, or in a position embedding matrix that the attention reads."""
         return self.embeddings.position_scheme is not None or self.embeddings.has_table
 
     @torch.no_grad()
@@ -160,12 +160,12 @@ class Subject:
         """
         if not self.has_vectors:
             raise ValueError(
-                f"{self.name} has no table of absolute positions: position_scheme={self.scheme!r} keeps none, "
-                "'absolute', 'sinusoidal' and 'tupe' do"
+                f"{self.name} has no absolute position vectors: position_scheme is {self.scheme!r}, and only "
+                "'absolute', 'sinusoidal' and 'tupe' have them"
             )
         longest = self.longest
         if longest is not None and length is not None and length > longest:
-            raise ValueError(f"{self.name} has {longest} positions, asked for {length}")
+            raise ValueError(f"{self.name} has {longest} positions, got length={length}")
         if length is None:
             length = longest or self.sizes.max_position_embeddings - self.sizes.first_position
         embeddings, slots = self.embeddings, torch.arange(length)[None]
@@ -175,30 +175,30 @@ class Subject:
 
     @torch.no_grad()
     def added_positions(self, length: int | None = None) -> torch.Tensor:
-        """(length, width), what the first positions add to their words; as `position_vectors` but where they are combined otherwise.
+        """(length, width), what the first positions add to the token embeddings; equals `position_vectors` if they are simply added.
 
         Raises:
-            ValueError: the model adds no positions to its words, or not by a sum.
+            ValueError: the model adds no positions to its token embeddings.
         """
         scheme = self.embeddings.position_scheme
         if scheme is None:
             raise ValueError(
-                f"{self.name} adds no positions to its words: position_scheme={self.scheme!r}; 'absolute' and 'sinusoidal' do"
+                f"{self.name} adds no positions to its token embeddings: position_scheme is {self.scheme!r}; 'absolute' and 'sinusoidal' add them"
             )
         vectors = self.position_vectors(length)
         nothing = torch.zeros_like(vectors)
         return self.combine(nothing, vectors) - self.combine(nothing, nothing)
 
     def combine(self, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Words and positions, each (..., width), as the embeddings join them.
+        """Token embeddings and positions, each (..., width), as the model combines them.
 
         Raises:
-            ValueError: by what is no sum of a part of words and a part of positions.
+            ValueError: the combination is not a sum.
         """
         combination = self.embeddings.position_combine
         if type(combination) not in (Add, Concat, SideBySide):
             raise ValueError(
-                f"{self.name}: with position_combine={self.embeddings.position_scheme.combine!r} words and positions are no sum; "
+                f"{self.name}: with position_combine={self.embeddings.position_scheme.combine!r} token embeddings and positions are not summed; "
                 "with 'add' and 'concat' they are"
             )
         return combination.combine(self.embeddings, words, positions)
@@ -206,7 +206,7 @@ class Subject:
     def check_trained(self, what: str) -> None:
         """Raise ValueError where a checkpoint is needed, and this is a scheme by its name."""
         if not self.trained:
-            raise ValueError(f"{what} needs a checkpoint, got the scheme {self.scheme!r} by its name")
+            raise ValueError(f"{what} needs a checkpoint, got the name of a scheme, {self.scheme!r}")
 
     def into_attention(self, vectors: torch.Tensor) -> torch.Tensor:
         """What the embedding's LayerNorm makes of directions, (..., width) to (..., hidden_size): its linear part.
@@ -243,7 +243,7 @@ class Subject:
                 )
             return [texts]
         if self.tokenizer is None:
-            raise ValueError(f"{self.name} has no tokenizer beside it to read a text with: give one with tokenizer=")
+            raise ValueError(f"{self.name} has no tokenizer to read a text with: pass one with tokenizer=")
         length = min(length, self.longest or length)
         if texts is None:
             ids = [self._tokenize(text, length) for text in chapters()]
@@ -251,7 +251,7 @@ class Subject:
         else:
             ids = [self._tokenize(text, length) for text in ([texts] if isinstance(texts, str) else texts)]
         if not ids:
-            raise ValueError("no text was given: give at least one")
+            raise ValueError("no text was given: pass at least one")
         groups: dict[int, list[list[int]]] = {}
         for row in ids:
             groups.setdefault(len(row), []).append(row)
@@ -270,7 +270,7 @@ class Subject:
             raise TypeError(f"a text must be a string, got {text!r} of type {type(text).__name__}")
         ids = self.tokenizer(text, truncation=True, max_length=length)["input_ids"]
         if len(ids) <= special or not text.strip():
-            raise ValueError(f"the text {text!r} is empty: there is no word in it")
+            raise ValueError(f"the text {text!r} is empty: it contains no words")
         return ids
 
     @torch.no_grad()
@@ -377,7 +377,9 @@ def heads_of(
 def check_varied(name: str, vectors: torch.Tensor) -> None:
     """Raise ValueError where all position vectors (positions, width) are one, as those of a table that starts at zero."""
     if len(vectors) < 2 or torch.equal(vectors, vectors[:1].expand_as(vectors)):
-        raise ValueError(f"the {len(vectors)} position vectors of {name} are all equal: there is nothing to compare")
+        raise ValueError(
+            f"the {len(vectors)} position vectors of {name} are all equal, so there is nothing to compare"
+        )
 
 
 def study(
@@ -385,18 +387,18 @@ def study(
     tokenizer: PreTrainedTokenizerBase | None = None,
     name: str | None = None,
 ) -> Subject:
-    """Open a model for study.
+    """Prepare a model for analysis.
 
     Args:
-        model: a folder, a name on the Hub, a stock model or a variant of any family, base model or with a head; or the name of
-            a scheme ("alibi"), which stands for a small untrained model with its initial values as published.
-        tokenizer: by default that beside the model.
-        name: for headings; by default the last part of the model's own.
+        model: a folder, a name on the Hub, or a model of a supported family, with or without a position scheme or a task head; or the name of
+            a scheme ("alibi"), for a small untrained model with the published initialization.
+        tokenizer: by default the one saved with the model.
+        name: a name for headings. Default: the last part of the model's own name.
 
     Raises:
-        OSError: no such model.
-        TypeError: not a model of transformers.
-        ValueError: a model of another family.
+        OSError: there is no such model.
+        TypeError: `model` is not a model of Transformers.
+        ValueError: the model's family is not supported, or the model is a decoder or has local attention.
     """
     if isinstance(model, Subject):
         return replace(model, tokenizer=tokenizer or model.tokenizer, name=name or model.name)
@@ -413,7 +415,7 @@ def study(
     if not isinstance(model, PreTrainedModel):
         kind = type(model).__name__
         raise TypeError(
-            f"a model of transformers or its name is needed, got {kind}; of a PEFT model, merge_and_unload()"
+            f"expected a model of Transformers or its name, got {kind}; for a PEFT model, pass merge_and_unload()"
         )
     if tokenizer is None and place:
         tokenizer = _tokenizer_beside(place)
@@ -459,12 +461,11 @@ def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
     """A copy of a base model as a variant that computes the same: float32, on the CPU, in eval mode, with eager attention."""
     if family_of(model.config).setting(model.config, "is_decoder"):
         raise ValueError(
-            "this model is a decoder, whose tokens see the earlier ones alone; encoders can be studied here"
+            "this model is a decoder, whose tokens attend to earlier tokens only; only encoders can be analyzed"
         )
     if width := window_settings(model.config)[WINDOW.name]:
         raise ValueError(
-            f"this model has {WINDOW.name}={width}: scores are not all that says where its tokens look; models that see all "
-            "tokens in every layer can be studied here"
+            f"this model has {WINDOW.name}={width}; only models that attend to all tokens in every layer can be analyzed"
         )
     model = copy.deepcopy(model).to("cpu", torch.float32)
     model = change_scheme(model, scheme_of(model.config), reports=False).eval()

@@ -1,4 +1,4 @@
-"""Which positions can a head find? Encodings beside the plainest ones: the index, and the index over the length.
+"""Which positions can an attention head select? Encodings, compared with the index and the index divided by the length.
 
 A head's score of a key is bilinear in the vectors of two positions, s(i, j) = a(p_i)ᵀ b(p_j) with affine a and b. With the index itself,
 p_j = j, it is a straight line in j for every query: the largest score is at an end of the text, whatever was learned. With the index
@@ -67,7 +67,7 @@ def table_of(vectors: torch.Tensor) -> Encoding:
 
     def rows(length: int) -> torch.Tensor:
         if length > len(vectors):
-            raise ValueError(f"the table has {len(vectors)} positions, asked for {length}")
+            raise ValueError(f"the table has {len(vectors)} positions, got length {length}")
         return vectors[:length].double()
 
     return rows

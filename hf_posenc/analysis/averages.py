@@ -99,7 +99,7 @@ def averages(
     often = (counts >= FEWEST).all(0)
     if often.sum() < 2:
         raise ValueError(
-            f"too little text: {int(often.sum())} words occur {FEWEST} times in each half of {len(half)} texts, and it takes two"
+            f"too little text: {int(often.sum())} words occur {FEWEST} times in each half of {len(half)} texts, but at least two words are needed"
         )
     layers, width = len(subject.layers) + 1, subject.sizes.hidden_size
     by_position = torch.zeros(layers, 2, len(places), width, dtype=torch.float64)

@@ -1,6 +1,6 @@
-"""How many dimensions move?
+"""How many dimensions change with the position?
 
-The claim: only about half of a sinusoid's dimensions change over the lengths that texts have, so that adding it to the words is
+The claim: only about half of a sinusoid's dimensions change over the usual lengths of texts, so adding it to the token embeddings is
 nearly a concatenation.
 """
 
@@ -41,7 +41,7 @@ class Movement(Record):
 
 @dataclass(frozen=True)
 class MovingDimensions(Record):
-    """The vectors of a model beside sinusoids of as many dimensions.
+    """The vectors of a model, compared with sinusoids of the same width.
 
     Attributes:
         threshold: of `moving`.
@@ -97,7 +97,7 @@ def movement(name: str, vectors: torch.Tensor, spans: list[tuple[int, int]], thr
 
 @dataclass(frozen=True)
 class WordsBesidePositions(Record):
-    """Which dimensions words use, and which positions move, as they are added.
+    """Which dimensions token embeddings use, and which change with the position.
 
     Attributes:
         model: its name.
@@ -126,17 +126,17 @@ class WordsBesidePositions(Record):
 
 
 def words_beside_positions(model: "Subject | str", threshold: float = 0.1) -> WordsBesidePositions:
-    """Which dimensions words use, among those that positions move.
+    """Which dimensions token embeddings use, among those that change with the position.
 
     Args:
         model: what [`study`] takes.
         threshold: as of [`moving_dimensions`].
 
     Raises:
-        ValueError: the model has no position vectors that join the words, or no checkpoint.
+        ValueError: the model has no position vectors that are added to the token embeddings, or no checkpoint.
     """
     subject = study(model)
-    subject.check_trained("words beside positions")
+    subject.check_trained("comparing token embeddings and positions")
     words, positions = subject.word_vectors, subject.added_positions()
     check_varied(subject.name, positions)
     variances = [vectors.double().var(0, correction=0) for vectors in (words, positions)]
@@ -190,13 +190,13 @@ def plot_moving_dimensions(data: MovingDimensions) -> style.Figure:
         axis.axhline(data.threshold * table.typical, color="0.6", linewidth=0.9, linestyle=":")
         axis.set(xlabel="dimension, sorted for each span", title=table.name, yscale="log")
         axis.set_ylim(1e-3 * table.typical, 2 * table.change.max())
-        axis.legend(title="positions: share that moves", loc="lower left")
+        axis.legend(title="positions: share that changes", loc="lower left")
     axes[0, 0].set_ylabel("standard deviation over positions")
     return figure
 
 
 def describe_moving_dimensions(data: MovingDimensions) -> str:
-    """Shares of the dimensions that move."""
+    """Shares of the dimensions that change."""
     said = []
     for table in data.tables:
         shares = ", ".join(
@@ -205,12 +205,12 @@ def describe_moving_dimensions(data: MovingDimensions) -> str:
         )
         whole = max(range(len(table.spans)), key=lambda index: table.spans[index][1] - table.spans[index][0])
         said.append(
-            f"of {table.name} {shares} move; over the {_span_name(table.spans[whole])}, {table.holding[whole]:.0%} of the dimensions "
-            f"hold 95 % of the variance, and {table.directions[whole]:.1%} with turned axes"
+            f"of {table.name} {shares} change; over the {_span_name(table.spans[whole])}, {table.holding[whole]:.0%} of the dimensions "
+            f"hold 95 % of the variance, and {table.directions[whole]:.1%} of the principal components do"
         )
     claim = data.tables[0].moving[0]
     verdict = "holds for sinusoids" if 0.35 <= claim <= 0.65 else "does not hold for sinusoids"
     if len(data.tables) > 1:
         own = data.tables[1].moving[0]
         verdict += " and " + ("holds" if 0.35 <= own <= 0.65 else "does not hold") + f" for {data.tables[1].name}"
-    return f"That only about half of the dimensions move {verdict}: {'; '.join(said)}."
+    return f"The claim that only about half of the dimensions change {verdict}: {'; '.join(said)}."

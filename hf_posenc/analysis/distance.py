@@ -1,4 +1,4 @@
-"""What score do heads give a key because of its distance?"""
+"""How does the attention score depend on the distance?"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,8 +60,8 @@ def score_by_distance(
 ) -> ScoreByDistance:
     """What positions add to the score before softmax, against the distance key - query, a line per head.
 
-    A bias is what it is; tables that queries or keys ask, and rotations, depend on the words: mean and quartiles over real
-    text. A model whose positions are not inside the attention has its whole score here.
+    A bias does not depend on the text. Products of queries or keys with tables, and rotations, do: they are shown as mean and quartiles over real
+    text. For a model without positions inside the attention, the whole score is shown.
 
     Args:
         model: what [`study`] takes.
@@ -75,7 +75,7 @@ def score_by_distance(
     subject = study(model)
     layers = len(subject.layers)
     if not 0 <= layer < layers:
-        raise ValueError(f"{subject.name} has the layers 0 to {layers - 1}, got layer={layer}")
+        raise ValueError(f"layer must be from 0 to {layers - 1} for {subject.name}, got {layer}")
     without_words = texts is None and subject.tokenizer is None
     batches = [subject.any_ids(length)] if without_words else subject.batches(texts, length, count)
     longest = max(ids.shape[1] for ids in batches)
@@ -88,7 +88,7 @@ def score_by_distance(
     names = [name for name in observed[0].parts if name.split()[-1] not in ("content", "u")] or ["content"]
     if without_words and not all(name in observed[0].terms and _is_free_of_words(observed[0], name) for name in names):
         raise ValueError(
-            f"{subject.name}: scores of position_scheme={subject.scheme!r} depend on the words: give a checkpoint with its tokenizer"
+            f"{subject.name}: scores of position_scheme={subject.scheme!r} depend on the text: use a checkpoint with a tokenizer"
         )
     curves = []
     for name in names:
@@ -126,7 +126,7 @@ def plot_score_by_distance(data: ScoreByDistance) -> style.Figure:
     for part, curves in zip(
         whole.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0], data.curves
     ):
-        what = "score of words and positions together" if curves.part == "content" else curves.part
+        what = "score of tokens and positions together" if curves.part == "content" else curves.part
         style.title(
             part, f"{data.model}, layer {data.layer + 1}: {what}" + ("" if curves.is_bias else ", mean and quartiles")
         )
@@ -160,7 +160,7 @@ def _plot_panels(part, curves: Curves) -> None:
 
 
 def describe_score_by_distance(data: ScoreByDistance) -> str:
-    """How much distance matters, in which heads most, and whether heads tell left from right."""
+    """How much the distance matters, in which attention heads most, and whether left and right differ."""
     said = []
     for curves in data.curves:
         swing = curves.mean.max(1) - curves.mean.min(1)
@@ -169,9 +169,9 @@ def describe_score_by_distance(data: ScoreByDistance) -> str:
         sides = curves.mean[:, :middle][:, ::-1] - curves.mean[:, middle + 1 :]
         top, one_sided = int(swing.argmax()), int(np.abs(sides).max(1).argmax())
         name = "the whole score" if curves.part == "content" else curves.part
-        line = f"{name} moves by {swing.min():.2g} to {swing.max():.2g} with the distance (most in head {top + 1})"
+        line = f"{name} varies by {swing.min():.2g} to {swing.max():.2g} with the distance (most in head {top + 1})"
         if not curves.is_bias:
-            line += f", beside {spread:.2g} between the quartiles at one distance"
+            line += f", compared with {spread:.2g} between the quartiles at one distance"
         line += f", and left differs from right by up to {np.abs(sides).max():.2g} (head {one_sided + 1})"
         said.append(line)
     return f"In layer {data.layer + 1} of {data.model}, {'; '.join(said)}."

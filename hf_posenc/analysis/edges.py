@@ -25,7 +25,7 @@ FEWEST = 64
 
 @dataclass(frozen=True)
 class Edge(Record):
-    """A row from which on neighbouring rows are nearer to each other than before it, or farther apart.
+    """A row after which neighbouring rows are closer to each other than before it, or farther apart.
 
     Attributes:
         row: its number, from 0.

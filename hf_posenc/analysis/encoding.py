@@ -92,7 +92,7 @@ def encoding_maps(model: "Subject | str", length: int | None = None) -> Encoding
     if "rotation" in scores.parts:
         maps.append(_map_of_rotation(subject, length))
     if not maps:
-        raise ValueError(f"{subject.name} has no positions: position_scheme={subject.scheme!r}")
+        raise ValueError(f"{subject.name} has no positions: position_scheme is {subject.scheme!r}")
     return EncodingMaps(subject.name, subject.scheme, maps)
 
 
@@ -108,7 +108,7 @@ def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
         return Map(name, bias[:, term.rows].detach().numpy(), "head", "distance (key − query)", 1, 1 - length)
     table = term.query_table if term.query_table is not None else term.key_table
     asked, heads = ("queries" if term.query_table is not None else "keys"), table.shape[0]
-    what = f"{name}: table asked by {asked}" + (", head 1" if heads > 1 else "")
+    what = f"{name}: table multiplied by {asked}" + (", head 1" if heads > 1 else "")
     values = table[0, term.rows].detach().numpy()
     return Map(what, values, "distance (key − query)", "dimension of the head", 1 - length)
 
@@ -143,7 +143,7 @@ def plot_encoding_maps(data: EncodingMaps) -> style.Figure:
             drawn.first_row + rows - 0.5,
             drawn.first_row - 0.5,
         )
-        what = f"{drawn.what}, without their mean" if drawn.is_about_mean else drawn.what
+        what = f"{drawn.what} minus their mean" if drawn.is_about_mean else drawn.what
         options = {}
         if drawn.is_about_mean:
             # A typical row sets the colours: the first of a learned table and its last are like no other.
@@ -162,7 +162,7 @@ def describe_encoding_maps(data: EncodingMaps) -> str:
         size = f"{rows} × {columns}, root mean square {np.sqrt(np.mean(drawn.values**2)):.3g}"
         if drawn.is_about_mean:
             without = np.sqrt(np.mean(drawn.drawn**2))
-            size += f", and {without:.3g} without the mean row, which is the same at all positions and not drawn"
+            size += f", and {without:.3g} without the mean row, which is not drawn"
         said.append(f"{drawn.what} ({size})")
     return f"The positions of {data.model} ({data.scheme}) are {' and '.join(said)}."
 
@@ -213,8 +213,8 @@ def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
         angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
     else:
         raise ValueError(
-            f"{subject.name} has no sines and cosines: position_scheme={subject.scheme!r}; sinusoidal, rope and "
-            "transformer_xl have"
+            f"{subject.name} has no sines and cosines: position_scheme is {subject.scheme!r}; only sinusoidal, rope and "
+            "transformer_xl have them"
         )
     wavelengths = 2 * np.pi / (angles[1] - angles[0]).numpy()
     return ClockHands(subject.name, scheme.name, wavelengths, angles.T.numpy())
@@ -261,7 +261,7 @@ def describe_clock_hands(data: ClockHands) -> str:
 
 @dataclass(frozen=True)
 class PositionSimilarity(Record):
-    """How alike the vectors of two positions are.
+    """How similar the vectors of two positions are.
 
     Attributes:
         cosines: (positions, positions), of the vectors with their mean taken off.
@@ -322,12 +322,12 @@ def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
 
 
 def describe_position_similarity(data: PositionSimilarity) -> str:
-    """How near neighbours are, where likeness ends, and whether there is an edge."""
+    """How similar neighbours are, how far similarity reaches, and whether there is an edge."""
     near = float(data.median[1])
     below = np.flatnonzero(data.median < 0.5)
-    reach = f"it falls below one half at distance {below[0]}" if below.size else "it never falls below one half"
+    reach = f"which falls below one half at distance {below[0]}" if below.size else "which never falls below one half"
     low = int(data.median.argmin())
     return (
-        f"Neighbouring positions of {data.model} have a cosine similarity of {near:.2f}, {reach}, and is lowest "
+        f"Neighbouring positions of {data.model} have a cosine similarity of {near:.2f}, {reach} and is lowest "
         f"({data.median[low]:.2f}) at distance {low}." + ("" if data.edge is None else f" {data.edge}.")
     )

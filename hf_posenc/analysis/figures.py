@@ -1,4 +1,4 @@
-"""The table of all figures: how each is called, what it answers, what it needs, and what measures, draws and describes it."""
+"""The table of all figures: name, question, requirement, and the functions that measure, draw and describe."""
 
 from .dimensions import describe_moving_dimensions, moving_dimensions, plot_moving_dimensions
 from .distance import describe_score_by_distance, plot_score_by_distance, score_by_distance
@@ -60,7 +60,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "similarity",
-            "How alike are two positions?",
+            "How similar are two positions?",
             SCHEME,
             position_similarity,
             plot_position_similarity,
@@ -68,7 +68,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "distance",
-            "What score does a distance give?",
+            "How does the attention score depend on the distance?",
             SCHEME,
             score_by_distance,
             plot_score_by_distance,
@@ -76,7 +76,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "dimensions",
-            "How many dimensions move?",
+            "How many dimensions change with the position?",
             SCHEME,
             moving_dimensions,
             plot_moving_dimensions,
@@ -84,14 +84,16 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "spaces",
-            "Do words and positions share a space?",
+            "Do token embeddings and positions share a space?",
             MODEL,
             shared_space,
             plot_shared_space,
             describe_shared_space,
         ),
-        Figure("terms", "Which heads look at positions?", TEXT, score_terms, plot_score_terms, describe_score_terms),
-        Figure("probes", "Does the position survive the layers?", TEXT, probes, plot_probes, describe_probes),
+        Figure(
+            "terms", "Which attention heads use positions?", TEXT, score_terms, plot_score_terms, describe_score_terms
+        ),
+        Figure("probes", "Is the position still known in deeper layers?", TEXT, probes, plot_probes, describe_probes),
         Figure(
             "order",
             "Does the order of words matter?",
@@ -118,7 +120,7 @@ FIGURES: dict[str, Figure] = {
         ),
         Figure(
             "attention-properties",
-            "Is its attention monotone, translation-invariant, symmetric?",
+            "Is its attention monotone, translation-invariant and symmetric?",
             MODEL,
             attention_properties,
             plot_attention_properties,
@@ -144,5 +146,5 @@ def figure_named(name: str) -> Figure:
     """
     name = name.replace("_", "-")
     if name not in FIGURES:
-        raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+        raise ValueError(f"there is no figure {name!r}; the figures are {', '.join(FIGURES)}")
     return FIGURES[name]

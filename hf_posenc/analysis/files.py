@@ -31,12 +31,12 @@ def format_of(path: str | Path) -> str:
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        raise ValueError(f"{path}: a figure is written as .png or .svg")
+        raise ValueError(f"{path}: the name of a figure must end in .png or .svg")
     return suffix
 
 
 def plot_to_file(what: str, model: str, path: str | Path) -> str:
-    """Draw a figure into a file, which is written whole or not at all.
+    """Draw a figure into a file, which is written atomically.
 
     Args:
         what: a name in [`FIGURES`].

@@ -1,4 +1,4 @@
-"""Does order matter to a model? What moves in its vectors when words change places, or all of them move together.
+"""Does word order matter to a model? How its vectors change when words swap places, or all positions are shifted.
 
 Tokens are compared with themselves: the vector of a word's token before, and of the same token where it has gone. The change is
 1 - cosine, as a share of that between unrelated tokens (or texts), which is 1: how far apart vectors of a model lie on average
@@ -145,7 +145,7 @@ class _Texts:
     def __init__(self, subject: Subject, windows: CutTexts):
         if len(windows.input_ids) < 2:
             raise ValueError(
-                "changes are compared with those between texts, and only one is long enough: give more texts"
+                "changes are compared with differences between texts, but only one text is long enough: pass more texts"
             )
         self.subject, self.windows = subject, windows
         self.states = self.last(windows.input_ids)
@@ -157,7 +157,7 @@ class _Texts:
         )
         if min(self.unrelated_tokens, self.unrelated_texts) < SAME:
             raise ValueError(
-                "changes are compared with those between texts, and all texts have the same vectors: is every word unknown?"
+                "changes are compared with differences between texts, but all texts have the same vectors: are all words unknown to the tokenizer?"
             )
 
     def last(self, input_ids: torch.Tensor, **inputs) -> torch.Tensor:
@@ -392,7 +392,7 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
     figure, axes = style.panels(1, 2, sharey=True)
     for axis, part in zip(axes[0], ("tokens", "text")):
         for changes, label, colour in (
-            (data.all, f"{data.first} moves too", style.BLUE),
+            (data.all, f"{data.first} is shifted too", style.BLUE),
             (data.but_first, f"{data.first} stays", style.VERMILION),
         ):
             values = np.array([getattr(change, part) for change in changes])
@@ -403,7 +403,8 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
         axis.set_xticks(data.shifts, [str(shift) for shift in data.shifts])
         axis.minorticks_off()
         axis.set(
-            title={"tokens": "vectors of tokens", "text": "vector of the text"}[part], xlabel="all positions moved by"
+            title={"tokens": "vectors of tokens", "text": "vector of the text"}[part],
+            xlabel="all positions shifted by",
         )
     axes[0, 0].set_ylabel("change (1: unrelated)")
     axes[0, 0].set_ylim(bottom=0)
@@ -415,13 +416,14 @@ def describe_order_sensitivity(data: OrderSensitivity) -> str:
     roles, mutual = data.sentences[ROLES], data.sentences[MUTUAL]
     shuffled = data.reordered[SHUFFLED]
     if shuffled.largest < 1e-4:
-        return f"{data.model} does not know the order of words: shuffled, each word keeps its vector to {shuffled.largest:.0e}."
+        return f"{data.model} does not know the order of words: if they are shuffled, no word's vector changes by more than {shuffled.largest:.0e}."
     return (
-        f"Shuffling its words moves a text's vector in {data.model} by {_said(shuffled)} of the way to an unrelated text, and its "
-        f"words' by {_said(shuffled, 'tokens')}; from “{roles.example[0]}” to “{roles.example[1]}” and the like it is {_said(roles.change)}, from "
-        f"“{mutual.example[0]}” to “{mutual.example[1]}”, which says the same, {_said(mutual.change)}; two neighbours that swap places "
-        f"change by {data.swapped[0]:.0%}, two words {data.distances[-1]} apart by {data.swapped[-1]:.0%} ({data.texts} texts of {data.length} "
-        f"tokens, {roles.count} sentences of a kind; intervals of 95 %)."
+        f"In {data.model}, 100% is the difference between unrelated texts or tokens. Shuffling the words of a text changes its vector by "
+        f"{_said(shuffled)}, and those of its words by {_said(shuffled, 'tokens')}. Sentences such as “{roles.example[0]}” change by "
+        f"{_said(roles.change)} if they become “{roles.example[1]}”. Sentences such as “{mutual.example[0]}”, whose meaning stays the same in "
+        f"“{mutual.example[1]}”, change by {_said(mutual.change)}. Two neighbours that swap places change by {data.swapped[0]:.0%}, and two words "
+        f"{data.distances[-1]} apart by {data.swapped[-1]:.0%} ({data.texts} texts of {data.length} tokens, {roles.count} sentences of each kind; "
+        "95% intervals)."
     )
 
 
@@ -437,13 +439,13 @@ def describe_phase_shift(data: PhaseShift) -> str:
     stays = max(data.but_first, key=lambda change: change.tokens)
     far = data.shifts[data.but_first.index(stays)]
     if largest < 1e-4:
-        start = f"{data.model} reads a text alike wherever it begins: no number in any vector moves by more than {largest:.0e}"
+        start = f"{data.model} reads a text in the same way wherever it begins: no value in any vector changes by more than {largest:.0e}"
     else:
         start = (
-            f"Where a text begins matters to {data.model}: moved by {where} positions, its tokens change by {_said(worst, 'tokens')} and "
-            f"the text by {_said(worst)} of what unrelated ones differ by"
+            f"Where a text begins matters to {data.model}: shifted by {where} positions, its tokens change by {_said(worst, 'tokens')} and "
+            f"the text by {_said(worst)} of the difference between unrelated ones"
         )
     return (
-        f"{start}; where {data.first} stays and the rest moves by {far}, tokens change by {_said(stays, 'tokens')} ({data.texts} texts of "
-        f"{data.length} tokens; intervals of 95 % over their documents)."
+        f"{start}. If {data.first} stays and the rest is shifted by {far}, tokens change by {_said(stays, 'tokens')} ({data.texts} texts of "
+        f"{data.length} tokens; 95% intervals over documents)."
     )

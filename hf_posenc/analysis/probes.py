@@ -1,4 +1,4 @@
-"""Does the position survive the layers? Linear probes of where a token is, and of how far apart two are, layer by layer.
+"""Is the position still known in deeper layers? Linear probes of where a token is, and of how far apart two are, layer by layer.
 
 A probe is a ridge regression from the vectors of a layer to a number, fitted on some documents and measured on others. What
 a text gives away by itself is told by the same probes on the same weights without positions, and what a probe of that size
@@ -110,8 +110,8 @@ def split_by_document(document: torch.Tensor, generator: torch.Generator) -> Spl
     present = document.unique()
     if len(present) < 5:
         raise ValueError(
-            f"probes are fitted on some documents and measured on others, which takes at least 5, and {len(present)} are long "
-            "enough: give more texts, or longer ones"
+            f"probes are fitted on some documents and measured on others, so at least 5 long enough documents are needed, got {len(present)}: "
+            "pass more or longer texts"
         )
     shuffled = present[torch.randperm(len(present), generator=generator)]
     fifth = len(present) // 5
@@ -242,10 +242,10 @@ def describe_probes(data: Probes) -> str:
     first, last = (f"{error[MODEL][layer]:.1f} tokens (R² {r2[MODEL][layer]:.2f})" for layer in (0, -1))
     verdict = "survives" if r2[MODEL][-1] >= 0.9 else "fades in" if r2[MODEL][-1] >= 0.1 else "does not survive"
     if max(r2[MODEL]) < 0.1:
-        verdict = "cannot be told in any of"
+        verdict = "is not known in any of"
     return (
-        f"In {data.model} the position {verdict} the layers: a linear probe is off by {first} before the first layer and by {last} "
-        f"after the last, a constant by {data.chance['position']:.1f}, and the same weights without positions reach R² "
-        f"{max(r2[WITHOUT]):.2f} at best; how far apart two tokens are, with the sign, is told with R² {signed[0]:.2f} before and "
-        f"{signed[-1]:.2f} after the layers, and without it, from products, with {distance[0]:.2f} and {distance[-1]:.2f}."
+        f"In {data.model} the position {verdict} the layers. A linear probe is off by {first} before the first layer and by {last} "
+        f"after the last; a constant guess is off by {data.chance['position']:.1f}. The same weights without positions reach R² "
+        f"{max(r2[WITHOUT]):.2f} at best. The signed distance of two tokens is predicted with R² {signed[0]:.2f} before and "
+        f"{signed[-1]:.2f} after the layers, and the distance without sign, from products, with {distance[0]:.2f} and {distance[-1]:.2f}."
     )

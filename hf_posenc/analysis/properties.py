@@ -279,7 +279,7 @@ def position_term(model: "Subject | str", length: int = 128) -> PositionTerm:
         parts["position-position"] = (query @ key.transpose(-1, -2) * attention.scaling)[0]
     if not parts:
         raise ValueError(
-            f"{subject.name}: with position_scheme={subject.scheme!r} no part of the score is of positions alone"
+            f"{subject.name}: with position_scheme={subject.scheme!r} no part of the score depends on positions alone"
         )
     matrices = sum(parts.values()).double().numpy()
     toeplitz = np.array([toeplitz_share(matrix) for matrix in matrices])
@@ -333,9 +333,9 @@ def describe_table_properties(data: TableProperties) -> str:
     return (
         f"Between the first {data.positions} vectors of {data.model}, distance alone explains {product} of the variance of the inner products, "
         f"{cosine} of the cosines and {centred} of the cosines without the mean vector (sinusoids {sinusoids}, by chance "
-        f"{2 / (data.positions + 1):.1%}); of two positions on one side of a third, the farther is the less near in {', '.join(local)} of the "
-        f"cases within {data.sinusoids.reach} positions (sinusoids {local_sinusoids}) and in {', '.join(over_all)} of all (sinusoids {all_sinusoids}; "
-        "by chance 50%)."
+        f"{2 / (data.positions + 1):.1%}). Of two positions on one side of a third, the farther one is less similar in {', '.join(local)} of the "
+        f"cases within {data.sinusoids.reach} positions (sinusoids {local_sinusoids}) and in {', '.join(over_all)} of all cases (sinusoids "
+        f"{all_sinusoids}; by chance 50%)."
     )
 
 
@@ -365,7 +365,9 @@ def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> sty
         label="mean of the heads",
     )
     right.axvline(0.5, color="0.8", linewidth=0.8, zorder=0)
-    right.set(xlim=(-0.03, 1.03), xlabel="share (1: the property holds)", title="layer 1, a dot a head (dark: head 1)")
+    right.set(
+        xlim=(-0.03, 1.03), xlabel="share (1: the property holds)", title="layer 1, one dot per head (dark: head 1)"
+    )
     right.set_yticks(rows, SHOWN.values())
     right.legend(loc="upper left", bbox_to_anchor=(0, -0.18))
     return figure
@@ -376,10 +378,10 @@ def describe_attention_properties(data: AttentionProperties) -> str:
     mean, shares = data.mean, [found.translation_invariance for found in data.heads]
     best = int(np.argmax(shares))
     return (
-        f"On one word repeated ({data.words} words), the attention of layer 1 of {data.model}, mean of the heads, is locally monotone in "
-        f"{mean.local_monotonicity:.0%} of the cases, distance alone explains {mean.translation_invariance:.0%} of its variance "
-        f"(most in head {best + 1}: {shares[best]:.0%}), its symmetric part has {mean.symmetry:.0%}, and {mean.later:.0%} of what "
-        "goes to other places goes to later ones."
+        f"On sequences of one repeated word ({data.words} words), the attention of layer 1 of {data.model}, averaged over heads, is locally "
+        f"monotone in {mean.local_monotonicity:.0%} of the cases. Distance alone explains {mean.translation_invariance:.0%} of its variance "
+        f"(most in head {best + 1}: {shares[best]:.0%}), and its symmetric part has {mean.symmetry:.0%}. Of the attention to other positions, "
+        f"{mean.later:.0%} goes to later ones."
     )
 
 
@@ -400,7 +402,7 @@ def plot_position_term(data: PositionTerm) -> style.Figure:
     figure.supxlabel("position of the key", fontsize=10)
     figure.supylabel("position of the query", fontsize=10)
     parts = " + ".join(data.parts)
-    style.title(figure, f"{data.model}, layer 1: {parts}; how much of it the distance explains, and its range")
+    style.title(figure, f"{data.model}, layer 1: {parts}; share that the distance explains, and range")
     return figure
 
 
@@ -409,6 +411,6 @@ def describe_position_term(data: PositionTerm) -> str:
     top, most = int(data.toeplitz.argmax()), int((data.toeplitz > 0.5).sum())
     return (
         f"Of what positions alone add to the scores of layer 1 of {data.model} ({' + '.join(data.parts)}), distance explains "
-        f"{np.median(data.toeplitz):.0%} of the variance in the median head and {data.toeplitz[top]:.0%} in head {top + 1}; in {most} of "
+        f"{np.median(data.toeplitz):.0%} of the variance in the median head and {data.toeplitz[top]:.0%} in head {top + 1}. In {most} of "
         f"{len(data.toeplitz)} heads it explains more than half (by chance {data.by_chance:.1%})."
     )

@@ -1,4 +1,4 @@
-"""One page about the positions of a model, or of several side by side: every figure, and a sentence that says what it shows.
+"""One page about the positions of one or several models: every figure, with a sentence that says what it shows.
 
 The page is one file that loads nothing from anywhere else. The numbers behind it are JSON.
 """
@@ -31,22 +31,34 @@ from .spaces import SharedSpace
 
 # One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
 GLANCE: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("similarity", "Rows of the table look different from", lambda data: f"row {data.edge.row}" if data.edge else "–"),
+    (
+        "similarity",
+        "Rows of the position embedding matrix look different from",
+        lambda data: f"row {data.edge.row}" if data.edge else "–",
+    ),
     (
         "spaces",
-        "Variance of positions within the main half of the words' (by chance)",
+        "Variance of positions in the subspace with half of the token embeddings' variance (by chance)",
         lambda data: _in_words(data),
     ),
     (
         "terms",
-        "Heads of layer 1 with most of their variance from positions",
+        "Attention heads of layer 1 with most of their variance from positions",
         lambda data: f"{len(data.position_heads)} of {len(data.layers[0].shares)}",
     ),
-    ("probes", "Position, told by a linear probe before layer 1 (R²)", lambda data: _told(data, 0)),
+    ("probes", "Position, predicted by a linear probe before layer 1 (R²)", lambda data: _told(data, 0)),
     ("probes", "… and after the last layer", lambda data: _told(data, -1)),
-    ("order", "Text vector changes, its words shuffled, by", lambda data: f"{data.reordered[SHUFFLED].text:.0%}"),
-    ("phase-shift", "… all its positions moved by 1", lambda data: f"{data.all[0].text:.1%}"),
-    ("phase-shift", "… all but the first token moved by 1", lambda data: f"{data.but_first[0].text:.1%}"),
+    (
+        "order",
+        "Change of a text's vector if its words are shuffled",
+        lambda data: f"{data.reordered[SHUFFLED].text:.0%}",
+    ),
+    ("phase-shift", "… if all positions are shifted by 1", lambda data: f"{data.all[0].text:.1%}"),
+    (
+        "phase-shift",
+        "… if all positions except the first are shifted by 1",
+        lambda data: f"{data.but_first[0].text:.1%}",
+    ),
 )
 # What the JSON file of a report has.
 KEYS = ("models", "figures", "text", "versions")
@@ -98,7 +110,7 @@ class Report:
     Attributes:
         subjects: the models.
         findings: by figure, one for each model, in the order of `subjects`.
-        text: what they were observed on, in words.
+        text: a description of the texts that the models were run on.
     """
 
     subjects: tuple[Subject, ...]
@@ -129,7 +141,10 @@ class Report:
         rows = [
             ("Position scheme", [facts["position_scheme"] for facts in models]),
             ("Layers × heads, width", ["{layers} × {heads}, {hidden_size}".format(**facts) for facts in models]),
-            ("Reads at most", [f"{facts['longest']} tokens" if facts["longest"] else "no limit" for facts in models]),
+            (
+                "Maximum sequence length",
+                [f"{facts['longest']} tokens" if facts["longest"] else "no limit" for facts in models],
+            ),
         ]
         for name, label, read in GLANCE:
             row = self.findings.get(name, ())
@@ -164,7 +179,7 @@ class Report:
         )
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
-        """Write the page, and beside it the numbers: report.html and report.html.json. Both are written atomically, or neither.
+        """Write the page and its numbers, report.html and report.html.json. Both are written atomically, or neither.
 
         Raises:
             FileExistsError: where the numbers go is a file that no report has written.
@@ -187,14 +202,14 @@ def check_page(path: str | Path) -> tuple[Path, Path]:
     """
     page = Path(path)
     if page.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{page}: the report is a page, give it a name that ends in .html")
+        raise ValueError(f"{page}: the name of a report must end in .html")
     # The whole name and not only its stem: config.json beside config.html is somebody else's.
     numbers = page.with_name(f"{page.name}.json")
     check_file(page)
     check_file(numbers)
     if numbers.exists() and not _has_numbers_of_a_report(numbers):
         raise FileExistsError(
-            f"{numbers}, where the numbers of {page} go, is there already and not from a report: name another page, or move it"
+            f"{numbers}, the file for the numbers of {page}, exists and is not from a report: choose another name, or move the file"
         )
     return page, numbers
 
@@ -257,9 +272,7 @@ def finding(figure: Figure, subject: Subject, **options) -> Finding:
         options: of the figure's own function.
     """
     if figure.needs != SCHEME and not subject.trained:
-        return Finding(
-            figure, subject.name, None, f"{subject.name} is a scheme without a checkpoint, which this needs."
-        )
+        return Finding(figure, subject.name, None, f"Needs a checkpoint, and {subject.name} is only a scheme.")
     try:
         record = figure.measure(subject, **options)
     except ValueError as error:
@@ -273,20 +286,23 @@ def report(
     figures: Iterable[str] | None = None,
     progress: bool = True,
 ) -> Report:
-    """All figures about one model, or about several side by side.
+    """All figures about one or several models.
 
     Args:
-        models: what [`study`] takes, or "NAME=MODEL" to give one a name; so does `study(model, tokenizer, name="NAME")`.
-        texts: documents that the models are observed on; by default Python's own language reference.
-        figures: names in [`FIGURES`]; by default all.
-        progress: show a bar.
+        models: what [`study`] takes, or "NAME=MODEL" to give a model a name; `study(model, tokenizer, name="NAME")` does the same.
+        texts: documents to run the models on. Default: the Python language reference.
+        figures: names in [`FIGURES`]. Default: all.
+        progress: show a progress bar.
+
+    Returns:
+        A [`Report`], which shows itself in a notebook and has `save`.
 
     Raises:
         OSError, TypeError: as for [`study`].
         ValueError: no model is given, a figure is unknown, or a text is empty.
     """
     if not models:
-        raise ValueError("a report is about at least one model: give a folder, a name on the Hub, or a model")
+        raise ValueError("a report needs at least one model: pass a folder, a name on the Hub, or a model")
     chosen = [figure_named(name) for name in (FIGURES if figures is None else figures)]
     options = {} if texts is None else {"texts": check_texts(texts)}
     subjects = _named_apart([_study_named(model) for model in models])
@@ -299,7 +315,7 @@ def report(
             with told(partial(_show, bar, number)):
                 rows[figure.name].append(finding(figure, subject, **(options if reads else {})))
             _show(bar, number + 1, "", 0.0)
-    text = f"{len(options['texts'])} given texts" if options else "Python's own language reference"
+    text = f"{len(options['texts'])} given texts" if options else "the Python language reference"
     return Report(subjects, {name: tuple(row) for name, row in rows.items()}, text)
 
 
@@ -331,21 +347,21 @@ def check_texts(texts: Iterable[str]) -> list[str]:
         if not isinstance(text, str):
             raise TypeError(f"a text must be a string, got {text!r} of type {type(text).__name__}")
         if not text.strip():
-            raise ValueError(f"text {number} of {len(texts)} is empty: there is no word in it")
+            raise ValueError(f"text {number} of {len(texts)} is empty: it contains no words")
     if not texts:
-        raise ValueError("no text was given: give at least one")
+        raise ValueError("no text was given: pass at least one")
     return texts
 
 
 def read_texts(*sources: str | Path, size: int = 4000) -> list[str]:
-    """Texts to observe a model on: paragraphs, between blank lines, as many as make up `size` characters or more.
+    """Texts to run a model on: paragraphs, separated by blank lines, joined to at least `size` characters.
 
     Args:
         sources: files, folders or names of data sets, as `hf_posenc.conversion` reads them.
 
     Raises:
         OSError: one cannot be read.
-        ValueError: one is not UTF-8, or there is no word in it.
+        ValueError: one is not UTF-8, or contains no words.
     """
     from ..conversion.texts import read_documents  # only here: nothing else needs conversion
 

@@ -1,4 +1,4 @@
-"""Do words and positions share a space?
+"""Do token embeddings and positions share a space?
 
 Vectors that are added can be told apart as well as concatenated ones where they lie in orthogonal subspaces. Whole word matrices
 have full rank, so the subspaces here are those that hold a share of the variance. Each head has a space of its own after W_q and W_k, and
@@ -112,9 +112,9 @@ class SharedSpace(Record):
 def shared_space(
     model: "Subject | str", shares: tuple[float, ...] = SHARES, rotations: int = ROTATIONS, seed: int = 0
 ) -> SharedSpace:
-    """Overlap of words and positions where they are added, and in each head of the first layer.
+    """Overlap of token embeddings and positions where they are added, and in each attention head of the first layer.
 
-    Words are all rows of the table of words, each counted once, and positions all that the model has. After the projections: what
+    Token embeddings are all rows of the matrix, each counted once, and positions are all that the model has. After the projections: what
     the embedding's LayerNorm does but for its division (that scales each token's vector and turns none), then a head's rows of W_q or W_k
     of the first layer without biases.
 
@@ -125,7 +125,7 @@ def shared_space(
         seed: for them.
 
     Raises:
-        ValueError: the model has no position vectors that join the words, or no checkpoint; a share or the number of rotations is out of
+        ValueError: the model has no position vectors that are added to the token embeddings, or no checkpoint; a share or the number of rotations is out of
             range.
     """
     subject = _checked(model, shares, rotations)
@@ -305,7 +305,10 @@ def _overlaps(words: _Cloud, positions: _Cloud, drawn: torch.Tensor, shares: tor
 def plot_shared_space(data: SharedSpace) -> style.Figure:
     """How much of the variance of one lies in the subspace of the other, by share and head; whiskers are 95 % of the rotations."""
     figure, axes = style.panels(2, len(data.spaces), height=2.8, sharey="row")
-    rows = (("positions_in_words", "of positions in words"), ("words_in_positions", "of words in positions"))
+    rows = (
+        ("positions_in_words", "of positions in token subspace"),
+        ("words_in_positions", "of tokens in position subspace"),
+    )
     for column, space in zip(axes.T, data.spaces):
         for axis, (measure, _) in zip(column, rows):
             _plot_overlaps(axis, space, measure)
@@ -317,7 +320,7 @@ def plot_shared_space(data: SharedSpace) -> style.Figure:
     for axis, (_, label) in zip(axes[:, 0], rows):
         axis.set_ylabel(f"variance {label}")
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
-    style.title(figure, f"{data.model}: words and positions in one space, by layer")
+    style.title(figure, f"{data.model}: token embeddings and positions in one space, by layer")
     return figure
 
 
@@ -337,7 +340,7 @@ def describe_shared_space(data: SharedSpace) -> str:
     """At every share, in how many heads positions lie in the words' subspace less, and more, than rotated ones do."""
     said = [f"in the {space.name} of layer {space.layer + 1} {_said_of(space)}" for space in data.spaces]
     return (
-        f"The share of the positions' variance that lies in the subspace of the words of {data.model}, beside {data.rotations:,} random "
+        f"Share of the positions' variance in the subspace of the token embeddings of {data.model}, compared with {data.rotations:,} random "
         f"rotations of the positions: {'; '.join(said)}."
     )
 

@@ -1,4 +1,4 @@
-"""What is left of words and of positions in the states, layer by layer: how much of their variance, and whether a word can still be told.
+"""What is left of tokens and positions in the hidden states, layer by layer: how much of the variance, and whether a token can still be recognized.
 
 A word is told where its own row of the word embeddings has the largest cosine with the state, of all rows of the vocabulary: no probe is
 trained, and positions, which were added to it, are not taken off.
@@ -70,7 +70,7 @@ def survival(
     subject.check_trained("what is left of words and positions")
     if subject.word_vectors.shape[1] != subject.sizes.hidden_size:
         raise ValueError(
-            f"the states of {subject.name} are {subject.sizes.hidden_size} wide and its word embeddings {subject.word_vectors.shape[1]}: "
+            f"the states of {subject.name} are {subject.sizes.hidden_size} wide and its token embeddings {subject.word_vectors.shape[1]}: "
             "they have no cosine"
         )
     read = averages(subject, texts, length, windows, seed)

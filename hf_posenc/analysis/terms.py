@@ -1,4 +1,4 @@
-"""The four terms: how much of an attention score is words asking words, and how much has to do with positions.
+"""The four terms: how much of an attention score comes from tokens alone, and how much from positions.
 
 In the first layer query and key are linear in x + p, word and position, once the statistics of the embedding's LayerNorm are
 fixed (they depend on word and position both, so that each part is scaled by its whole token): (W_q(x+p))·(W_k(y+f)) is the
@@ -38,7 +38,7 @@ def inputs_by_source(subject: Subject, input_ids: torch.Tensor) -> dict[str, tor
         By source, (batch, length, hidden_size) each.
 
     Raises:
-        ValueError: positions join the words in another way than by a sum.
+        ValueError: positions are combined with token embeddings in another way than by a sum.
     """
     embeddings = subject.embeddings
     words = embeddings.words(input_ids)
@@ -77,7 +77,7 @@ def nine_terms(subject: Subject, input_ids: torch.Tensor) -> dict[str, torch.Ten
         input_ids: (batch, length), without padding.
 
     Returns:
-        By name, such as "word-position": the query's word asks the key's position.
+        By name: "word-position" is the product of the query's word and the key's position.
     """
     attention = subject.attentions[0]
     parts = {
@@ -99,7 +99,7 @@ class LayerTerms(Record):
 
     Attributes:
         layer: its number, from 0.
-        terms: their names: in the first layer "word-position" is the query's word asking the key's position, and so on, then
+        terms: their names: in the first layer "word-position" is the product of the query's word and the key's position, and so on, then
             the schemes' own; in others `content` is all that the tokens' vectors give. See [`LayerScores`].
         covariances: (heads, terms, terms), over keys, mean over queries and texts, each over the variance of the whole score;
             a head's sum to 1.
@@ -161,7 +161,7 @@ def score_terms(
         ValueError: as for [`Subject.batches`] and [`inputs_by_source`]; no checkpoint.
     """
     subject = study(model)
-    subject.check_trained("the split of scores")
+    subject.check_trained("splitting scores into terms")
     sums: dict[int, tuple[list[str], torch.Tensor]] = {}
     largest_error = 0.0
     batches = [some for batch in subject.batches(texts, length, count) for some in batch.split(4)]
@@ -254,6 +254,6 @@ def describe_score_terms(data: ScoreTerms) -> str:
     count = len(data.position_heads)
     which = f"{count} of {len(first.shares)} heads ({heads})" if count else "no head"
     return (
-        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads; query-key, and constant is "
-        f"what all tokens have in common); in {which} the terms with the key's position have more than half of it."
+        f"In layer 1 of {data.model}, the largest shares of the variance over keys are {said} (mean of the heads; names are query-key, and constant is "
+        f"what all tokens have in common). In {which}, the terms with the key's position have more than half of it."
     )

@@ -46,7 +46,7 @@ def cut(
     """
     tokenizer = subject.tokenizer
     if tokenizer is None:
-        raise ValueError(f"{subject.name} has no tokenizer beside it to read a text with: give one with tokenizer=")
+        raise ValueError(f"{subject.name} has no tokenizer to read a text with: pass one with tokenizer=")
     length, special = min(length, subject.longest or length), tokenizer.num_special_tokens_to_add()
     if length < special + 2:
         raise ValueError(f"length must be at least {special + 2}, got {length}")
@@ -63,6 +63,6 @@ def cut(
             if len(ids) == length:
                 windows.append((turn, number, ids, encoded.word_ids(turn)))
     if not windows:
-        raise ValueError(f"the text is too short: no document in it has the {length - special} tokens of a window")
+        raise ValueError(f"the text is too short: no document has the {length - special} tokens of a window")
     _, numbers, rows, words = zip(*sorted(windows, key=lambda window: window[:2])[:count])
     return CutTexts(torch.tensor(rows), torch.tensor(numbers), [*words])

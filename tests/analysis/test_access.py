@@ -105,7 +105,7 @@ def test_position_vectors_of_other_schemes():
     tupe = tiny.build("tupe")
     assert torch.equal(analysis.study(tupe).position_vectors(), tupe.embeddings.position_embeddings.weight)
     for scheme in ("none", "t5", "rope"):
-        with pytest.raises(ValueError, match=r"has no table of absolute positions: position_scheme='" + scheme):
+        with pytest.raises(ValueError, match=r"has no absolute position vectors: position_scheme is '" + scheme):
             analysis.study(tiny.build(scheme)).position_vectors()
 
 
@@ -124,8 +124,8 @@ def test_texts_of_one_length_come_together_and_none_is_padded(minilm):
     ("texts", "message"),
     [
         ("", "the text '' is empty"),
-        (["a", "  \n"], "is empty: there is no word"),
-        ([], "no text was given: give at least one"),
+        (["a", "  \n"], "is empty: it contains no words"),
+        ([], "no text was given: pass at least one"),
     ],
 )
 def test_empty_texts_are_told_in_a_line(minilm, texts, message):
@@ -139,7 +139,7 @@ def test_what_cannot_be_studied_is_told_in_a_line(tmp_path):
     decoder = tiny.variant_class("bert", "LMHeadModel")(tiny.variant_config(is_decoder=True))
     cases = [
         (GPT2Model(small), ValueError, "'gpt2' has no position schemes; the families that have some are bert"),
-        (nn.Linear(2, 2), TypeError, "a model of transformers or its name is needed, got Linear"),
+        (nn.Linear(2, 2), TypeError, "expected a model of Transformers or its name, got Linear"),
         (decoder, ValueError, "this model is a decoder"),
         (str(tmp_path / "nothing"), OSError, "nothing"),
     ]
@@ -147,9 +147,9 @@ def test_what_cannot_be_studied_is_told_in_a_line(tmp_path):
         with pytest.raises(error, match=message):
             analysis.study(model)
     subject = analysis.study(tiny.build("absolute"))
-    with pytest.raises(ValueError, match="has no tokenizer beside it to read a text with: give one with tokenizer="):
+    with pytest.raises(ValueError, match="has no tokenizer to read a text with: pass one with tokenizer="):
         subject.batches("a text")
-    with pytest.raises(ValueError, match="has 64 positions, asked for 65"):
+    with pytest.raises(ValueError, match="has 64 positions, got length=65"):
         subject.position_vectors(65)
     with pytest.raises(
         ValueError, match=r"token ids must be int64 \(batch, length\), got torch.float32 of shape \(3,\)"

@@ -49,7 +49,7 @@ def test_a_sinusoid_moves_where_its_angle_does():
     assert table.change[1, 510] == pytest.approx(slope * np.arange(128).std(), rel=1e-2)
     assert table.moving[0] < table.moving[1] < 1
     assert analysis.describe_moving_dimensions(data).startswith(
-        "That only about half of the dimensions move holds for sinusoids"
+        "The claim that only about half of the dimensions change holds for sinusoids"
     )
 
 
@@ -63,7 +63,7 @@ def test_a_learned_table_stands_beside_sinusoids_of_its_size(family):
 
 
 def test_without_vectors_there_is_nothing_that_moves():
-    with pytest.raises(ValueError, match="has no table of absolute positions: position_scheme='t5'"):
+    with pytest.raises(ValueError, match="has no absolute position vectors: position_scheme is 't5'"):
         analysis.moving_dimensions(tiny.build("t5"))
 
 
@@ -84,5 +84,5 @@ def test_words_beside_positions_are_counted_by_dimension():
 
 
 def test_words_beside_positions_take_a_model_that_adds_them():
-    with pytest.raises(ValueError, match="adds no positions to its words"):
+    with pytest.raises(ValueError, match="adds no positions to its token embeddings"):
         analysis.words_beside_positions(tiny.build("t5"))

@@ -58,12 +58,12 @@ def test_texts_of_several_lengths(minilm):
 def test_what_there_is_not_is_told_in_a_line():
     model = tiny.build("absolute")
     for options, message in (
-        ({"layer": 2}, "has the layers 0 to 1, got layer=2"),
-        ({"layer": -1}, "has the layers 0 to 1, got layer=-1"),
+        ({"layer": 2}, "layer must be from 0 to 1 for .*, got 2"),
+        ({"layer": -1}, "layer must be from 0 to 1 for .*, got -1"),
         ({"max_distance": 12}, "max_distance must be from 1 to 11, the longest text less one, got 12"),
     ):
         with pytest.raises(ValueError, match=message):
             analysis.score_by_distance(model, words(), **options)
     for needs_words in (model, "rope", "relative", "absolute"):
-        with pytest.raises(ValueError, match="depend on the words: give a checkpoint with its tokenizer"):
+        with pytest.raises(ValueError, match="depend on the text: use a checkpoint with a tokenizer"):
             analysis.score_by_distance(needs_words)

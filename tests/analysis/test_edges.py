@@ -97,7 +97,7 @@ class TestMiniLM:
 
     def test_the_glance_of_a_report_has_it(self, minilm):
         made = analysis.report(f"MiniLM={minilm}", tiny.build("absolute"), figures=["similarity"], progress=False)
-        assert dict(made.glance())["Rows of the table look different from"] == ["row 128", "–"]
+        assert dict(made.glance())["Rows of the position embedding matrix look different from"] == ["row 128", "–"]
 
 
 def test_a_model_without_an_edge_says_nothing_of_it():

@@ -91,7 +91,7 @@ def test_tables_that_are_asked():
     attention = model.encoder.layer[0].attention.self
     table = attention.relative_key_embeddings.weight.detach().numpy() * attention.scaling
     np.testing.assert_allclose(drawn.values, table[[0, *range(9), 8]], rtol=1e-6)
-    assert drawn.what == "c2p: table asked by queries" and drawn.first_row == -5
+    assert drawn.what == "c2p: table multiplied by queries" and drawn.first_row == -5
     maps = analysis.encoding_maps(tiny.build("absolute+rope+relative_key_query"), length=6).maps
     whats = [
         "position vectors",
@@ -100,7 +100,7 @@ def test_tables_that_are_asked():
         "cosine of the angle",
     ]
     assert all(drawn.what.startswith(what) for drawn, what in zip(maps, whats, strict=True))
-    with pytest.raises(ValueError, match="no positions: position_scheme='none'"):
+    with pytest.raises(ValueError, match="no positions: position_scheme is 'none'"):
         analysis.encoding_maps(tiny.build("none"))
 
 
@@ -117,7 +117,7 @@ def test_clock_hands_stand_where_sine_and_cosine_are():
     vectors = analysis.study(halves).position_vectors(20).numpy() / halves.embeddings.position_scale().item()
     np.testing.assert_allclose(np.sin(data.angles.T), vectors[:, :16], atol=1e-5)
     np.testing.assert_allclose(np.cos(data.angles.T), vectors[:, 16:], atol=1e-5)
-    with pytest.raises(ValueError, match="has no sines and cosines: position_scheme='absolute'"):
+    with pytest.raises(ValueError, match="has no sines and cosines: position_scheme is 'absolute'"):
         analysis.clock_hands(tiny.build("absolute"))
 
 

@@ -128,7 +128,7 @@ def test_figures_of_a_scheme_by_its_name(name):
 
 def test_an_unknown_figure_is_told_in_a_line():
     with pytest.raises(
-        ValueError, match="there is no figure 'similarty'; there are encoding, clock-hands, similarity"
+        ValueError, match="there is no figure 'similarty'; the figures are encoding, clock-hands, similarity"
     ) as told:
         analysis.figure_named("similarty")
     assert "\n" not in str(told.value)

@@ -154,13 +154,13 @@ class TestOrderSensitivity:
         assert heights[:kinds] == [kind.change.tokens for kind in found.sentences.values()]
 
     def test_one_text_is_an_error(self):
-        with pytest.raises(ValueError, match="only one is long enough"):
+        with pytest.raises(ValueError, match="only one text is long enough"):
             order_sensitivity(subject("absolute"), documents(1, length=50), length=48)
 
 
 class TestPhaseShift:
     def test_texts_of_unknown_words_alone_are_an_error(self):
-        with pytest.raises(ValueError, match="is every word unknown"):
+        with pytest.raises(ValueError, match="are all words unknown"):
             phase_shift(subject("absolute"), ["unheard " * 200] * 4, length=24)
 
     @pytest.mark.parametrize("scheme", few_of(*PURE, "none"))
@@ -205,7 +205,7 @@ class TestPhaseShift:
         first = names.get("cls_token", "[CLS]")
         assert found.first == first and f"where {first} stays" in describe_phase_shift(found)
         legend = [text.get_text() for text in plot_phase_shift(found).axes[0].get_legend().get_texts()]
-        assert legend == [f"{first} moves too", f"{first} stays"]
+        assert legend == [f"{first} is shifted too", f"{first} stays"]
 
     def test_a_first_token_that_is_a_word_has_none(self):
         words = tokenizer()

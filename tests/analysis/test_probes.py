@@ -159,7 +159,7 @@ class TestProbes:
             ([0.98, 0.97, 0.95], "the position survives the layers"),
             ([0.98, 0.97, 0.5], "the position fades in the layers"),
             ([0.98, 0.5, 0.05], "the position does not survive the layers"),
-            ([0.02, 0.05, 0.01], "the position cannot be told in any of the layers"),
+            ([0.02, 0.05, 0.01], "the position is not known in any of the layers"),
         ],
     )
     def test_the_sentence_says_whether_it_survives(self, r2, said):
@@ -189,15 +189,15 @@ class TestProbes:
 
 class TestErrors:
     def test_few_documents(self):
-        with pytest.raises(ValueError, match="at least 5, and 4 are long enough"):
+        with pytest.raises(ValueError, match="at least 5 long enough documents are needed, got 4"):
             probes(subject("absolute"), [*documents(4), "tom bit a dog"], length=32)
 
     def test_short_texts(self):
-        with pytest.raises(ValueError, match="too short: no document in it has the 30 tokens"):
+        with pytest.raises(ValueError, match="too short: no document has the 30 tokens"):
             probes(subject("absolute"), ["tom bit a dog"], length=32)
 
     def test_no_tokenizer(self):
-        with pytest.raises(ValueError, match="has no tokenizer beside it"):
+        with pytest.raises(ValueError, match="has no tokenizer to read"):
             probes(study(build("absolute")), documents())
 
     def test_a_window_without_room_for_words(self):

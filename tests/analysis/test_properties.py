@@ -142,7 +142,7 @@ def test_the_position_term_is_that_of_the_nine():
 
 def test_without_a_term_of_positions():
     for scheme in ("rope", "none", "relative"):
-        with pytest.raises(ValueError, match="no part of the score is of positions alone"):
+        with pytest.raises(ValueError, match="no part of the score depends on positions alone"):
             analysis.position_term(tiny.build(scheme))
 
 
@@ -207,5 +207,5 @@ def test_where_pieces_say_that_a_word_goes_on_the_others_are_words():
 
 def test_a_scheme_by_its_name_has_no_attention():
     for function in (analysis.attention_properties, analysis.position_term):
-        with pytest.raises(ValueError, match="needs a checkpoint, got the scheme 'alibi' by its name"):
+        with pytest.raises(ValueError, match="needs a checkpoint, got the name of a scheme, 'alibi'"):
             function("alibi")

@@ -75,12 +75,12 @@ class TestReport:
 
     def test_a_glance_has_numbers_of_the_findings(self, made):
         rows = dict(made.glance())
-        assert rows["Position scheme"] == ["absolute", "sinusoidal+t5"] and rows["Reads at most"] == [
+        assert rows["Position scheme"] == ["absolute", "sinusoidal+t5"] and rows["Maximum sequence length"] == [
             "64 tokens",
             "no limit",
         ]
         changes = [finding.record.all[0].text for finding in made.findings["phase-shift"]]
-        assert rows["… all its positions moved by 1"] == [f"{change:.1%}" for change in changes]
+        assert rows["… if all positions are shifted by 1"] == [f"{change:.1%}" for change in changes]
 
     def test_the_numbers_lie_beside_the_page(self, made, tmp_path):
         page, numbers = made.save(tmp_path / "new" / "report.html")
@@ -154,7 +154,7 @@ class TestProgress:
 class TestErrors:
     def test_say_what_is_wrong_before_a_model_is_loaded(self):
         for arguments, said in (
-            ({"figures": ["probe"]}, "there is no figure 'probe'; there are encoding, "),
+            ({"figures": ["probe"]}, "there is no figure 'probe'; the figures are encoding, "),
             ({"texts": []}, "no text was given"),
             ({"texts": ["a", " \n"]}, "text 2 of 2 is empty"),
         ):
@@ -166,7 +166,7 @@ class TestErrors:
             report("no/such/model", texts=[3])
 
     def test_a_page_has_a_name_of_one(self, made, tmp_path):
-        with pytest.raises(ValueError, match="ends in .html"):
+        with pytest.raises(ValueError, match="must end in .html"):
             made.save(tmp_path / "report.pdf")
 
     def test_a_text_file_that_holds_nothing(self, tmp_path):
@@ -200,7 +200,7 @@ class TestFiles:
             numbers.write_bytes(content)
             for write in (check_page, made.save):
                 with pytest.raises(
-                    FileExistsError, match="config.html.json, where the numbers of .*not from a report"
+                    FileExistsError, match="config.html.json, the file for the numbers of .*not from a report"
                 ):
                     write(page)
             assert numbers.read_bytes() == content and page.read_bytes() == before
@@ -262,12 +262,15 @@ class TestCommands:
     @pytest.mark.parametrize(
         "arguments, said",
         [
-            (("plot", "nonsense", "alibi", "--out", "x.png"), "there is no figure 'nonsense'; there are encoding,"),
-            (("plot", "encoding", "alibi", "--out", "x.pdf"), "x.pdf: a figure is written as .png or .svg"),
+            (
+                ("plot", "nonsense", "alibi", "--out", "x.png"),
+                "there is no figure 'nonsense'; the figures are encoding,",
+            ),
+            (("plot", "encoding", "alibi", "--out", "x.pdf"), "x.pdf: the name of a figure must end in .png or .svg"),
             (("plot", "encoding", "{absent}", "--out", "x.png"), "absent"),
             (("plot", "dimensions", "{none}", "--out", "x.png"), "position_scheme='none'"),
             (("plot", "probes", "alibi", "--out", "x.png"), "alibi"),
-            (("report", "alibi", "--out", "x.pdf"), "ends in .html"),
+            (("report", "alibi", "--out", "x.pdf"), "must end in .html"),
             (("report", "alibi", "--out", "x.html", "--figure", "nonsense"), "there is no figure 'nonsense'"),
             (("report", "alibi", "--out", "x.html", "--text", "{empty}"), "there is no text in"),
         ],

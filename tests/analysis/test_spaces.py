@@ -198,13 +198,13 @@ def test_every_layer_has_its_own_projections_and_means():
 
 def test_without_added_positions_there_is_no_shared_space():
     for scheme in ("t5", "tupe", "none"):
-        with pytest.raises(ValueError, match="adds no positions to its words: position_scheme="):
+        with pytest.raises(ValueError, match="adds no positions to its token embeddings: position_scheme is "):
             analysis.shared_space(tiny.build(scheme))
     with pytest.raises(ValueError, match=r"shares must be above 0 and at most 1, got \(0.5, 2\)"):
         analysis.shared_space(tiny.build("absolute"), shares=(0.5, 2))
     with pytest.raises(ValueError, match="takes at least 2 rotations, got 1"):
         analysis.shared_space(tiny.build("absolute"), rotations=1)
-    with pytest.raises(ValueError, match="needs a checkpoint, got the scheme 'sinusoidal' by its name"):
+    with pytest.raises(ValueError, match="needs a checkpoint, got the name of a scheme, 'sinusoidal'"):
         analysis.shared_space("sinusoidal")
 
 
@@ -212,7 +212,7 @@ def test_the_interval_of_a_report_is_that_of_two_hundred_rotations():
     """A thousand take minutes in a base model. Both intervals are nearly one."""
     model = tiny.build("absolute")
     data, many = analysis.shared_space(model), analysis.shared_space(model, rotations=1000, seed=1)
-    assert data.rotations == 200 and "beside 200 random rotations" in analysis.describe_shared_space(data)
+    assert data.rotations == 200 and "compared with 200 random rotations" in analysis.describe_shared_space(data)
     for space, other in zip(data.spaces, many.spaces):
         for overlap, wide in zip(space.overlaps, other.overlaps):
             few, more = overlap.positions_in_words, wide.positions_in_words

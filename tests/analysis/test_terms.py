@@ -141,16 +141,18 @@ def test_none_has_no_terms_of_positions():
     data = analysis.score_terms(tiny.build("none"), words())
     shares = dict(zip(data.layers[0].terms, data.layers[0].shares.max(0)))
     assert max(share for name, share in shares.items() if POSITION in name) == 0
-    assert data.position_heads == [] and "in no head" in analysis.describe_score_terms(data)
+    assert data.position_heads == [] and "In no head" in analysis.describe_score_terms(data)
 
 
 @pytest.mark.parametrize("combine", ["gate", "attention"])
 def test_what_is_no_sum_is_told(combine):
     model = tiny.build("absolute", position_combine=combine)
-    with pytest.raises(ValueError, match=f"position_combine='{combine}' words and positions are no sum; with 'add'"):
+    with pytest.raises(
+        ValueError, match=f"position_combine='{combine}' token embeddings and positions are not summed; with 'add'"
+    ):
         analysis.score_terms(model, words())
 
 
 def test_a_scheme_by_its_name_has_no_words():
-    with pytest.raises(ValueError, match="needs a checkpoint, got the scheme 't5' by its name"):
+    with pytest.raises(ValueError, match="needs a checkpoint, got the name of a scheme, 't5'"):
         analysis.score_terms("t5", words())

@@ -57,7 +57,7 @@ def test_its_outputs_say_what_the_text_around_them_does():
     printed = "".join(output.text for cell in CODE for output in cell.outputs if output.output_type == "stream")
     assert printed.count("same outputs: True") == 2 and "False" not in printed
     assert "BertModel -> PosencBertModel" in printed and "PosencBertModel t5" in printed
-    assert "reads a text alike wherever it begins" in printed and "matters to MiniLM" in printed
+    assert "reads a text in the same way wherever it begins" in printed and "matters to MiniLM" in printed
     assert re.search(r"^stock: (IndexError|RuntimeError), its table ends at 512$", printed, flags=re.MULTILINE)
     assert re.search(r"^converted: \(1, \d{4}, 384\)$", printed, flags=re.MULTILINE)
     pictures = [output for cell in CODE for output in cell.outputs if "image/png" in output.get("data", {})]

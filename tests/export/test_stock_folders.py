@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(scheme, flags, sai
 def test_other_folders_and_places_are_refused(tmp_path, monkeypatch):
     folder = saved(tmp_path / "model", "t5")
     monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
-    with pytest.raises(ValueError, match="is a bert model of Transformers already"):
+    with pytest.raises(ValueError, match="is already a bert model of Transformers"):
         export(tmp_path / "source", tmp_path / "out")
     with pytest.raises(OSError, match="there is no such folder"):
         export(tmp_path / "nothing", tmp_path / "out")
@@ -152,7 +152,7 @@ def test_nothing_is_written_where_the_two_differ(tmp_path, monkeypatch):
         tensors["layer.1.query.weight"] = tensors["layer.1.query.weight"] * 1.1
 
     monkeypatch.setattr(MPNet, "change", wrong)
-    with pytest.raises(ValueError, match="the two models differ: hidden state 2 by .*nothing is written"):
+    with pytest.raises(ValueError, match="the two models differ: hidden state 2 by .*nothing was written"):
         export(folder, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -199,13 +199,13 @@ def test_other_models_are_refused():
     with pytest.raises(ValueError, match="not made by to_stock"):
         from_stock(transformers.BertModel(tiny.stock_config("bert")))
     for head in ("ForNextSentencePrediction", "ForPreTraining"):
-        with pytest.raises(ValueError, match="no such head"):
+        with pytest.raises(ValueError, match="no such task head"):
             to_stock(tiny.build("t5", head=head))
-    with pytest.raises(ValueError, match="no such head"):
+    with pytest.raises(ValueError, match="no such task head"):
         to_stock(tiny.build("t5", family="electra", head="ForPreTraining", embedding_size=32))
     with pytest.raises(ValueError, match="as wide as its layers"):
         to_stock(tiny.build("t5", family="electra"))
-    with pytest.raises(ValueError, match="no such head"):
+    with pytest.raises(ValueError, match="no such task head"):
         to_stock(tiny.build("rope", head="LMHeadModel", is_decoder=True))
 
 

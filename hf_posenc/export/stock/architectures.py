@@ -105,7 +105,7 @@ class Architecture:
             absolute = self.schemes["absolute"]
             for flag, plain in (("combine", "add"), ("every_layer", False), ("stride", 1)):
                 if (value := getattr(absolute, flag)) != plain:
-                    yield f"it only adds position embeddings once: position_{flag} must be {plain!r}, got {value!r}"
+                    yield f"it only adds position embeddings once: position_{flag}={value!r} does not fit, {plain!r} does"
         if self.source.family.projection and self.source.embedding_size != self.source.hidden_size:
             yield (
                 f"its token embeddings must be as wide as its layers, got embedding_size {self.source.embedding_size} and hidden_size "

@@ -263,7 +263,7 @@ class TestFlags:
     def test_models_with_one_are_not_analysed(self):
         from hf_posenc.analysis.access import study
 
-        with pytest.raises(ValueError, match="position_window=4: scores are not all"):
+        with pytest.raises(ValueError, match="position_window=4; only models that attend to all tokens"):
             study(tiny.build("t5", position_window=4))
 
     def test_a_new_one_is_said_once(self, tmp_path, said):
