@@ -453,6 +453,8 @@ NEEDED = {
     "position_every_layer_weight": {"position_every_layer": True},
     "position_width": {"position_combine": "concat"},
 }
+# And those without which it has none in a scheme.
+NEEDED_IN = {("position_init", "rope"): {"position_learn_frequencies": "shared"}}
 
 
 class TestFlags:
@@ -473,7 +475,7 @@ class TestFlags:
         values = {"position_scheme": scheme}
         if flag == "position_max_distance" and "position_buckets" in FLAGS_OF[scheme]:
             values["position_buckets"] = 8
-        values |= NEEDED.get(flag, {})
+        values |= NEEDED.get(flag, {}) | NEEDED_IN.get((flag, scheme), {})
         # A stretched table has no room for strides in texts that are nearly as long as it is.
         batch = inputs(length=12 if flag == "position_stride" else 40)
         results = []

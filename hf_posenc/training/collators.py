@@ -39,7 +39,9 @@ class RandomizedPositions:
         tokens = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(input_ids).bool()
         most = int(tokens.sum(-1).max())
         if most > self.longest:
-            raise ValueError(f"a text of {most} tokens needs more than the {self.longest} positions of RandomizedPositions")
+            raise ValueError(
+                f"a text of {most} tokens needs more than the {self.longest} positions of RandomizedPositions"
+            )
         positions = torch.full_like(input_ids, max(self.first_position - 1, 0))
         for row, kept in zip(positions.view(-1, positions.shape[-1]), tokens.view(-1, tokens.shape[-1])):
             drawn = torch.randperm(self.longest)[: int(kept.sum())].sort().values

@@ -166,6 +166,7 @@ def test_a_conversion_starts_where_rope_starts(learn):
 
 REFUSED = [
     ({"position_learn_frequencies": "all"}, "one of 'shared', 'layer'"),
+    ({"position_init": "paper"}, "it belongs to position_learn_frequencies"),
     ({"position_rotary_fraction": 1.5}, "at most 1"),
     ({"position_rotary_fraction": 0.01}, "leave a pair"),
     (
