@@ -203,7 +203,7 @@ class TestPhaseShift:
     def test_the_first_token_has_the_name_that_the_tokenizer_has_for_it(self, names):
         found = phase_shift(study(build("absolute"), tokenizer(**names), name="it"), documents(), length=24)
         first = names.get("cls_token", "[CLS]")
-        assert found.first == first and f"where {first} stays" in describe_phase_shift(found)
+        assert found.first == first and f"If {first} stays" in describe_phase_shift(found)
         legend = [text.get_text() for text in plot_phase_shift(found).axes[0].get_legend().get_texts()]
         assert legend == [f"{first} is shifted too", f"{first} stays"]
 

@@ -106,7 +106,7 @@ class TestInspect:
         model = fill_positions(build("absolute+t5", head="ForSequenceClassification", position_buckets=8))
         said = rows(inspect(model))
         assert said["model"] == "PosencBertModel, bert of this PosencBertForSequenceClassification"
-        assert said["position_scheme"] == "absolute+t5" and said["flags"] == "position_buckets=8"
+        assert said["position_scheme"] == "absolute+t5" and said["config options"] == "position_buckets=8"
         total = model.bert.num_parameters()
         assert said["parameters"] == f"32 of {total:,} belong to the scheme" and "at most 64" in said["tokens"]
         assert "encoder.relative_attention_bias.weight (8, 4)" in str(inspect(model))
@@ -145,7 +145,7 @@ class TestInspect:
             ValueError, match="'deberta-v2' has no position schemes; the families that have some are bert"
         ):
             inspect(config)
-        with pytest.raises(ValueError, match="this DebertaV2Model holds no model of the families .*: bert"):
+        with pytest.raises(ValueError, match="this DebertaV2Model contains no model of a family .*: bert"):
             inspect(DebertaV2Model(config))
         for nothing in (None, 3, ["folder"]):
             with pytest.raises(TypeError, match="torch module is needed.*such as a pipeline, got"):
