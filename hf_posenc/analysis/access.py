@@ -438,9 +438,12 @@ def of_scheme(name: str, **flags) -> Subject:
     """
     [config_class] = [cls for cls in VARIANT_CONFIGS.values() if cls.stock_model_type == "bert"]
     settings = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1, "intermediate_size": 8}
-    if "position_init" in flags_in_use(name):
-        flags = {"position_init": "paper", **flags}
-    config = config_class(vocab_size=8, position_scheme=name, **settings, **flags)
+    settings |= {"vocab_size": 8, "position_scheme": name, **flags}
+    published = {"position_init": "paper"} if "position_init" in flags_in_use(name) else {}
+    try:
+        config = config_class(**{**published, **settings})
+    except ValueError:  # where it has no use without another option (rope), or one that is given is wrong
+        config = config_class(**settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = BASE_MODELS[config_class]._from_config(config, attn_implementation="eager")
