@@ -52,6 +52,10 @@ def outputs(model, family: str = "bert") -> torch.Tensor:
     return model.eval()(**inputs(family=family)).to_tuple()[0]
 
 
+# Flag and scheme -> those without which it has no use there.
+NEEDED_IN = {("position_init", "rope"): {"position_learn_frequencies": "shared"}}
+
+
 class TestAbsolutePositions:
     @pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "absolute"])
     def test_leaving_them_out_is_said_once_in_one_sentence(self, scheme, stock_folder, said, transformers_said):
@@ -109,7 +113,13 @@ class TestAbsolutePositions:
         (None, "deberta", {"position_form": "paper"}, False),
         (None, "tupe", {"position_form": "paper"}, False),
         *(
-            pytest.param(None, name, {"position_init": "paper"}, False, marks=() if name == "t5" else pytest.mark.slow)
+            pytest.param(
+                None,
+                name,
+                {"position_init": "paper"} | NEEDED_IN.get(("position_init", name), {}),
+                False,
+                marks=() if name == "t5" else pytest.mark.slow,
+            )
             for name in FLAGS_OF
             if "position_init" in FLAGS_OF[name]
         ),
@@ -453,8 +463,6 @@ NEEDED = {
     "position_every_layer_weight": {"position_every_layer": True},
     "position_width": {"position_combine": "concat"},
 }
-# And those without which it has none in a scheme.
-NEEDED_IN = {("position_init", "rope"): {"position_learn_frequencies": "shared"}}
 
 
 class TestFlags:

@@ -30,7 +30,7 @@ def check(figure: analysis.Figure, model, draw: bool = True) -> bool:
     try:
         data = measured(figure, model)
     except ValueError as error:
-        assert "\n" not in str(error) and "position_scheme=" in str(error)
+        assert "\n" not in str(error) and "position_scheme" in str(error)
         return False
     assert isinstance(data, analysis.Record) and data.model == type(model).__name__
     json.dumps(data.to_dict(), allow_nan=False)

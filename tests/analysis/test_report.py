@@ -268,7 +268,7 @@ class TestCommands:
             ),
             (("plot", "encoding", "alibi", "--out", "x.pdf"), "x.pdf: the name of a figure must end in .png or .svg"),
             (("plot", "encoding", "{absent}", "--out", "x.png"), "absent"),
-            (("plot", "dimensions", "{none}", "--out", "x.png"), "position_scheme='none'"),
+            (("plot", "dimensions", "{none}", "--out", "x.png"), "position_scheme is 'none'"),
             (("plot", "probes", "alibi", "--out", "x.png"), "alibi"),
             (("report", "alibi", "--out", "x.pdf"), "must end in .html"),
             (("report", "alibi", "--out", "x.html", "--figure", "nonsense"), "there is no figure 'nonsense'"),

@@ -833,7 +833,7 @@ class TestFoldersOfSentenceTransformers:
     @pytest.mark.parametrize(
         "name, said",
         [
-            ("missing folder", "names 1_Pooling, and there is no such folder"),
+            ("missing folder", "names 1_Pooling, which does not exist"),
             ("empty folder", "1_Pooling has no settings"),
             ("up", "'../outside', which leads out of the folder"),
             ("up and down", "leads out of the folder"),

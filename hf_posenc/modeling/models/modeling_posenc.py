@@ -23,6 +23,7 @@ from ..schemes.base import AttentionScheme, EmbeddingScheme
 from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, WINDOW
 from ..schemes.parameters import (
     Constant,
+    PositionFrequencies,
     PositionLayerNorm,
     PositionLinear,
     PositionParameter,
@@ -500,8 +501,6 @@ class PosencPreTrainedModel:
 
     position_classes: FamilyClasses
     stock_loss_divides: ClassVar[bool] = False
-    # See [`PositionFrequencies`].
-    _keep_in_fp32_modules_strict = ("rotary_frequencies",)
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -519,6 +518,8 @@ class PosencPreTrainedModel:
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
         # A head has built its stock base model by now (or, where the plugin is installed, the variant).
         install_positions(self.base_model, self.position_classes)
+        if any(isinstance(module, PositionFrequencies) for module in self.modules()):
+            self._keep_in_fp32_modules_strict = {"rotary_frequencies"}
         self.post_init()
 
     def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
