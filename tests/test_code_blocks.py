@@ -59,7 +59,7 @@ CONVERTED = ("path/to/checkpoint", "sentence-transformers/all-MiniLM-L6-v2")
 DEBERTA = ("microsoft/deberta-v3-base", "path/to/deberta-v3")
 CLASSIFIERS = ("MoritzLaurer/deberta-v3-base-zeroshot-v2.0", "path/to/reranker", "cross-encoder/ms-marco-MiniLM-L6-v2")
 TAGGER = "path/to/tagger"
-VARIANTS = ("path/to/variant", "me/minilm-t5")
+VARIANTS = ("path/to/my-model", "me/minilm-t5")
 
 
 @dataclass
@@ -163,7 +163,7 @@ def given(text: str) -> dict:
         tokenizer = AutoTokenizer.from_pretrained("google-bert/bert-base-uncased")
         names["train_dataset"] = [{**tokenizer("Dog bites man."), "labels": number % 2} for number in range(8)]
     if "trainer." in text:
-        model = AutoModelForSequenceClassification.from_pretrained("path/to/variant")
+        model = AutoModelForSequenceClassification.from_pretrained("path/to/my-model")
         names["trainer"] = PositionTrainer(model, TrainingArguments("outputs/given"))
     return names
 

@@ -38,7 +38,7 @@ from .distillation import Distillation, Diverged, distill, is_first_process, set
 from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
-from .start import Aims, joined_positions, number_of_positions, start
+from .start import Aims, start
 from .targets import Batch
 from .texts import SHORTEST, Windows, held_out_apart, read_documents
 from .writing import write_converted
@@ -284,12 +284,9 @@ class Conversion:
         if self.output is not None:
             check_space(self.output, self.original, self.distillation.train != "none")
         if not self.arguments.stock:
-            family = family_of(self.original.config)
-            rows = joined_positions(self.original, family, number_of_positions(self.original, family))
             lengths = self.distillation.trained_length, self.distillation.max_length
-            self.flags |= conversion_options(
-                self.original.config, self.position_scheme, self.flags, *lengths, rows.detach()
-            )
+            given = self.position_scheme, self.flags, *lengths
+            self.flags |= conversion_options(self.original.config, *given, self.original)
         student, report = self.student(), self.report(windows, held_out)
         interrupted = self._interrupted(report)
         stages = [self._start, self._calibrate, self._keep_state, self._distill]
@@ -495,19 +492,19 @@ def conversion_options(
     flags: dict[str, Any],
     trained_length: int,
     max_length: int,
-    rows: torch.Tensor | None = None,
+    teacher: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
     """What the new ones of a checkpoint's schemes choose where nothing is given.
 
     Args:
-        rows: what is added to the teacher's token embeddings at each position, once weights are loaded.
+        teacher: once weights are loaded.
     """
     chosen: dict[str, Any] = {}
-    names = scheme_names(position_scheme)
-    for name in names:
+    schemes = {name: SCHEMES[name] for name in scheme_names(position_scheme)}
+    for name, scheme in schemes.items():
         if is_new(name, position_scheme, config):
-            aims = Aims(flags | chosen, {*names}, trained_length, max_length, rows)
-            chosen |= SCHEMES[name].conversion_options(aims)
+            aims = Aims(flags | chosen, schemes, trained_length, max_length, teacher)
+            chosen |= scheme.conversion_options(aims)
     return chosen
 
 

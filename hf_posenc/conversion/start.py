@@ -10,10 +10,10 @@ from torch import nn
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.models.embeddings import Concat
 from ..modeling.models.family import Family
-from ..modeling.schemes.base import AttentionScheme
+from ..modeling.schemes.base import AttentionScheme, PositionScheme
 from ..modeling.schemes.sinusoidal import precise_dtype, sinusoids
 from ..modeling.schemes.table import SCHEMES, scheme_names
-from ..variants import scheme_of
+from ..variants import family_of, scheme_of
 from .checkpoints import check_installed, keeps_scheme
 from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undisturbed
 
@@ -38,20 +38,25 @@ class Aims:
 
     Attributes:
         given: config options, those that the caller gives and those that schemes before have chosen.
-        names: of all schemes that the model is to have.
+        schemes: that the model is to have, by name.
         trained_length, max_length: tokens that the teacher reads well, and that the student is to read.
-        rows: (positions, width), what is added to the teacher's token embeddings; None before weights are loaded.
+        teacher: None before weights are loaded.
     """
 
     given: Mapping[str, Any]
-    names: set[str]
+    schemes: Mapping[str, type[PositionScheme]]
     trained_length: int
     max_length: int
-    rows: torch.Tensor | None = None
+    teacher: nn.Module | None = None
 
+    @torch.no_grad()
     def best_sinusoids(self, layout: str) -> dict[str, float]:
-        """[`best_sinusoids`] for the rows."""
-        return {} if self.rows is None else best_sinusoids(self.rows, self.trained_length, layout)
+        """[`best_sinusoids`] for what is added to the teacher's token embeddings; nothing where that is nothing, or not known yet."""
+        if self.teacher is None:
+            return {}
+        family = family_of(self.teacher.config)
+        rows = joined_positions(self.teacher, family, number_of_positions(self.teacher, family))
+        return best_sinusoids(rows, self.trained_length, layout) if rows.any() else {}
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,19 @@ def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     matrices of a small network (`fire`: [`SmallPositionLinear`], at most 32 features) sum over few features, and are included. Learned
     frequencies of `rope` are not: see [`frequencies`].
     """
-    others = torch.nn.Linear | torch.nn.LayerNorm | PositionFrequencies
-    wide = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, others) and not isinstance(module, SmallPositionLinear)
-        for parameter in module.parameters(recurse=False)
+    others = _of_kind(model, torch.nn.Linear | torch.nn.LayerNorm | PositionFrequencies)
+    small = _of_kind(model, SmallPositionLinear)
+    return {
+        name: parameter
+        for name, parameter in position_parameters(model).items()
+        if id(parameter) not in others - small
     }
-    return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) not in wide}
+
+
+def _of_kind(model: torch.nn.Module, kind: Any) -> set[int]:
+    """The ids of the parameters that modules of a class have themselves."""
+    modules = (module for module in model.modules() if isinstance(module, kind))
+    return {id(parameter) for module in modules for parameter in module.parameters(recurse=False)}
 
 
 def frequencies(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -60,12 +65,7 @@ def frequencies(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
     What a step changes grows with the distance: at a rate of 0.1, one step of Adam turns a pair of features by 12.8 radians at distance 128.
     """
-    own = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, PositionFrequencies)
-        for parameter in module.parameters(recurse=False)
-    }
+    own = _of_kind(model, PositionFrequencies)
     return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) in own}
 
 

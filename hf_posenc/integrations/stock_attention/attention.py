@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...modeling.attention.backends import BACKENDS, Attention, attend
+from ...modeling.attention.backends import Attention, attend, takes_all
 from ...modeling.kernels.fast import is_compiled
 from ...modeling.masks import Mask, as_pairs
 from ...modeling.schemes.terms import Term
@@ -23,7 +23,7 @@ IMPLEMENTATIONS = ("sdpa", "flex_attention")
 
 def computes(implementation: str) -> bool:
     """Whether a backend, by its name in the config, is computed here; "eager" is transformers' own."""
-    return implementation in IMPLEMENTATIONS or (implementation in BACKENDS and BACKENDS[implementation].takes_all)
+    return implementation in IMPLEMENTATIONS or takes_all(implementation)
 
 
 def mask_of_tokens(mask: torch.Tensor) -> Mask:

@@ -199,6 +199,11 @@ BACKENDS: dict[str, Backend] = {
 }
 
 
+def takes_all(name: str) -> bool:
+    """Whether an attention function, by its name, stands for transformers' own where there are no terms."""
+    return name in BACKENDS and BACKENDS[name].takes_all
+
+
 def backend_of(attention: Attention) -> str:
     """The name of the backend that computes an attention."""
     name = attention.implementation
@@ -207,7 +212,7 @@ def backend_of(attention: Attention) -> str:
         return "eager" if attention.has_values else "written out"
     if name == "sdpa" and (faster := EXTRAS.faster_than_sdpa(attention)) is not None:
         return faster
-    if not attention.terms and attention.eager is not None and not (name in BACKENDS and BACKENDS[name].takes_all):
+    if not attention.terms and attention.eager is not None and not takes_all(name):
         return "transformers"
     if attention.has_values and not BACKENDS[name].takes_values:
         if not torch.compiler.is_compiling():

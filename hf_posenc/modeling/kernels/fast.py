@@ -85,7 +85,7 @@ class Circumstances:
         (batch, heads, queries, _), keys = attention.query.shape, attention.key.shape[2]
         terms, mask = attention.terms, attention.mask
         tables = [term for term in terms if term.rows is not None]
-        mask_learns = mask.tensor is not None and mask.tensor.requires_grad
+        mask_learns = (given := mask.tensor) is not None and given.requires_grad
         return cls(
             batch=batch,
             scores=heads * queries * keys,

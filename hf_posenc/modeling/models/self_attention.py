@@ -213,7 +213,5 @@ class PositionSelfAttention:
         mask = Mask.of(attention_mask, query, key, getattr(self, "is_causal", False), window)
         mask.check()
         dropout = self.dropout.p if self.training else 0.0
-        states = content_query, query, key, value
-        return attend(
-            Attention(self, implementation, *states, terms, mask, self.scaling, dropout, True, self._eager, kwargs)
-        )
+        given = implementation, content_query, query, key, value, terms, mask, self.scaling, dropout
+        return attend(Attention(self, *given, eager=self._eager, settings=kwargs))

@@ -116,11 +116,16 @@ class PositionScheme:
         return {name: value for name, value in vars(self).items() if name != "init"}
 
     @classmethod
+    def reads_option(cls, name: str) -> bool:
+        """Whether a config option is one of the scheme's."""
+        return any(flag.name == name for flag in cls.flags)
+
+    @classmethod
     def conversion_options(cls, aims: Any) -> dict[str, Any]:
         """Config options that a conversion to the scheme chooses, where its caller gives none of them.
 
         Args:
-            aims: `hf_posenc.conversion.start.Aims`. It is asked for twice: before weights are loaded, and after, with the teacher's rows.
+            aims: `hf_posenc.conversion.start.Aims`. It is asked for twice: before weights are loaded, and after, with the teacher.
         """
         return {}
 

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..torch_state import is_traced, may_carry_tangents
-from .base import AttentionContext, AttentionScheme, PositionScheme
+from .base import AttentionContext, AttentionScheme
 from .flags import Choice, Dictionary, Flag, Number, base, init, layout
 from .parameters import PositionFrequencies, ones, zeros
 from .positions import Positions
@@ -164,7 +164,11 @@ class Rope(AttentionScheme):
                 f"got {self.rotary_fraction}"
             )
         others = (scheme for name, scheme in config.schemes.items() if name != self.name)
-        if self.init == "paper" and not self.learn_frequencies and not any(self._reads_init(each) for each in others):
+        if (
+            self.init == "paper"
+            and not self.learn_frequencies
+            and not any(each.reads_option("position_init") for each in others)
+        ):
             raise ValueError(
                 "position_init='paper' has no use with rope alone: it belongs to position_learn_frequencies"
             )
@@ -176,10 +180,6 @@ class Rope(AttentionScheme):
             self._check_scaling(config)
         if self.base <= 1:
             raise ValueError(f"position_base must be greater than 1 for rope, got {self.base}")
-
-    @staticmethod
-    def _reads_init(scheme: type[PositionScheme]) -> bool:
-        return any(flag.name == "position_init" for flag in scheme.flags)
 
     def _check_scaling(self, config) -> None:
         known = sorted({"default", *ROPE_INIT_FUNCTIONS})

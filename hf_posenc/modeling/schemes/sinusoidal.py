@@ -145,9 +145,9 @@ class Sinusoidal(EmbeddingScheme):
     @classmethod
     def conversion_options(cls, aims: Any) -> dict[str, Any]:
         projected = aims.given.get("position_combine") == "concat" and not aims.given.get("position_width")
-        # Other schemes have the same option.
-        given = {"position_base", "position_frequency"} & {*aims.given} or aims.names & {"rope", "transformer_xl"}
-        if not projected or given or aims.rows is None or not aims.rows.any():
+        others = (scheme for name, scheme in aims.schemes.items() if name != cls.name)
+        is_shared = any(scheme.reads_option("position_base") for scheme in others)
+        if not projected or is_shared or {"position_base", "position_frequency"} & {*aims.given}:
             return {}
         return aims.best_sinusoids(aims.given.get("position_layout", "interleaved"))
 

@@ -41,51 +41,37 @@ def expand_to_pairs(by_distance: torch.Tensor, query_length: int, key_length: in
 
 
 class Term:
-    """A term of the attention score. A new kind is a class with `scores`; its other forms follow, and are there to be faster.
+    """A term of the attention score. A kind of term is a class that defines the first three; the other forms have defaults.
 
     Attributes:
+        scores: from query and key, (batch, heads, query or key, head_dim), and the products of these with the tables of a term
+            ([`gathered_products`]), to what is added to the scores: parts of (batch or 1, heads or 1, query, key).
+        block_parts: the term as blockwise attention takes it, where it [`suits_blocks`].
+        of_group: the term of some of the sequences, of which only the first tokens are left. Given a function that takes these sequences
+            from (batch or 1, ...), how many tokens there were, and how many there are.
         dimensions: its tensors, and how many dimensions each may have.
         reads_content: it multiplies queries or keys, or is made of the tokens' states.
         is_laid_out: all that it adds is known for every pair already.
         rows, bias, query_table, key_table, value_table: of a table that is looked up by distance; None for other kinds.
     """
 
+    scores: Callable[[torch.Tensor, torch.Tensor, Callable], list[torch.Tensor]]
+    block_parts: Callable[[], Iterator[BlockPart]]
+    of_group: Callable[[Callable[[torch.Tensor], torch.Tensor], int, int], "Term"]
     dimensions: ClassVar[dict[str, tuple[int, ...]]] = {}
     reads_content: bool = False
     is_laid_out: ClassVar[bool] = False
     rows = bias = query_table = key_table = value_table = None
-
-    def scores(self, query: torch.Tensor, key: torch.Tensor, products: Callable) -> list[torch.Tensor]:
-        """What is added to the scores, each part (batch or 1, heads or 1, query, key).
-
-        Args:
-            query, key: (batch, heads, query or key, head_dim).
-            products: of queries and keys with the tables of a term; see [`gathered_products`].
-        """
-        raise NotImplementedError
 
     def modification(self, query: torch.Tensor, key: torch.Tensor) -> Callable:
         """The term as FlexAttention takes it: from a score and its indices (batch, head, query, key) to the score with the term."""
         pairs = sum(self.scores(query, key, gathered_products)).expand(*query.shape[:3], key.shape[2])
         return lambda score, *indices: score + pairs[indices]
 
-    def block_parts(self) -> Iterator[BlockPart]:
-        """The term as blockwise attention takes it, where [`suits_blocks`]."""
-        raise NotImplementedError
-
     @property
     def suits_blocks(self) -> bool:
         """Whether blockwise attention takes it."""
-        return type(self).block_parts is not Term.block_parts
-
-    def of_group(self, of: Callable[[torch.Tensor], torch.Tensor], length: int, own: int) -> "Term":
-        """The term of some of the sequences, of which only the first tokens are left.
-
-        Args:
-            of: the part of these sequences in (batch or 1, ...).
-            length, own: how many tokens there were, and how many there are.
-        """
-        raise NotImplementedError
+        return True
 
     def pieces(self) -> Iterator[tuple[str, "Term"]]:
         """The term as terms of one piece each, with the names that analysis has for them."""
