@@ -120,7 +120,7 @@ class Study:
 
 
 STUDIES = {
-    "minilm": Study("minilm", ARMS, {number: (number,) for number in range(FOLDS)}, 6, 256),
+    "minilm": Study("minilm", ARMS, {number: (number,) for number in range(FOLDS)}, 4, 256, rate_epochs=1),
     "mpnet": Study("mpnet", OF_MPNET, {0: (0, 1)}, 4, 384, rate_epochs=1),
 }
 
