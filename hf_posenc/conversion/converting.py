@@ -34,13 +34,22 @@ from .checkpoints import (
     load_checkpoint,
     make_student,
 )
-from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
+from .distillation import (
+    STEP_TOKENS,
+    Distillation,
+    Diverged,
+    distill,
+    is_first_process,
+    process_of,
+    settings_of,
+)
+from .following import Following
 from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
 from .start import Aims, start
 from .targets import Batch
-from .texts import SHORTEST, Windows, held_out_apart, read_documents
+from .texts import BLOCK_CHARACTERS, SHORTEST, Blocks, Windows, held_out_apart, read_documents
 from .writing import write_converted
 
 
@@ -74,12 +83,21 @@ class ConversionArguments:
         extend: How a longer position embedding matrix is made: tile, mean, or interpolate, after which positions are counted by a stride and the
             model needs hf_posenc.
         train: What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.
-        max_steps: Budget of distillation. Default: 800 steps, or max_minutes.
+        max_steps: Budget of distillation. Default: 800 steps, or max_minutes or max_tokens.
         max_minutes: Budget of distillation, in minutes.
+        max_tokens: Budget of distillation, in tokens of all processes.
+        tokens_per_step: Number of tokens of a batch, at most; times processes, times gradient_accumulation_steps, of a step. Learning rates
+            are given for 512 tokens a step, and multiplied by the square root of how many times more a step has.
+        gradient_accumulation_steps: Batches of each process in a step.
+        mixed_precision: bf16 or no. Default: bf16 where the device computes in it.
+        gradient_checkpointing: Compute activations again in the backward pass: less memory, a third more time.
         learning_rate: Of distillation, at its highest; tables and biases of positions have rates of their own. Default: 3e-4 for rope and
             tupe, else 1.5e-4.
         seed: Of the choice of text.
         resume: Go on with what was interrupted, of the same weights, texts and settings (a lower learning_rate may be given); needs an output.
+        save_minutes: The state to resume from is written after 50 steps, then once in so many minutes, at SIGTERM and at the end.
+        report_to: A tracker of accelerate that gets the curve: tensorboard, wandb, ...
+        logging_dir: The folder of trackers that write files.
         onnx: Write onnx/model.onnx, too; needs an output.
         stock: Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5,
             deberta, rope, and absolute with one of the first two; needs an output. What `convert` returns is the model with its scheme.
@@ -100,8 +118,16 @@ class ConversionArguments:
     max_steps: int | None = None
     max_minutes: float | None = None
     learning_rate: float | None = None
+    max_tokens: int | None = None
+    tokens_per_step: int = STEP_TOKENS
+    gradient_accumulation_steps: int = 1
+    mixed_precision: str | None = None
+    gradient_checkpointing: bool = False
     seed: int = 0
     resume: bool = False
+    save_minutes: float = 1.0
+    report_to: str | None = None
+    logging_dir: str = "runs"
     onnx: bool = False
     stock: bool = False
 
@@ -115,9 +141,14 @@ class ConversionArguments:
             exporting.check_installed()
         if self.train != "none":
             check_installed("accelerate", "train")
+            self.following()
         if self.extend not in METHODS:
             raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {self.extend!r}")
         self.text, self.held_out = as_list(self.text), as_list(self.held_out)
+
+    def following(self) -> Following:
+        """How distillation is followed."""
+        return Following(self.report_to, self.logging_dir, self.save_minutes)
 
     def distillation(self, trained_length: int) -> Distillation:
         """How to distill, once it is known how many tokens the original reads well."""
@@ -129,6 +160,11 @@ class ConversionArguments:
             self.max_minutes,
             self.seed,
             self.learning_rate,
+            self.tokens_per_step,
+            self.gradient_accumulation_steps,
+            self.max_tokens,
+            self.mixed_precision,
+            self.gradient_checkpointing,
         )
 
 
@@ -219,11 +255,20 @@ class Conversion:
         Raises:
             ValueError: there is too little, or the tokenizer does not know it.
         """
-        found = Windows(self.documents, self.checkpoint.tokenizer), Windows(self.held_out, self.checkpoint.tokenizer)
-        for windows, what in zip(found, ("training", "held-out")):
-            windows.check_known(self.checkpoint.config.vocab_size, what)
-            windows.check_enough(self.distillation.trained_length, what)
-        return found
+        return self._windows_of(self.documents), self._windows_of(self.held_out, "held-out")
+
+    def _windows_of(self, documents: list[str], what: str = "training") -> Windows:
+        windows = Windows(documents, self.checkpoint.tokenizer)
+        windows.check_known(self.checkpoint.config.vocab_size, what)
+        windows.check_enough(self.distillation.trained_length, what)
+        return windows
+
+    def blocks(self, first: Windows) -> Blocks | None:
+        """The text to learn from, block by block; None where the first block is all of it."""
+        left_out = [] if self.arguments.held_out else self.held_out
+        if not self.arguments.text or sum(map(len, self.documents + left_out)) < BLOCK_CHARACTERS:
+            return None
+        return Blocks(first, self.arguments.text, self._windows_of, left_out, *process_of())
 
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
@@ -388,7 +433,15 @@ class Conversion:
         texts = at.windows, at.held_out
         try:
             with self.timed("distill"):
-                at.report.distillation = distill(at.student, self.original, *texts, self.distillation, self.state)
+                at.report.distillation = distill(
+                    at.student,
+                    self.original,
+                    *texts,
+                    self.distillation,
+                    self.state,
+                    blocks=self.blocks(at.windows),
+                    following=self.arguments.following(),
+                )
         except Diverged as error:
             if self.state is not None and self.state.is_file():
                 raise Diverged(

@@ -50,7 +50,7 @@ class TestReadDocuments:
             read_documents(["nowhere"])
 
     def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(texts, "MAX_CHARACTERS", 7)
+        monkeypatch.setattr(texts, "BLOCK_CHARACTERS", 7)
         for name in "abc":
             (tmp_path / f"{name}.txt").write_text(name * 5)
         assert read_documents([tmp_path]) == ["aaaaa", "bb"]
