@@ -132,7 +132,7 @@ def version_to_read(stored: int, given: int | None) -> int:
     """
     if stored == 1 and given == NEWEST_TABLE:
         raise ValueError(
-            f"{TABLE_VERSION}={given}: this checkpoint was saved before 0.3.0, when deberta did not read all rows of its table: leave "
+            f"{TABLE_VERSION}={given}: this checkpoint was saved by hf_posenc 0.3.0 or earlier, which did not read row 0 of the relative position embeddings: leave "
             f"{TABLE_VERSION} out"
         )
     return stored if given is None else given

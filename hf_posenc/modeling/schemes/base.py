@@ -224,7 +224,7 @@ class AttentionScheme(PositionScheme):
         adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
         reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
-        table_has_versions: with buckets, its table was read in another way before 0.3.0; see [`Deberta`].
+        table_has_versions: with buckets, 0.3.0 and earlier read its matrix in another way; see [`Deberta`].
         reads_content: it multiplies queries or keys, or rotates them; where no scheme does, they may have another basis.
     """
 

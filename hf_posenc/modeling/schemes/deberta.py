@@ -58,8 +58,8 @@ class Deberta(AttentionScheme):
     `query - key` here. span is `position_buckets`, or `position_max_distance` with 0 buckets (then bucket(r) = r). From
     `position_max_distance` on, keys on the right share row 0 and those on the left the last row.
 
-    Before 0.3.0, distances were clamped to ±(`position_max_distance` - 1) where there are buckets: row 0 was not read, and keys on the
-    right shared row 1. Checkpoints of that time are still read so. Their configs lack `position_table_version`, which is 2 in new ones.
+    With buckets, 0.3.0 and earlier clamped distances to ±(`position_max_distance` - 1): row 0 was not read, and keys on the right
+    shared row 1. Checkpoints of that time are still read so. Their configs lack `position_table_version`, which is 2 in new ones.
 
     - `position_share_projections`: W_q and W_k are the layer's own query and key projections, without their biases;
       otherwise `encoder.layer.N.attention.self.pos_query_proj` and `pos_key_proj`, with biases.
