@@ -67,7 +67,7 @@ class Distillation:
             tables that no text within the trained length uses) or "none".
         max_steps, max_minutes: the budget, whichever ends first; 800 steps if neither is given.
         seed: of the choice of text.
-        learning_rate: the highest of everything but the positions that have rates of their own; 1.5e-4 if none is given.
+        learning_rate: the highest of everything but the positions that have other rates; 1.5e-4 if none is given.
     """
 
     trained_length: int
@@ -157,7 +157,7 @@ def distill(
         return []
     windows.check_enough(max(STEP_TOKENS, distillation.trained_length), "training")
     held_out.check_enough(distillation.trained_length, "held-out")
-    # Without a GPU, only who asks for CPUs gets the processes of `accelerate launch`.
+    # Without a GPU, only those who choose CPUs get the processes of `accelerate launch`.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
@@ -395,7 +395,7 @@ def rows_beyond(
 
 
 def parameter_groups(base: PreTrainedModel, learning_rate: float | None) -> list[dict[str, Any]]:
-    """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own."""
+    """The parameters to train, by their learning rate: `learning_rate` where positions have no other."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
     # None stands for `learning_rate`, so that the groups are the same ones whatever it is.
     groups: dict[float | None, list[nn.Parameter]] = {}
@@ -409,7 +409,7 @@ def parameter_groups(base: PreTrainedModel, learning_rate: float | None) -> list
 
 
 def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: dict[str, Any]) -> None:
-    """Write the state, whole or not at all, by the first process."""
+    """Write the state atomically, by the first process."""
     if checkpoint is None or not is_first_process():
         return
     whole = {**state, "student": student.state_dict(), "optimizer": optimizer.state_dict()}

@@ -1,4 +1,4 @@
-"""Any Trainer: one that resumes a run reads the tables in its checkpoint as the config that lies beside them says.
+"""Any Trainer: one that resumes a run reads the tables in its checkpoint as the config saved with them says.
 
 And one that trains zero-initialized tables at the rate of all other parameters logs a warning.
 """
