@@ -254,7 +254,7 @@ class TestRefused:
         ],
     )
     def test_what_would_not_travel(self, tmp_path, line, module):
-        with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not travel"):
+        with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not be saved"):
             travelling(f"import torch\n{line}\n", tmp_path / "mine.py")
 
     @pytest.mark.parametrize(

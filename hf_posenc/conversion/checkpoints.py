@@ -204,8 +204,7 @@ def source_config(folder: Path) -> PreTrainedConfig:
     model_type = inspection.read_entries(str(folder)).get("model_type")
     if isinstance(model_type, str) and model_type in OF_THEIR_OWN:
         raise ValueError(
-            f"{folder} is a {model_type} model: its attention was trained with positions of its architecture, and all that it knows of "
-            "order depends on them; fine-tune it as it is"
+            f"{folder} is a {model_type} model, which knows order by the positions of its architecture alone: fine-tune it as it is"
         )
     return inspection.load_config(str(folder))
 

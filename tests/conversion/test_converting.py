@@ -536,7 +536,7 @@ class TestTokenizer:
         larger = tiny_checkpoints.stock(vocab_size=60)
         larger.config.architectures = ["BertModel"]
         larger.config.save_pretrained(checkpoint)
-        with pytest.raises(ValueError, match="training text .* id 98, and the model has 60 words"):
+        with pytest.raises(ValueError, match="training text .* id 98, and the model's vocabulary has 60"):
             convert(checkpoint, "t5", text=words_of(checkpoint))
 
     def test_one_without_the_tokens_that_frame_a_text(self, checkpoint, no_weight_is_read):
