@@ -73,7 +73,7 @@ class ConversionArguments:
     """How [`convert`] goes about a conversion. These are the options of `hf-posenc convert`, too.
 
     Args:
-        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written as a whole or not at all.
+        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written atomically.
         text: A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG) to learn from; may be several.
             Text of the model's own domain keeps more of it than any other. Default: the reference of the Python language.
         held_out: The same, to measure on. Default: every tenth document of the text.
@@ -91,8 +91,8 @@ class ConversionArguments:
         gradient_accumulation_steps: Batches of each process in a step.
         mixed_precision: bf16 or no. Default: bf16 where the device computes in it.
         gradient_checkpointing: Compute activations again in the backward pass: less memory, a third more time.
-        learning_rate: Of distillation, at its highest; tables and biases of positions have rates of their own. Default: 3e-4 for rope and
-            tupe, else 1.5e-4.
+        learning_rate: Of distillation, at its highest; position embedding matrices and biases have other rates. Default: 3e-4 for rope
+            and tupe, else 1.5e-4.
         seed: Of the choice of text.
         resume: Go on with what was interrupted, of the same weights, texts and settings (a lower learning_rate may be given); needs an output.
         save_minutes: The state to resume from is written after 50 steps, then once in so many minutes, at SIGTERM and at the end.
@@ -170,7 +170,7 @@ class ConversionArguments:
 
 @dataclass
 class Conversion:
-    """What is asked for, all of it checked before any weight is read.
+    """What is to be done, all of it checked before any weight is read.
 
     Attributes:
         documents, held_out: text to learn from, and to measure on.
@@ -197,7 +197,7 @@ class Conversion:
         arguments: ConversionArguments,
         documents: list[str] | None = None,
     ) -> "Conversion":
-        """A conversion as [`convert`] is asked for it; see there for what is raised.
+        """A conversion as [`convert`] gets it; see there for what is raised.
 
         Args:
             documents: of `arguments.text`, where they were read before.
@@ -241,7 +241,7 @@ class Conversion:
 
     @property
     def work(self) -> Path | None:
-        """Where the state is kept while the model is distilled: beside the output."""
+        """Where the state is kept while the model is distilled: next to the output."""
         return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
 
     @property
@@ -288,7 +288,7 @@ class Conversion:
         self.seconds[stage] = round(time.monotonic() - began, 1)
 
     def report(self, windows: Windows, held_out: Windows) -> ConversionReport:
-        """What was asked for, before anything is measured."""
+        """What was given, before anything is measured."""
         from ..hub.cards import installed_versions  # only here: it brings the template engine along
 
         settings = settings_of(self.distillation) | {
@@ -406,7 +406,7 @@ class Conversion:
         return [windows.draw(length, max(1, PROJECTION_TOKENS // length), generator) for length in lengths]
 
     def _start(self, at: "_Progress") -> None:
-        """The new scheme's parameters by algebra, from what the original has in their place."""
+        """The new scheme's parameters by algebra, from what the original has instead."""
         if self.distillation.reaches_further:
             at.measure(self.original, "original")
         if isinstance(at.student.config, PositionConfigMixin):
@@ -574,17 +574,17 @@ def convert(
     Args:
         model: a folder, a name on the Hub or a model, of transformers or sentence-transformers, with any head.
         position_scheme: the scheme that it is to have. What the checkpoint has by itself, with a greater `max_length`, gives
-            a stock checkpoint with a longer table.
+            an original checkpoint with a longer table.
         arguments: output, text, lengths and budget: [`ConversionArguments`].
         tokenizer: of a model that was handed over; it stays as it is.
-        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` flag.
+        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` option.
 
     Returns:
         The model, on the CPU and in eval mode, and the report.
 
     Raises:
         OSError: something cannot be read or written.
-        TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
+        TypeError, ValueError: a wrong option, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
         Diverged: distillation led to numbers that are not finite.
     """
@@ -608,7 +608,7 @@ def chosen_flags(
     method: str = "tile",
     stock: bool = False,
 ) -> dict[str, Any]:
-    """The flags of the converted model: those given, and those that conversion chooses by itself.
+    """The options of the converted model: those given, and those that conversion chooses by itself.
 
     Raises:
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
@@ -621,14 +621,14 @@ def chosen_flags(
     if method == "interpolate" and max_length > trained:
         if "absolute" not in scheme_names(position_scheme):
             raise ValueError(
-                f"extend='interpolate' needs a table to stretch: position_scheme='absolute+{position_scheme}'"
+                f"extend='interpolate' needs a position embedding matrix to stretch: position_scheme='absolute+{position_scheme}'"
             )
         flags["position_stride"] = stride_of(max_length, trained)
     if is_native(config, position_scheme, flags):
         if max_length == trained:
             raise ValueError(
-                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {trained} tokens: give a greater "
-                "max_length, or another scheme"
+                f"the checkpoint has position_scheme={position_scheme!r} already, and a maximum sequence length of {trained}: give a "
+                "greater max_length, or another scheme"
             )
         return {}
     if not stock:  # MPNet has one matrix, and its buckets are not ours to choose

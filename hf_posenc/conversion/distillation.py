@@ -77,7 +77,7 @@ class Distillation:
             tables that no text within the trained length uses) or "none".
         max_steps, max_minutes, max_tokens: the budget, whichever ends first; 800 steps if none is given.
         seed: of the choice of text.
-        learning_rate: the highest of everything but the positions that have rates of their own, for 512 tokens a step; 1.5e-4 if none is
+        learning_rate: the highest of everything but the positions that have other rates, for 512 tokens a step; 1.5e-4 if none is
             given.
         tokens_per_step: at most so many are in a batch of a process.
         gradient_accumulation_steps: number of batches of each process in a step.
@@ -203,7 +203,7 @@ def distill(
     windows.check_enough(max(STEP_TOKENS, distillation.trained_length), "training")
     held_out.check_enough(distillation.trained_length, "held-out")
     following = following or Following()
-    # Without a GPU, only who asks for CPUs gets the processes of `accelerate launch`.
+    # Without a GPU, only those who choose CPUs get the processes of `accelerate launch`.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
@@ -500,7 +500,7 @@ def rows_beyond(
 
 
 def parameter_groups(base: PreTrainedModel, learning_rate: float, by: float = 1.0) -> list[dict[str, Any]]:
-    """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own, times `by`."""
+    """The parameters to train, by their learning rate: `learning_rate` where positions have no other, times `by`."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
     # None stands for `learning_rate`, so that the groups are the same ones whatever it is.
     groups: dict[float | None, list[nn.Parameter]] = {}

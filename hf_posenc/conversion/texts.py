@@ -161,7 +161,7 @@ def _parts_of_file(file: Path) -> Iterator[str]:
             while part := "".join(opened.readlines(PART_CHARACTERS)) if is_long else opened.read():
                 yield part
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
 
 
 def _rows_of(source: str) -> Iterator[str]:
@@ -273,17 +273,18 @@ class Windows:
             )
 
     def check_known(self, vocab_size: int, what: str) -> None:
-        """Raise ValueError for tokens that the model has no words for, or that too often stand for unknown words."""
+        """Raise ValueError for tokens that the model has no rows for, or that too often stand for unknown words."""
         highest = int(self.tokens.max()) if len(self.tokens) else 0
         if highest >= vocab_size:
             raise ValueError(
-                f"the {what} text has tokens up to id {highest}, and the model has {vocab_size} words: its tokenizer is another's"
+                f"the {what} text has tokens up to id {highest}, and the model's vocabulary has {vocab_size}: "
+                "the tokenizer is another model's"
             )
         unknown = int((self.tokens == self.unknown).sum()) if self.unknown is not None else 0
         if unknown > MOST_UNKNOWN * len(self.tokens):
             raise ValueError(
                 f"{100 * unknown / len(self.tokens):.0f} % of the {what} text are words that the tokenizer does not know: name text in "
-                "the model's own language with --text, or put the model's own tokenizer beside it"
+                "the model's own language with --text, or put the model's own tokenizer into its folder"
             )
 
     def draw(self, length: int, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -307,7 +308,7 @@ class Windows:
     def lines(self, length: int, rows: int, least: int = 8) -> dict[str, torch.Tensor]:
         """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right.
 
-        Where there are fewer, what is cut off is lines of its own.
+        Where there are fewer, what is cut off are separate lines.
         """
         starts, lengths = self.pieces(length - 2)
         long_enough = lengths >= least

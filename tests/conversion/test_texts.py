@@ -59,7 +59,7 @@ class TestReadDocuments:
         "name, content, error, said",
         [
             ("empty.txt", b" \n", ValueError, "no text in"),
-            ("binary.txt", b"\xff\xfe\x00", ValueError, "no text in UTF-8"),
+            ("binary.txt", b"\xff\xfe\x00", ValueError, "not text in UTF-8"),
             ("folder", None, ValueError, "has no files that end in"),
             ("missing.txt", b"", FileNotFoundError, "no file or folder"),
         ],

@@ -344,7 +344,7 @@ def test_positions_beyond_the_table_are_an_error_that_says_so(family, scheme):
         {"inputs_embeds": torch.zeros(1, length + 1, 32)},
         {"input_ids": fits, "position_ids": torch.arange(length)[None] + first + 1},
     ):
-        with pytest.raises(ValueError, match=f"{length + 1} tokens is longer than the table of absolute positions"):
+        with pytest.raises(ValueError, match=f"{length + 1} tokens is longer than the position embedding matrix"):
             model(**inputs)
 
 
