@@ -639,7 +639,7 @@ class TestStock:
     def test_models_without_stock_are_named(self):
         with pytest.raises(ValueError, match="stock models of bert, .*deberta-v2, and there is none in this Linear"):
             hf_posenc.unpad(nn.Linear(2, 2))
-        with pytest.raises(ValueError, match="leaves padding out by itself"):
+        with pytest.raises(ValueError, match="skips padding by itself"):
             hf_posenc.unpad(build("t5", head="ForMaskedLM"))
         with pytest.raises(TypeError, match="torch module"):
             hf_posenc.unpad("bert-base-uncased")
