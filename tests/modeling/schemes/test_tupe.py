@@ -353,7 +353,7 @@ def test_a_cache_that_reaches_beyond_the_table_is_an_error_that_says_so():
     input_ids = tiny.inputs(batch=1, length=64, padding=None)["input_ids"]
     with torch.no_grad():
         cache = getattr(model(input_ids, use_cache=True), tiny.CACHE)
-        with pytest.raises(ValueError, match="65 tokens is longer than the table"):
+        with pytest.raises(ValueError, match="65 tokens is longer than the position embedding matrix"):
             model(input_ids[:, :1], **{tiny.CACHE: cache})
 
 
