@@ -68,7 +68,7 @@ class TestBlocks:
         pieces = [*itertools.chain.from_iterable(itertools.islice(blocks_of(file), 4))]
         assert "".join(pieces) == file.read_text()
         file.write_bytes(b"line\n" * 9 + b"\xff")
-        with pytest.raises(ValueError, match="no text in UTF-8"):
+        with pytest.raises(ValueError, match="not text in UTF-8"):
             [*itertools.islice(blocks_of(file), 5)]
 
     def test_a_source_without_text_has_none(self, tmp_path):
