@@ -359,6 +359,12 @@ def _first_token(read: _Texts) -> str:
     return read.subject.tokenizer.convert_ids_to_tokens(int(read.windows.input_ids[0, 0]))
 
 
+def _with_whiskers(changes: Iterable[Change], part: str) -> tuple[np.ndarray, np.ndarray]:
+    """A part of some changes, (number,), and the whiskers of its interval, (2, number)."""
+    rows = np.array([(getattr(change, part), *getattr(change, f"{part}_interval")) for change in changes])
+    return rows[:, 0], style.whiskers(*rows.T)
+
+
 @style.styled
 def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     """Change by distance of a swap, and of whole texts turned round and shuffled."""
@@ -375,9 +381,7 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
     bars = {kind: found.change for kind, found in data.sentences.items()} | data.reordered
     names = [textwrap.fill(name.removeprefix("words "), 11) for name in bars]
     for shift, (part, colour) in enumerate((("tokens", style.VERMILION), ("text", style.GREEN))):
-        heights = np.array([getattr(change, part) for change in bars.values()])
-        ends = np.array([getattr(change, f"{part}_interval") for change in bars.values()]).T
-        whiskers = np.stack([heights - ends[0], ends[1] - heights]).clip(min=0)
+        heights, whiskers = _with_whiskers(bars.values(), part)
         places = np.arange(len(bars)) + 0.4 * shift - 0.2
         right.bar(places, heights, 0.38, color=colour, label=part, yerr=whiskers, error_kw={"linewidth": 0.8})
     right.set_xticks(range(len(bars)), names)
@@ -395,9 +399,7 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
             (data.all, f"{data.first} is shifted too", style.BLUE),
             (data.but_first, f"{data.first} stays", style.VERMILION),
         ):
-            values = np.array([getattr(change, part) for change in changes])
-            ends = np.array([getattr(change, f"{part}_interval") for change in changes]).T
-            whiskers = np.stack([values - ends[0], ends[1] - values]).clip(min=0)
+            values, whiskers = _with_whiskers(changes, part)
             axis.errorbar(data.shifts, values, whiskers, marker="o", markersize=4, color=colour, label=label)
         axis.set_xscale("log", base=2)
         axis.set_xticks(data.shifts, [str(shift) for shift in data.shifts])

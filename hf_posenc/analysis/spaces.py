@@ -330,7 +330,7 @@ def _plot_overlaps(axis, space: Space, measure: str) -> None:
         heads = len(found.found)
         places = place + np.linspace(-0.3, 0.3, heads) if heads > 1 else np.array([place])
         labels = ("found", "rotated at random") if place == 0 else (None, None)
-        whiskers = np.stack([found.chance - found.low, found.high - found.chance]).clip(min=0)
+        whiskers = style.whiskers(found.chance, found.low, found.high)
         axis.errorbar(places, found.chance, whiskers, color=style.GREY, linewidth=1, fmt="none", label=labels[1])
         axis.plot(places, found.found, ".", color=style.VERMILION, markersize=5, label=labels[0])
     axis.set_xticks(range(len(space.overlaps)), [f"{overlap.share:.0%}" for overlap in space.overlaps])

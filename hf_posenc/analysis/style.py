@@ -71,6 +71,11 @@ def shades(count: int) -> np.ndarray:
     return colormaps[SEQUENTIAL](np.linspace(0.0, 0.88, count))
 
 
+def whiskers(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Lengths (2, number) of whiskers from values to the ends of their intervals, as matplotlib's error bars take them."""
+    return np.stack([values - low, high - values]).clip(min=0)
+
+
 def heatmap(
     axes: Axes,
     values: np.ndarray,

@@ -81,9 +81,9 @@ class Start:
     is_random: bool = False
 
     @property
-    def names(self) -> set[str]:
-        """The names of the student's schemes."""
-        return schemes_of(self.student)
+    def adds_rows(self) -> bool:
+        """Whether rows of the student's position embedding matrix are added to its token embeddings."""
+        return add_rows(schemes_of(self.student))
 
     @property
     def kept(self) -> set[str]:
@@ -147,7 +147,7 @@ def start(
 
     Each scheme that the teacher does not have says in its `initialize_from` what that is; the class docstring of [`Start`] has the tools. Without an
     embedding-level scheme, the mean position is added to the token types, or to the token embeddings where there are no types, and the token
-    with which all texts begin ([CLS]) has the first position, exactly. With `absolute`, which stays, nothing is to be made up for.
+    with which all texts begin ([CLS]) has the first position, exactly. If the rows of the teacher's matrix are still added, nothing is to be made up for.
 
     Args:
         student: a model with a position scheme as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, with or without a task head.
@@ -157,7 +157,7 @@ def start(
     """
     family: Family = student.config.family
     kept = kept_schemes(student, teacher)
-    if "absolute" in kept:
+    if add_rows(kept):
         return
     with undisturbed(student), undisturbed(teacher, "eager"):
         rows = joined_positions(teacher, family, number_of_positions(student, family))
@@ -190,6 +190,11 @@ def heads_are_free(student: nn.Module, teacher: nn.Module) -> bool:
     return not of_the_attention(kept_schemes(student, teacher))
 
 
+def add_rows(names: set[str]) -> bool:
+    """Whether one of some schemes adds rows of the position embedding matrix to the token embeddings."""
+    return any(SCHEMES[name].uses_table for name in names)
+
+
 def of_the_attention(names: set[str]) -> list[type[AttentionScheme]]:
     """Those of some schemes that act inside the self-attention, where heads are told apart."""
     return [scheme for name in names if issubclass(scheme := SCHEMES[name], AttentionScheme)]
@@ -219,7 +224,7 @@ def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.
     words = getattr(embeddings, family.words).weight
     if scheme is None:
         return words.new_zeros(positions, words.shape[1])
-    number = len(table_rows(model, family)) if scheme.name == "absolute" else positions
+    number = len(table_rows(model, family)) if scheme.uses_table else positions
     vectors = embeddings.position_vectors(None, number, 0, words.device)
     return embeddings.position_combine.combine(embeddings, torch.zeros_like(vectors), vectors)[0]
 

@@ -33,6 +33,7 @@ STANDARD_LIBRARY = {
         "difflib",
         "functools",
         "inspect",
+        "json",
         "re",
         "math",
         "os",
@@ -47,6 +48,7 @@ STANDARD_LIBRARY = {
 USED = {
     "os": {"PathLike", "makedirs", "path"},
     "shutil": {"copyfile"},
+    "json": {"dumps"},
     "inspect": {"Parameter", "currentframe", "getfile", "signature", "unwrap"},
 }
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "open", "input", "__import__", "breakpoint", "globals", "locals"}

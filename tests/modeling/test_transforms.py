@@ -1,4 +1,4 @@
-"""Models under PyTorch's transformations: forward-mode AD, `torch.func`, and tensors without values."""
+"""Promise 7 under PyTorch's transformations: forward-mode AD and `torch.func`; and tensors without values."""
 
 import pytest
 import stock_models

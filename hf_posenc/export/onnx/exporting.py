@@ -2,7 +2,7 @@
 
 `torch.onnx.export` traces a model with a special attention function: it uses ONNX Runtime's own operator
 (`com.microsoft.MultiHeadAttention`, with the position terms as its bias), and computes scores of tables by distance with a function
-of a few nodes that is saved in the file ([`graph`]). What depends on parameters alone is computed at export, and saved as constants.
+of a few nodes that is saved in the file ([`functions`]). What depends on parameters alone is computed at export, and saved as constants.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ from ...integrations.stock_attention import deberta
 from ...modeling.kernels.packing import padding_is_read
 from ...variants import CONFIG_CLASSES, saved_class
 from .attention import attention_for_onnx
-from .graph import CONTRIB, OPSET, declare_domains, fold_constants, merge_equal_nodes, own_functions
+from .graph import CONTRIB, OPSET, add_own_functions, declare_domains, fold_constants, merge_equal_nodes
 
 
 EXPORTER = "torch.onnx.export, dynamo"
@@ -183,11 +183,9 @@ def _export(model: PreTrainedModel, out: Path) -> Exported:
         raise ValueError(f"the export of {type(model).__name__} failed: {_first_line(error)}") from error
     # Shapes between nodes are those of the example where this module's operators begin, and ONNX Runtime would believe them.
     del program.graph.value_info[:]
+    add_own_functions(program)
     merge_equal_nodes(program)
     fold_constants(program)
-    for function in own_functions():
-        if any(node.op_type == function.name for node in program.graph.node):
-            program.functions.append(function)
     declare_domains(program)
     metadata = _describe(model, program)
     onnx.helper.set_model_props(program, metadata)

@@ -71,39 +71,30 @@ def self_attend(
     """
 
     def attend_to(query, key, value, terms, mask):
-        return _attend(implementation, module, query, key, value, terms, Mask.of(mask, query, key), scaling, dropout)
+        mask = _prepared(Mask.of(mask, query, key), implementation)
+        if mask.tensor is not None:
+            check_mask(mask.given, query)
+        in_blocks = not all(term.is_laid_out for term in terms)
+        output, _ = attend(
+            Attention(module, implementation, query, query, key, value, terms, mask, scaling, dropout, in_blocks)
+        )
+        if mask.attending is not None:
+            output = torch.where(mask.attending[..., None, None], output, _of_padding(value, mask.attending, dropout))
+        return output
 
     if (packing := packing_of_states()) is None:
         return attend_to(query, key, value, terms, mask).flatten(2)
     return packing.attend(attend_to, (query, key, value), terms)
 
 
-def _attend(
-    implementation: str,
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    terms: list[Term],
-    mask: Mask,
-    scaling: float,
-    dropout: float,
-) -> torch.Tensor:
-    """(batch, length, heads, head_dim)."""
+def _prepared(mask: Mask, implementation: str) -> Mask:
+    """A mask as the backend is to have it; `attending` tells which queries attend to nothing."""
     if mask.is_of_blocks:
-        mask = replace(mask, attending=_attends(mask.given))
-    elif mask.attending is not None and implementation == "sdpa" and is_compiled():
+        return replace(mask, attending=_attends(mask.given))
+    if mask.attending is not None and implementation == "sdpa" and is_compiled():
         # As a mask of pairs, as transformers has it, so that padding needs no second matrix of weights.
-        mask = replace(mask, given=as_pairs(mask), attending=None)
-    if mask.tensor is not None:
-        check_mask(mask.given, query)
-    in_blocks = not all(term.is_laid_out for term in terms)
-    output, _ = attend(
-        Attention(module, implementation, query, query, key, value, terms, mask, scaling, dropout, in_blocks)
-    )
-    if mask.attending is not None:
-        output = torch.where(mask.attending[..., None, None], output, _of_padding(value, mask.attending, dropout))
-    return output
+        return replace(mask, given=as_pairs(mask), attending=None)
+    return mask
 
 
 def _attends(mask: "BlockMask") -> torch.Tensor:

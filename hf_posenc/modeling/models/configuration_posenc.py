@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import json
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -32,6 +34,11 @@ READ_FROM = "_read_from"
 
 # Entry of a config.json: registered scheme -> "module.Class" of the file saved with it.
 SCHEME_FILES = "scheme_files"
+
+# Configs that were found valid last, by all that this depends on.
+_VALID: deque[tuple] = deque(maxlen=8)
+# What Transformers sets in a config when a model is built or saved, apart from private entries.
+_SET_BY_MODELS = ("architectures", "dtype")
 
 
 def _edit_distance(first: str, second: str) -> int:
@@ -273,7 +280,13 @@ class PositionConfigMixin(PositionFlags):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def check_positions(self) -> None:
-        """Validate every option by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
+        """Validate every option by itself, with its scheme, and with the model's sizes; see the class for what is raised.
+
+        Loading and saving ask for it several times. A config with the same entries and schemes is validated once.
+        """
+        state = self._state()
+        if state is not None and state in _VALID:
+            return
         check_names(self.__dict__)
         for flag in FLAGS:
             value = getattr(self, flag)
@@ -287,6 +300,18 @@ class PositionConfigMixin(PositionFlags):
                 raise ValueError(self._explain_useless(flag))
         check_window(self)
         build_schemes(self)
+        if state is not None:
+            _VALID.append(state)
+
+    def _state(self) -> tuple | None:
+        """All that validation depends on; None if an entry is not plain data, so that nobody knows whether it has changed."""
+        entries = {
+            name: v for name, v in vars(self).items() if not name.startswith("_") and name not in _SET_BY_MODELS
+        }
+        try:
+            return type(self), *SCHEMES.values(), json.dumps(entries)
+        except (TypeError, ValueError):
+            return None
 
     def _explain_useless(self, flag: str) -> str:
         start = f"{flag}={getattr(self, flag)!r} has no use with position_scheme={self.position_scheme!r}"

@@ -66,7 +66,7 @@ class Tupe(AttentionScheme):
         encoder.others_to_cls = PositionParameter((config.sizes.num_attention_heads,), zero_or_normal)
 
     def initialize_from(self, start: Any) -> None:
-        if "absolute" not in start.names:
+        if not start.adds_rows:
             encoder = start.encoder
             start.standardize_rows()
             start.project_positions(encoder.pos_ln, encoder.pos_q_linear, encoder.pos_k_linear, encoder.others_to_cls)

@@ -7,15 +7,16 @@ import pickle
 
 import pytest
 import tiny
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, BertConfig, BertModel
 
+from hf_posenc.modeling.models import configuration_posenc, modeling_posenc
 from hf_posenc.modeling.models.configuration_posenc import (
     check_flag,
     check_names,
     flags_in_use,
     override_flags,
 )
-from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES
+from hf_posenc.modeling.schemes.table import FLAGS, SCHEMES, build_schemes
 
 
 families = pytest.mark.parametrize("family", tiny.FAMILIES)
@@ -97,3 +98,86 @@ def test_adopting_keeps_the_object_and_its_entries(family):
     assert entries.items() <= vars(stock).items()
     other = tiny.FAMILIES[family].adopt(stock, position_scheme="rope")
     assert other is not stock and other.position_scheme == "rope" and stock.position_scheme != "rope"
+
+
+@pytest.fixture
+def built(monkeypatch) -> list:
+    """The configs that schemes are built of, from here on."""
+    configs = []
+
+    def counted(config):
+        configs.append(config)
+        return build_schemes(config)
+
+    for module in (configuration_posenc, modeling_posenc):
+        monkeypatch.setattr(module, "build_schemes", counted)
+    monkeypatch.setattr(configuration_posenc, "_VALID", type(configuration_posenc._VALID)(maxlen=8))
+    return configs
+
+
+def test_schemes_are_built_to_validate_them_once_and_for_each_model_once(built, tmp_path):
+    BertModel(tiny.stock_config()).save_pretrained(tmp_path / "stock")
+    assert not built
+    for auto in (AutoModel, AutoModelForSequenceClassification):
+        configuration_posenc._VALID.clear()
+        model = auto.from_pretrained(tmp_path / "stock", position_scheme="t5")
+        assert len(built) == 2
+        built.clear()
+        model.save_pretrained(tmp_path / "saved")
+        assert len(built) == 1
+        built.clear()
+        configuration_posenc._VALID.clear()
+        auto.from_pretrained(tmp_path / "saved")
+        assert len(built) == 2
+        built.clear()
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"position_buckets": 7}, "position_buckets"),
+        ({"position_buckets": True}, "position_buckets"),
+        ({"position_buckets": 32.0}, "position_buckets"),
+        ({"position_stride": 2}, "position_stride"),
+        ({"position_bucket": 32}, "did you mean"),
+        ({"is_decoder": True, "position_max_distance": 16}, "position_max_distance"),
+    ],
+)
+def test_a_config_that_was_valid_is_validated_anew_once_an_entry_has_changed(change, said, tmp_path):
+    config = tiny.variant_config(position_scheme="t5", position_buckets=32)
+    config.check_positions()
+    vars(config).update(change)
+    for use in (
+        config.check_positions,
+        lambda: config.save_pretrained(tmp_path),
+        lambda: AutoModel.from_config(config),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            use()
+
+
+def test_an_option_that_is_changed_in_its_place_is_validated_anew():
+    config = BertConfig(position_scheme="rope", position_rope_scaling={"rope_type": "linear", "factor": 2.0})
+    config.position_rope_scaling["rope_type"] = "nearly linear"
+    with pytest.raises(ValueError, match="nearly linear"):
+        config.check_positions()
+
+
+def test_a_scheme_of_the_same_name_validates_anew(monkeypatch):
+    config = tiny.variant_config(position_scheme="alibi")
+
+    class Other(SCHEMES["alibi"]):
+        def check(self, config):
+            raise ValueError("no heads")
+
+    monkeypatch.setitem(SCHEMES, "alibi", Other)
+    with pytest.raises(ValueError, match="no heads"):
+        config.check_positions()
+
+
+def test_a_config_with_an_entry_that_is_no_plain_data_is_validated_each_time(built):
+    config = tiny.variant_config(position_scheme="alibi", anything=object())
+    built.clear()
+    config.check_positions()
+    config.check_positions()
+    assert len(built) == 2
