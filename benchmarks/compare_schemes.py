@@ -54,7 +54,7 @@ from transformers import (
 from hf_posenc import convert, position_parameters
 from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
-from hf_posenc.modeling.schemes.table import SCHEMES, sources_of
+from hf_posenc.modeling.schemes.table import SCHEMES, scheme_names, sources_of
 from hf_posenc.training import check_rate, tables_and_biases
 
 
@@ -808,7 +808,7 @@ def main() -> None:
         settings = settings_of(arguments, training)
         keep_settings(folder / "settings.json", settings)
         for candidate in candidates:
-            for name, source in sources_of(candidate.flags["position_scheme"]).items():
+            for name, source in sources_of(scheme_names(candidate.flags["position_scheme"])).items():
                 file, described = folder / "schemes" / f"{name}.json", {"file": describe_scheme(source)}
                 keep_settings(file, described)  # a file that was changed is another scheme
     except (OSError, ValueError, TypeError, ImportError) as error:
