@@ -54,8 +54,8 @@ from transformers import (
 from hf_posenc import convert, position_parameters
 from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
-from hf_posenc.modeling.schemes.table import SCHEMES, sources_of
-from hf_posenc.training import check_rate, tables_and_biases
+from hf_posenc.modeling.schemes.table import SCHEMES, scheme_names, sources_of
+from hf_posenc.training import RandomizedPositions, check_rate, tables_and_biases
 
 
 # What the example scripts are made of.
@@ -126,6 +126,12 @@ class CompareArguments:
         default=None,
         metadata={"help": "In training, add a number up to this to the position ids of each sequence. Default: 0."},
     )
+    random_positions: int | None = field(
+        default=None,
+        metadata={
+            "help": "In training, draw the positions of each sequence, in ascending order, from so many. Default: none are drawn."
+        },
+    )
     held_out_share: float = field(default=0.2, metadata={"help": "punctuation: share of the text that is held out."})
     mask_share: float = field(default=0.15, metadata={"help": "masked_lm: share of the tokens that are masked."})
     max_eval_tokens: int = field(default=65536, metadata={"help": "masked_lm: tokens of the text to evaluate on."})
@@ -153,9 +159,11 @@ class CompareArguments:
             raise ValueError("conversion_steps and position_learning_rates must not be negative, nor a rate 0")
         if not all(rate > 0 for rate in self.learning_rates or ()):
             raise ValueError("learning_rates must be positive")
-        for name, least in (("conversions", 1), ("position_offset", 0)):
+        for name, least in (("conversions", 1), ("position_offset", 0), ("random_positions", self.length)):
             if (given := getattr(self, name)) is not None and given < least:
                 raise ValueError(f"{name} must be at least {least}, got {given}")
+        if self.position_offset and self.random_positions:
+            raise ValueError("give position_offset or random_positions, not both")
         if self.rate_steps is not None and self.rate_steps < 1:
             raise ValueError(f"rate_steps must be at least 1, got {self.rate_steps}")
 
@@ -415,12 +423,19 @@ def marks_by_document(predictions: np.ndarray, labels: np.ndarray, examples: lis
 
 
 class OffsetTrainer(ScriptTrainer):
-    """[`ScriptTrainer`] in whose training each sequence begins at a position of its own, from the first to `offset` later."""
+    """[`ScriptTrainer`] in whose training positions are others.
+
+    Each sequence begins at a position of its own, from the first to `offset` later; or has positions drawn from `drawn_from`, if that is
+    not 0, as [`RandomizedPositions`] draws them.
+    """
 
     offset: int = 0
+    drawn_from: int = 0
 
     def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.offset:
+        if self.drawn_from:
+            inputs = RandomizedPositions(dict, self.drawn_from)(inputs)
+        elif self.offset:
             ids = inputs["input_ids"]
             first = torch.randint(self.offset + 1, (len(ids), 1), device=ids.device)
             inputs = {**inputs, "position_ids": first + torch.arange(ids.shape[1], device=ids.device)}
@@ -434,6 +449,7 @@ def train_and_evaluate(
     task: Task,
     training: PositionTrainingArguments,
     position_offset: int = 0,
+    random_positions: int = 0,
 ) -> Run:
     """One run; same seed, same data in the same order for every candidate."""
     began = time.perf_counter()
@@ -448,7 +464,7 @@ def train_and_evaluate(
     fit_tokenizer(tokenizer, task.length, config)
     own = {**task.trainer, "processing_class": tokenizer}
     trainer = OffsetTrainer(model=model, args=training, train_dataset=task.train, **own)
-    trainer.offset = position_offset
+    trainer.offset, trainer.drawn_from = position_offset, random_positions
     seconds = trainer.train().metrics["train_runtime"]
     metrics, documents = {}, {}
     for length, examples in task.evaluate_on.items():
@@ -518,8 +534,8 @@ def with_best_rate(
                 development.append(TASKS[arguments.task](arguments, is_development=True))
             own = replace(candidate, **{kind: rate})
             print(f"\n{candidate.label}, {kind.replace('_', ' ')} {rate}, on the development part", flush=True)
-            offset = arguments.position_offset or 0
-            run = train_and_evaluate(own, start(own), RATE_SEED, development[0], copy.copy(training), offset)
+            positions = arguments.position_offset or 0, arguments.random_positions or 0
+            run = train_and_evaluate(own, start(own), RATE_SEED, development[0], copy.copy(training), *positions)
             write_json(file, asdict(run))
         metrics = json.loads(file.read_text(encoding="utf-8"))["metrics"]
         return metrics[str(arguments.lengths[0])][task.quality] * (1 if task.higher_is_better else -1)
@@ -808,7 +824,7 @@ def main() -> None:
         settings = settings_of(arguments, training)
         keep_settings(folder / "settings.json", settings)
         for candidate in candidates:
-            for name, source in sources_of(candidate.flags["position_scheme"]).items():
+            for name, source in sources_of(scheme_names(candidate.flags["position_scheme"])).items():
                 file, described = folder / "schemes" / f"{name}.json", {"file": describe_scheme(source)}
                 keep_settings(file, described)  # a file that was changed is another scheme
     except (OSError, ValueError, TypeError, ImportError) as error:
@@ -827,7 +843,8 @@ def main() -> None:
             continue
         print(f"\n{candidate.label}, seed {seed}", flush=True)
         own = copy.copy(training)
-        run = train_and_evaluate(candidate, start(candidate, number), seed, task, own, arguments.position_offset or 0)
+        positions = arguments.position_offset or 0, arguments.random_positions or 0
+        run = train_and_evaluate(candidate, start(candidate, number), seed, task, own, *positions)
         write_json(file, asdict(replace(run, conversion=conversion)))
     costs = costs_of(candidates, start, task, arguments, training.per_device_train_batch_size, folder)
     print(f"\n{report(read_runs(folder), task, costs, settings, folder)}\nwritten to {folder}")

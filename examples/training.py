@@ -269,7 +269,7 @@ def recorded_settings(training: TrainingArguments, config: PreTrainedConfig, *ot
 def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> dict[str, Any]:
     """Everything that a result depends on, as JSON has it: files by what is in them, flags as the model has them."""
     settings: dict[str, Any] = {"script": Path(sys.argv[0]).name}
-    for name, source in sources_of(config.position_scheme).items():
+    for name, source in sources_of(config.schemes).items():
         settings[f"file of {name}"] = describe_scheme(source)
     for arguments in dataclasses:
         settings |= asdict(arguments)

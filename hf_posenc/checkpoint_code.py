@@ -58,7 +58,7 @@ _AT_HOME = {
 
 def code_files(config: PositionConfigMixin) -> dict[str, str]:
     """The code that is saved with a config, name -> text: its family's file, what that imports, its schemes, and registered ones."""
-    registered = sources_of(config.position_scheme)
+    registered = sources_of(config.schemes)
     needed = {*config.schemes, *scheme_names(config.family.native_scheme), NoPositions.name}
     schemes = tuple(scheme for scheme in built_in.BUILT_IN if scheme.name in needed)
     imported = [name for source in registered.values() for name in RELATIVE_IMPORT.findall(source.text)]

@@ -209,6 +209,8 @@ VALUES = {
     "position_norm": ("deberta", [], ["true", 0]),
     "position_window": ("t5", [-1, 2**20 + 1], ["128", 128.5, True]),
     "position_global_every": ("t5", [-1, 2**20 + 1], ["3", 3.5, True]),
+    "position_global_scheme": ("t5", ["t6", "absolute", ""], [3, ["t5"]]),
+    "position_global_base": ("rope", [0, -1.0, float("nan"), float("inf")], ["100", True]),
 }
 for flag, owners in FLAGS.items():
     for scheme, own in owners.items():

@@ -17,6 +17,7 @@ from ..change_scheme import change_scheme
 from ..hub.folders import folder_of
 from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.flags import GLOBAL_BASE, GLOBAL_SCHEME
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..sentence.folders import MODULES, pooling, text_length
@@ -221,6 +222,16 @@ def check_convertible(config: PreTrainedConfig) -> None:
         raise ValueError("the model is a decoder (is_decoder); only encoders are converted")
     if (getattr(config, "position_stride", None) or 1) > 1:
         raise ValueError("the model's position embedding matrix was stretched (position_stride): convert its original")
+    check_layers_alike({flag: getattr(config, flag, None) for flag in (GLOBAL_SCHEME.name, GLOBAL_BASE.name)})
+
+
+def check_layers_alike(flags: Mapping[str, Any]) -> None:
+    """Raise ValueError for flags that give global layers other positions: a conversion treats all layers alike."""
+    for flag in (GLOBAL_SCHEME.name, GLOBAL_BASE.name):
+        if flags.get(flag) is not None:
+            raise ValueError(
+                f"{flag}={flags[flag]!r}: conversion gives all layers the same positions; leave it out, and train instead"
+            )
 
 
 def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig) -> bool:

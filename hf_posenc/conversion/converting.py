@@ -27,6 +27,7 @@ from .checkpoints import (
     Checkpoint,
     check_finite,
     check_installed,
+    check_layers_alike,
     check_max_length,
     is_native,
     is_new,
@@ -615,6 +616,7 @@ def chosen_flags(
     """
     config, trained = checkpoint.config, checkpoint.trained_length
     check_max_length(max_length, trained)
+    check_layers_alike(given)
     flags = {name: value for name, value in given.items() if value is not None}
     if flags.get("position_stride", 1) != 1:
         raise ValueError("position_stride follows from the lengths: give extend='interpolate' and max_length")

@@ -320,7 +320,7 @@ def make_card(
     repeated = [len(value) for row in results.results for value in row.metrics.values() if isinstance(value, list)]
     data = card_data(config, results, name, tags, sentence_class)
     own_schemes: dict[str, list[str]] = {}
-    for scheme, source in sources_of(config.position_scheme).items():
+    for scheme, source in sources_of(config.schemes).items():
         own_schemes.setdefault(source.module, []).append(SCHEMES[scheme].__qualname__)
     card = ModelCard.from_template(
         data,
@@ -401,7 +401,7 @@ def write_card(
     options = {"--results": results, "--repo": repo_id, "--out": output}
     options |= {f"--{name.replace('_', '-')}": value for name, value in known.items()}
     command = ["hf-posenc", "card", str(folder)]
-    for file in dict.fromkeys(source.path.name for source in sources_of(config.position_scheme).values()):
+    for file in dict.fromkeys(source.path.name for source in sources_of(config.schemes).values()):
         command += ["--scheme-file", file]
     for option, value in options.items():
         if value is not None:

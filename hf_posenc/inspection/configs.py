@@ -203,7 +203,7 @@ def native_positions(config: PreTrainedConfig) -> str:
 
 
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
-    """The schemes of a config, in the order of `position_scheme`."""
+    """The schemes of a config, in the order of `position_scheme`, and last what only global layers have."""
     return [*config.schemes.values()]
 
 

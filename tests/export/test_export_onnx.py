@@ -99,6 +99,15 @@ def test_windows(scheme, head, family, window, tmp_path):
     check(tiny.build(scheme, family, head=head, position_window=window, position_global_every=2), tmp_path)
 
 
+@pytest.mark.parametrize("scheme, flags", [
+    ("rope", {"position_global_base": 50.0}),
+    pytest.param("t5+rope", {"position_global_scheme": "t5"}, marks=pytest.mark.slow),
+    pytest.param("alibi", {"position_global_scheme": "deberta"}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_global_layers_with_schemes_of_their_own(scheme, flags, tmp_path):
+    check(tiny.build(scheme, position_window=5, position_global_every=2, **flags), tmp_path)
+
+
 @pytest.mark.parametrize("scheme", ["t5", pytest.param("relative", marks=pytest.mark.slow)])
 def test_a_head_reads_padding_that_a_window_keeps_from_all_tokens(scheme, tmp_path):
     flags = {

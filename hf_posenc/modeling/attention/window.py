@@ -1,14 +1,16 @@
 """Local attention: layers in which a query sees only the keys near it, between layers in which it sees all."""
 
-from ..schemes.flags import GLOBAL_EVERY, WINDOW, WINDOW_FLAGS
+from typing import Any
+
+from ..schemes.flags import GLOBAL_BASE, GLOBAL_EVERY, GLOBAL_SCHEME, WINDOW, WINDOW_FLAGS
 
 
 # Attention implementations that support a window.
 BACKENDS = ("sdpa", "flex_attention", "eager")
 
 
-def window_settings(config) -> dict[str, int]:
-    """The two options of a config, with their defaults: what two models must have alike to compute the same."""
+def window_settings(config) -> dict[str, Any]:
+    """The options of local attention in a config, with their defaults: what two models must have alike to compute the same."""
     return {
         flag.name: flag.default if (value := getattr(config, flag.name, None)) is None else value
         for flag in WINDOW_FLAGS
@@ -21,6 +23,21 @@ def check_window(config) -> None:
         raise ValueError(
             f"{GLOBAL_EVERY.name}={getattr(config, GLOBAL_EVERY.name)} has no use without {WINDOW.name}: no layer is local"
         )
+    if not has_both_kinds(config):
+        for flag in (GLOBAL_SCHEME.name, GLOBAL_BASE.name):
+            if getattr(config, flag, None) is not None:
+                told = ", ".join(
+                    f"{each.name}={window_settings(config)[each.name]}" for each in (WINDOW, GLOBAL_EVERY)
+                )
+                raise ValueError(
+                    f"{flag}={getattr(config, flag)!r} has no use with {told}: it is for models that have both global and local layers"
+                )
+
+
+def has_both_kinds(config) -> bool:
+    """Whether a model, if it has layers enough, has both global and local layers."""
+    settings = window_settings(config)
+    return settings[WINDOW.name] > 0 and settings[GLOBAL_EVERY.name] > 1
 
 
 def reach_of(config, layer: int) -> int | None:

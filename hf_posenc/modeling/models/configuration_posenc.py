@@ -8,15 +8,37 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from ..attention.window import check_window
+from ..attention.window import check_window, has_both_kinds
 from ..schemes.base import PositionScheme
-from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, did_you_mean, require
-from ..schemes.table import ALL, FLAGS, SCHEMES, build_schemes, kind_of, scheme_names, sources_of
+from ..schemes.flags import (
+    GLOBAL_BASE,
+    GLOBAL_EVERY,
+    GLOBAL_SCHEME,
+    NEWEST_TABLE,
+    TABLE_VERSION,
+    UNPAD,
+    WINDOW,
+    did_you_mean,
+    require,
+)
+from ..schemes.table import (
+    ALL,
+    FLAGS,
+    SCHEMES,
+    all_names,
+    build_global_schemes,
+    build_schemes,
+    global_names,
+    kind_of,
+    scheme_names,
+    sources_of,
+)
 from .family import Family, Sizes
 
 
@@ -31,6 +53,9 @@ CLASS_PREFIX = "Posenc"
 
 # Keyword by which `get_config_dict` tells `from_dict` where it has read.
 READ_FROM = "_read_from"
+
+# Options that may leave others without use.
+OVERRIDES = ("position_scheme", WINDOW.name, GLOBAL_EVERY.name, GLOBAL_SCHEME.name)
 
 # Entry of a config.json: registered scheme -> "module.Class" of the file saved with it.
 SCHEME_FILES = "scheme_files"
@@ -108,7 +133,7 @@ def reads_buckets(flags: dict[str, Any]) -> bool:
 
 def _default_buckets(flags: dict[str, Any]) -> int | None:
     """The default of `position_buckets` in the scheme, of those that the options name, whose table has versions; None if none has."""
-    for name in scheme_names(flags.get("position_scheme") or "none"):
+    for name in all_names(flags.get("position_scheme") or "none", flags.get(GLOBAL_SCHEME.name)):
         if getattr(SCHEMES[name], "table_has_versions", False):
             return FLAGS["position_buckets"][name].default
     return None
@@ -164,26 +189,39 @@ def check_version(version: Any) -> None:
         require(TABLE_VERSION, version, isinstance(version, int), version in (1, NEWEST_TABLE), possible)
 
 
-def flags_in_use(position_scheme: str) -> set[str]:
-    """The options that apply to a composite of schemes."""
-    names = {ALL, *scheme_names(position_scheme)}
-    return {"position_scheme", *(flag for flag, users in FLAGS.items() if names & {*users})}
+def flags_in_use(position_scheme: str, position_global_scheme: str | None = None) -> set[str]:
+    """The options that apply to a composite of schemes, and to that of global layers if it is another."""
+    names = {ALL, *all_names(position_scheme, position_global_scheme)}
+    in_use = {"position_scheme", *(flag for flag, users in FLAGS.items() if names & {*users})}
+    if not {*global_names(position_scheme, position_global_scheme)} & {*FLAGS.get(GLOBAL_BASE.name, ())}:
+        in_use.discard(GLOBAL_BASE.name)
+    return in_use
 
 
 def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Config entries with options overridden; where `position_scheme` changes, options that it leaves without use become None.
+    """Config entries with options overridden; options that a change of schemes or layers leaves without use become None.
 
-    What is set to None is logged, once. Raises ValueError or TypeError for a wrong `position_scheme`.
+    What is set to None is logged, once. Raises ValueError or TypeError for a wrong value of [`OVERRIDES`].
     """
-    scheme = given.get("position_scheme")
-    useless = set()
-    if scheme is not None and scheme != entries.get("position_scheme"):
-        useless = {flag for flag in FLAGS if entries.get(flag) is not None} - flags_in_use(scheme)
-        if useless:
-            logger.warning_once(
-                f"position_scheme={scheme!r} has no use for the stored {', '.join(sorted(useless))}: dropped."
-            )
-    return {**entries, **dict.fromkeys(useless), **given}
+    new = {flag: given[flag] for flag in OVERRIDES if given.get(flag) is not None and given[flag] != entries.get(flag)}
+    changed = {**entries, **given}
+    if not new:
+        return changed
+    for flag in OVERRIDES:
+        if changed.get(flag) is not None:
+            check_flag(flag, changed[flag])
+    if not has_both_kinds(SimpleNamespace(**changed)):
+        changed |= dict.fromkeys({GLOBAL_SCHEME.name, GLOBAL_BASE.name} & {*entries} - {*given})
+    if changed.get("position_scheme") is not None:
+        in_use = flags_in_use(changed["position_scheme"], changed.get(GLOBAL_SCHEME.name))
+        changed |= dict.fromkeys(
+            flag for flag in FLAGS if flag in entries and flag not in in_use and flag not in given
+        )
+    useless = sorted(flag for flag in FLAGS if entries.get(flag) is not None and changed.get(flag) is None)
+    if useless:
+        told = ", ".join(f"{flag}={value!r}" for flag, value in new.items())
+        logger.warning_once(f"{told} has no use for the stored {', '.join(useless)}: dropped.")
+    return changed
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -227,6 +265,7 @@ class PositionConfigMixin(PositionFlags):
     `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
     family's checkpoints were trained with. The other options are declared in the files of the schemes: `hf-posenc schemes` lists them.
     `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
+    With them, `position_global_scheme` and `position_global_base` give global layers other schemes inside the attention, or another base.
     `unpad` belongs to no scheme and makes no position scheme by itself: with False, padding is always computed.
     `position_table_version` says how [`Deberta`] reads its table: 2 in new models, 1 in those that were saved before there was another.
 
@@ -294,12 +333,13 @@ class PositionConfigMixin(PositionFlags):
                 check_flag(flag, value)
         UNPAD.kind.check(UNPAD.name, self.unpad)
         check_version(self.position_table_version)
-        in_use = flags_in_use(self.position_scheme)
+        check_window(self)
+        in_use = flags_in_use(self.position_scheme, self.position_global_scheme)
         for flag in FLAGS:
             if flag not in in_use and getattr(self, flag) is not None:
                 raise ValueError(self._explain_useless(flag))
-        check_window(self)
-        build_schemes(self)
+        _, schemes = build_schemes(self)
+        build_global_schemes(self, schemes)
         if state is not None:
             _VALID.append(state)
 
@@ -315,11 +355,19 @@ class PositionConfigMixin(PositionFlags):
 
     def _explain_useless(self, flag: str) -> str:
         start = f"{flag}={getattr(self, flag)!r} has no use with position_scheme={self.position_scheme!r}"
-        return f"{start}: it belongs to {', '.join(FLAGS[flag])}"
+        if self.position_global_scheme is not None:
+            start += f" and {GLOBAL_SCHEME.name}={self.position_global_scheme!r}"
+        where = " in global layers" if flag == GLOBAL_BASE.name else ""
+        return f"{start}: it belongs to {', '.join(FLAGS[flag])}{where}"
 
     @property
     def schemes(self) -> dict[str, type[PositionScheme]]:
-        """The schemes that `position_scheme` names, by name and in its order."""
+        """The schemes of the model by name: those that `position_scheme` names, in its order, and what only global layers have."""
+        return {name: SCHEMES[name] for name in all_names(self.position_scheme, self.position_global_scheme)}
+
+    @property
+    def schemes_of_layer(self) -> dict[str, type[PositionScheme]]:
+        """Those that `position_scheme` names. A scheme is built with a config in which they are the schemes of its layers."""
         return {name: SCHEMES[name] for name in scheme_names(self.position_scheme)}
 
     @property
@@ -335,7 +383,8 @@ class PositionConfigMixin(PositionFlags):
     @property
     def trained_schemes(self) -> set[str]:
         """Names of the schemes that the weights of a loaded config were trained with: the family's, if nothing says others."""
-        return {*scheme_names(self._stored_flags.get("position_scheme") or self.family.native_scheme)}
+        stored = self._stored_flags
+        return {*all_names(stored.get("position_scheme") or self.family.native_scheme, stored.get(GLOBAL_SCHEME.name))}
 
     def flags_beside_weights(self) -> dict[str, Any] | None:
         """The options in the config.json where a model's weights are from, a folder or the cache of the Hub.
@@ -439,7 +488,7 @@ class PositionConfigMixin(PositionFlags):
             output.pop(UNPAD.name)
         if output.pop(TABLE_VERSION, None) != 1 and reads_buckets(output):
             output[TABLE_VERSION] = NEWEST_TABLE
-        if files := sources_of(self.position_scheme):
+        if files := sources_of(self.schemes):
             output[SCHEME_FILES] = {
                 name: f"{source.module}.{SCHEMES[name].__qualname__}" for name, source in files.items()
             }

@@ -17,10 +17,10 @@ from transformers.utils import ModelOutput, logging
 from ..attention.backends import BACKENDS
 from ..attention.cached_positions import append_positions, cache_lengths, keeps_positions
 from ..attention.window import BACKENDS as WINDOW_BACKENDS
-from ..attention.window import window_settings
+from ..attention.window import reach_of, window_settings
 from ..extras import EXTRAS
 from ..schemes.base import AttentionScheme, EmbeddingScheme
-from ..schemes.flags import NEWEST_TABLE, TABLE_VERSION, UNPAD, WINDOW
+from ..schemes.flags import GLOBAL_BASE, GLOBAL_EVERY, GLOBAL_SCHEME, NEWEST_TABLE, TABLE_VERSION, UNPAD, WINDOW
 from ..schemes.parameters import (
     Constant,
     PositionFrequencies,
@@ -33,7 +33,16 @@ from ..schemes.parameters import (
 )
 from ..schemes.per_sample import refuse_measured
 from ..schemes.positions import Positions
-from ..schemes.table import FLAGS, SCHEMES, build_schemes, scheme_names
+from ..schemes.table import (
+    FLAGS,
+    SCHEMES,
+    all_names,
+    build_global_schemes,
+    build_schemes,
+    global_names,
+    has_base,
+    scheme_names,
+)
 from ..stock_interface import (
     ModelInputs,
     Receives,
@@ -111,7 +120,7 @@ class PositionEncoder:
     another model's once a layer is copied into one, and old ones once their owner gets others.
 
     Attributes:
-        position_schemes: the attention-level schemes, in the order of `position_scheme`.
+        position_schemes: the attention-level schemes of all layers, in the order of `position_scheme`, and last those of global layers alone.
         family: the family's description.
         receives: how the original encoder is called.
         every_layer: the embedding-level positions are added before every layer but the first.
@@ -126,7 +135,7 @@ class PositionEncoder:
     every_layer: bool
     first_position: int
     is_causal: bool
-    window: dict[str, int]
+    window: dict[str, Any]
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -141,6 +150,8 @@ class PositionEncoder:
         self.is_causal = config.sizes.is_decoder
         self.window = window_settings(config)
         for scheme in schemes:
+            if scheme.is_global:
+                continue  # what layers share, its namesake has registered
             with EXTRAS.nothing_replaced(scheme, self):
                 scheme.add_encoder_parameters(self, config)
 
@@ -243,7 +254,7 @@ class PositionEncoder:
     def _position_state(
         self, hidden_states, cache, mask, position_ids, table_position_ids, embeddings: nn.Module | None
     ) -> dict:
-        """By each scheme's name, the positions and what it wants once per forward; this encoder and the embeddings."""
+        """By each scheme's key, the positions and what it wants once per forward; this encoder and the embeddings."""
         if embeddings is None:
             table_position_ids = None
         positions, table_positions = self._positions(hidden_states, cache, mask, position_ids, table_position_ids)
@@ -253,7 +264,7 @@ class PositionEncoder:
         state = {ENCODER: ModuleReference(self), EMBEDDINGS: ModuleReference(embeddings)}
         for scheme in self.position_schemes:
             own = table_positions if scheme.reads_table else positions
-            state[scheme.name] = own, scheme.prepare(own, hidden_states.dtype)
+            state[scheme.key] = own, scheme.prepare(own, hidden_states.dtype)
         return state
 
     def _positions(self, hidden_states, cache, mask, position_ids, table_position_ids) -> tuple[Positions, Positions]:
@@ -420,7 +431,9 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
     embeddings, encoder = family.embeddings_of(model), family.encoder_of(model)
     if hasattr(encoder, "position_schemes"):
         return
-    embedding_scheme, schemes = build_schemes(config)
+    embedding_scheme, of_local = build_schemes(config)
+    of_global = build_global_schemes(config, of_local)
+    schemes = _each_once(of_local, of_global)
     trained = config.trained_schemes
     uses_table = embedding_scheme is not None and embedding_scheme.uses_table
     reads_table = any(scheme.reads_table for scheme in schemes)
@@ -451,14 +464,20 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
     for index, layer in enumerate(family.layers_of(encoder)):
         attention = family.self_attention_of(layer)
         become(attention, parts.self_attention)
-        attention.install(config, index, schemes, parts.eager)
+        attention.install(config, index, of_global if reach_of(config, index) is None else of_local, parts.eager)
+
+
+def _each_once(*schemes: tuple[AttentionScheme, ...]) -> tuple[AttentionScheme, ...]:
+    """The scheme objects of local and of global layers, those of both once."""
+    return tuple(dict.fromkeys(scheme for some in schemes for scheme in some))
 
 
 def check_built_as_configured(model: nn.Module) -> None:
     """Raise ValueError where the position options of a config with a position scheme are no longer those that it was built with."""
     config, family = model.config, model.position_classes.family
     embeddings, encoder = family.embeddings_of(model.base_model), family.encoder_of(model.base_model)
-    embedding_scheme, schemes = build_schemes(config)
+    embedding_scheme, of_local = build_schemes(config)
+    schemes = _each_once(of_local, build_global_schemes(config, of_local))
     built = [scheme for scheme in (embeddings.position_scheme, *encoder.position_schemes) if scheme]
     configured = [scheme for scheme in (embedding_scheme, *schemes) if scheme]
     if {scheme.name for scheme in built} != {scheme.name for scheme in configured}:
@@ -468,7 +487,7 @@ def check_built_as_configured(model: nn.Module) -> None:
         changed = [("the first position", encoder.first_position, config.sizes.first_position)]
         changed += [(flag, was, window_settings(config)[flag]) for flag, was in encoder.window.items()]
         for old in built:
-            [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
+            new = next((scheme for scheme in configured if scheme.key == old.key), old)  # terms add up in any order
             if type(old) is not type(new):
                 raise ValueError(
                     f"position_scheme {old.name!r} was registered again after the model was built, which computes with the class before: "
@@ -664,6 +683,7 @@ class PosencPreTrainedModel:
         self._warn_of_new(new)
         self._warn_of_new_ways_of(embedding)
         self._warn_of_new_window()
+        self._warn_of_other_global_layers()
         return set().union(*unexpected.values())
 
     def _warn_of_new(self, schemes: list[str]) -> None:
@@ -693,11 +713,30 @@ class PosencPreTrainedModel:
         """Say so where layers see less than those of the checkpoint."""
         settings = window_settings(self.config)
         stored = window_settings(SimpleNamespace(**self.config._stored_flags))
-        if settings[WINDOW.name] and settings != stored:
+        if settings[WINDOW.name] and any(settings[flag.name] != stored[flag.name] for flag in (WINDOW, GLOBAL_EVERY)):
             logger.warning_once(
                 f"{WINDOW.name}={settings[WINDOW.name]}: its layers, except the global ones, attend to no key more than "
                 f"{settings[WINDOW.name] // 2} tokens away; on longer texts the model computes something else than its checkpoint until "
                 "it is fine-tuned."
+            )
+
+    def _warn_of_other_global_layers(self) -> None:
+        """Say so where the layers of one kind lose a scheme that the other kind keeps, or global layers get another base."""
+        config, stored = self.config, self.config._stored_flags
+        was = stored.get("position_scheme") or config.family.native_scheme, stored.get(GLOBAL_SCHEME.name)
+        trained = global_names(was[0], None), global_names(*was)
+        now = config.position_scheme, config.position_global_scheme
+        kept = global_names(now[0], None), global_names(*now)
+        changed = {
+            name for old, new in zip(trained, kept) for name in old if name not in new and name in config.schemes
+        }
+        if config.position_global_base != stored.get(GLOBAL_BASE.name):
+            changed |= {name for name in trained[1] if name in kept[1] and has_base(SCHEMES[name])}
+        if changed:
+            logger.warning_once(
+                f"{GLOBAL_SCHEME.name}={config.position_global_scheme!r}, {GLOBAL_BASE.name}={config.position_global_base!r}: the checkpoint "
+                f"was trained with {' and '.join(sorted(changed))} in other layers, or with another base; the model computes something else "
+                "until it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:
@@ -712,11 +751,18 @@ class PosencPreTrainedModel:
         if stored is None:
             return set()
         # The same model without what is new: as much as that should have been in the checkpoint.
-        trained = {*scheme_names(stored.get("position_scheme") or config.family.native_scheme)}
-        kept = "+".join(name for name in config.schemes if name in trained) or "none"
-        if not stored and kept in ("absolute", "none"):
+        was = stored.get("position_scheme") or config.family.native_scheme
+        trained = {*all_names(was, stored.get(GLOBAL_SCHEME.name))}
+        kept, kept_in_global = (
+            "+".join(name for name in names if name in trained) or "none"
+            for names in (
+                scheme_names(config.position_scheme),
+                global_names(config.position_scheme, config.position_global_scheme),
+            )
+        )
+        if not stored and {kept, kept_in_global} <= {"absolute", "none"}:
             return positions
-        flags = flags_in_use(kept)
+        flags = flags_in_use(kept, kept_in_global) - {GLOBAL_BASE.name}
         if stored.get("position_combine", "add") == "add":
             flags -= {"position_combine", "position_width"}
         if not stored.get("position_every_layer"):
@@ -725,6 +771,8 @@ class PosencPreTrainedModel:
         vars(config).update(
             {flag: getattr(config, flag) if flag in flags else None for flag in FLAGS}, position_scheme=kept
         )
+        if config.position_global_scheme is not None:
+            config.position_global_scheme = kept_in_global
         with torch.device("meta"):
             model = self.position_classes.model(config)
         prefix = "" if self.base_model is self else f"{self.base_model_prefix}."

@@ -129,7 +129,7 @@ class PositionSelfAttention:
         contexts = []
         for scheme in self.position_schemes:
             modules = self, position_state[ENCODER].module, position_state[EMBEDDINGS].module
-            own = *position_state[scheme.name], hidden_states, packing
+            own = *position_state[scheme.key], hidden_states, packing
             context = AttentionContext(*modules, query, key, attention_mask, *own)
             if scheme.rotates:
                 query, key = EXTRAS.checked_rotation(scheme, scheme.rotate(context), query, key)

@@ -71,6 +71,7 @@ class PositionScheme:
         reads_positions: it reads where a caller says that tokens are, by `position_ids`.
         distillation_rate: the learning rate of a conversion to the scheme; None for that of all.
         orders_heads: its start puts attention heads in another order, for which SciPy is needed.
+        is_global: it is the scheme of global layers alone, and other layers have it with other flags.
     """
 
     name: ClassVar[str]
@@ -86,6 +87,7 @@ class PositionScheme:
     reads_positions: ClassVar[bool] = True
     distillation_rate: ClassVar[float | None] = None
     orders_heads: ClassVar[bool] = False
+    is_global: bool = False
     # What ran when the class was defined: the code of its file, which registration compares with the file as it is then.
     _code_of_file: ClassVar[CodeType | None] = None
 
@@ -110,6 +112,11 @@ class PositionScheme:
 
     def check(self, config) -> None:
         """Raise ValueError, naming the option, where the options do not fit each other or the model's sizes."""
+
+    @property
+    def key(self) -> str:
+        """What tells it from a model's other scheme objects."""
+        return f"{self.name} of global layers" if self.is_global else self.name
 
     def settings(self) -> dict[str, Any]:
         """What the scheme computes with, except its parameters and how they start: two with equal settings compute the same."""

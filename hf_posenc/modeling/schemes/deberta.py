@@ -111,7 +111,7 @@ class Deberta(AttentionScheme):
             )
         others = [
             name
-            for name, scheme in config.schemes.items()
+            for name, scheme in config.schemes_of_layer.items()
             if name != self.name and issubclass(scheme, AttentionScheme) and scheme.scales_content()
         ]
         if self.form == "paper" and others:

@@ -109,6 +109,17 @@ class Integer(Kind):
 
 
 @dataclass(frozen=True)
+class Names(Kind):
+    """Names of schemes, joined by "+"; which there are, the table of schemes knows."""
+
+    annotation = str
+    values = "names of schemes"
+
+    def check(self, flag: str, value: Any) -> None:
+        require(flag, value, isinstance(value, str), True, "a string, names of schemes joined by '+'")
+
+
+@dataclass(frozen=True)
 class Dictionary(Kind):
     """A dictionary; `example` shows one."""
 
@@ -221,4 +232,19 @@ GLOBAL_EVERY = Flag(
     3,
     "with position_window: every so many layers, starting with the first, one is global and attends to all tokens; 0: none",
 )
-WINDOW_FLAGS = (WINDOW, GLOBAL_EVERY)
+GLOBAL_SCHEME = Flag(
+    "position_global_scheme",
+    Names(),
+    None,
+    "with position_window: the schemes inside the attention of global layers, or none",
+    default_help="those of position_scheme",
+)
+# Of the schemes that have `position_base`.
+GLOBAL_BASE = Flag(
+    "position_global_base",
+    Number(1),
+    None,
+    "with position_window: position_base of global layers",
+    default_help="position_base",
+)
+WINDOW_FLAGS = (WINDOW, GLOBAL_EVERY, GLOBAL_SCHEME, GLOBAL_BASE)

@@ -77,7 +77,7 @@ class T5(AttentionScheme):
         self.bidirectional = not config.sizes.is_decoder
         # TUPE-R: [CLS] is where the table of absolute positions, which tupe reads, has the first position.
         self.unties_cls = self.reads_table = any(
-            scheme.unties_cls for name, scheme in config.schemes.items() if name != self.name
+            scheme.unties_cls for name, scheme in config.schemes_of_layer.items() if name != self.name
         )
 
     def _table(self, config) -> PositionTable:

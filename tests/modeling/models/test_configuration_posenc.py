@@ -54,7 +54,7 @@ def test_a_saved_config_has_the_flags_that_were_given_and_comes_back(scheme, fam
 
 
 def test_flags_in_use_are_those_of_the_schemes():
-    of_all = {"position_scheme", "position_window", "position_global_every"}
+    of_all = {"position_scheme", "position_window", "position_global_every", "position_global_scheme"}
     assert flags_in_use("none") == of_all
     assert flags_in_use("absolute+t5") == of_all | {
         "position_combine",

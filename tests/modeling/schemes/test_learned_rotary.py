@@ -10,6 +10,7 @@ from hf_posenc import position_parameters, with_position_scheme
 from hf_posenc.conversion.converting import conversion_options
 from hf_posenc.conversion.start import start
 from hf_posenc.modeling.schemes.parameters import PositionFrequencies
+from hf_posenc.modeling.schemes.positions import Positions
 from hf_posenc.training import PositionTrainer, frequencies, tables_and_biases
 
 
@@ -112,6 +113,57 @@ def test_frequencies_stay_in_float32(learn, tmp_path):
     assert all(p.dtype == torch.float64 for p in position_parameters(model.double()).values())
     far = {"input_ids": torch.full((1, 12), 5), "position_ids": torch.arange(3000, 3012)[None]}
     assert halves.to(torch.bfloat16)(**far)[0].isfinite().all()
+
+
+@learned
+def test_angles_at_position_2047_are_those_of_single_precision(learn):
+    """In bfloat16 only the cosine is rounded (2^-9 of 1, at most), and not the angle, of up to 2,047 radians."""
+    model = tiny.build("rope", position_learn_frequencies=learn)
+    with torch.no_grad():
+        for parameter in position_parameters(model).values():
+            parameter.add_(1.0)
+    scheme, positions = model.encoder.position_schemes[0], Positions(*(torch.arange(2048)[None],) * 2, 0, True, 0)
+    cosines = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        model.to(dtype)
+        owner = model.encoder if learn == "shared" else model.encoder.layer[0].attention.self
+        places, inverse = scheme.prepare(positions, dtype)
+        cosines.append(torch.stack(scheme._learned(places, inverse, owner.rotary_frequencies(), dtype)).double())
+    exact, single, half = cosines
+    assert (single - exact).abs().max() < 1e-3
+    assert (half - single).abs().max() <= 2**-9
+    # A frequency with the 8 bits of bfloat16 is radians off there.
+    rounded = scheme._learned(
+        *scheme.prepare(positions, torch.float32), owner.rotary_frequencies().bfloat16().float(), torch.float32
+    )
+    assert (torch.stack(rounded).double() - exact)[..., -1, :].abs().max() > 0.1
+
+
+@pytest.mark.slow
+@learned
+def test_training_on_2048_tokens_stays_finite_with_clipped_gradients(learn):
+    """The gradient grows with the distance. Clipped, and at the rate that PositionTrainer gives, the loss falls and frequencies stay near."""
+    model = tiny.build(
+        "absolute+rope", head="ForMaskedLM", position_learn_frequencies=learn, max_position_embeddings=2048
+    )
+    with torch.no_grad():
+        for name, parameter in position_parameters(model).items():
+            if "rotary" in name:
+                parameter.zero_()
+    ids = torch.randint(5, 99, (1, 2048), generator=torch.Generator().manual_seed(0))
+    of_rotary = [p for name, p in position_parameters(model).items() if "rotary" in name]
+    others = [p for p in model.parameters() if not any(p is each for each in of_rotary)]
+    groups = [{"params": others}, {"params": of_rotary, "weight_decay": 0.0}]
+    optimizer, losses = torch.optim.AdamW(groups, lr=1e-3), []
+    for _ in range(6):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert all(0 < parameter.abs().max() < 0.01 for parameter in of_rotary)
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 0.75])
