@@ -38,6 +38,8 @@ def _add_flags(scheme: type[PositionScheme]) -> None:
 
 for _scheme in SCHEMES.values():
     _add_flags(_scheme)
+# Next to a checkpoint, there may be no scheme that has it.
+FLAGS.setdefault(GLOBAL_BASE.name, {})
 for _flag in WINDOW_FLAGS:
     if _flag is not GLOBAL_BASE:
         FLAGS[_flag.name] = {ALL: _flag}
