@@ -11,7 +11,7 @@ from ...modeling.kernels.fast import is_compiled
 from ...modeling.masks import Mask, as_pairs
 from ...modeling.schemes.terms import Term
 from ...modeling.torch_state import is_exporting, is_traced
-from ..unpadding import packing_of_states
+from ..unpadding import current_packing
 
 
 if TYPE_CHECKING:
@@ -69,13 +69,9 @@ def self_attend(
     Raises:
         ValueError: the mask does not fit the sequences, or FlexAttention is asked for dropout.
     """
-
-    def attend_to(query, key, value, terms, mask):
-        return _attend(implementation, module, query, key, value, terms, Mask.of(mask, query, key), scaling, dropout)
-
-    if (packing := packing_of_states()) is None:
-        return attend_to(query, key, value, terms, mask).flatten(2)
-    return packing.attend(attend_to, (query, key, value), terms)
+    packing = current_packing()
+    mask = Mask.of(mask if packing is None else None, query, key, packing=packing)
+    return _attend(implementation, module, query, key, value, terms, mask, scaling, dropout).flatten(2)
 
 
 def _attend(
