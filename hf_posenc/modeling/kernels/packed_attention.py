@@ -54,6 +54,10 @@ def by_kernel(
 KERNELS: dict[str, Callable] = {"cuda": by_kernel, "cpu": in_turn}
 
 
+# Numbers that PyTorch's kernel takes.
+DTYPES = (torch.float16, torch.bfloat16)
+
+
 @dataclass(frozen=True)
 class Sizes:
     """What the choice of a backend of packed states depends on.
@@ -95,7 +99,7 @@ def has_kernel(device: torch.device) -> bool:
 
 def suits_kernel(sizes: Sizes) -> bool:
     """Whether PyTorch's kernel computes an attention of packed states."""
-    takes = sizes.dtype in (torch.float16, torch.bfloat16) and sizes.head_dim is not None
+    takes = sizes.dtype in DTYPES and sizes.head_dim is not None
     takes = takes and sizes.head_dim % 8 == 0 and sizes.head_dim <= 256
     return takes and sizes.is_whole and sizes.is_plain and has_kernel(sizes.device)
 

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -115,7 +114,8 @@ class Group:
         return [term.of_group(self._of, length, self.shape[1]) for term in terms]
 
     def to(self, device: torch.device, non_blocking: bool = False) -> "Group":
-        return _moved(self, device, non_blocking)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()})
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape[0] == 1 or self.sequences is None:
@@ -172,7 +172,10 @@ class Packing:
         """The same on a device. accelerate calls it where the layers of a model are on several."""
         if torch.device(device) == self.places.device:
             return self
-        return _moved(self, device, non_blocking)
+        places, groups = self.places.to(device), [group.to(device, non_blocking) for group in self.groups]
+        return replace(
+            self, places=places, groups=groups, starts=None if self.starts is None else self.starts.to(device)
+        )
 
     def unpad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (batch or 1, length, width) to (1, tokens, width)."""
@@ -224,17 +227,6 @@ def _with_starts(lengths: list[int] | None) -> tuple[list[int] | None, torch.Ten
     if lengths is None:
         return None, None
     return lengths, torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
-
-
-def _moved(part: Any, device: torch.device, non_blocking: bool) -> Any:
-    """A [`Group`] or [`Packing`] whose tensors are on a device."""
-
-    def move(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return value.to(device, non_blocking=non_blocking)
-        return [each.to(device, non_blocking) for each in value] if value and isinstance(value[0], Group) else value
-
-    return replace(part, **{name: move(value) for name, value in vars(part).items()})
 
 
 def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
