@@ -206,7 +206,7 @@ def test_two_processes(tmp_path):
     paths = [str(EXAMPLES.parent), str(Path(worker.__file__).parent), str(Path(__file__).parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": worker.loopback(), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for one, other in zip(first["epochs"], second["epochs"]):
