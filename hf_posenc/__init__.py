@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from .inspection.descriptions import inspect, schemes
 
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "PosencBertConfig",

@@ -255,7 +255,7 @@ def _sibling(node: ast.ImportFrom, path: Path) -> str:
 def _check_travels(module: str, path: Path, line: int) -> None:
     if module.partition(".")[0] not in TRAVELS:
         raise ValueError(
-            f"{path}:{line} imports {module}, which would not travel with a checkpoint: the file of a scheme may import "
+            f"{path}:{line} imports {module}, which would not be saved with a checkpoint: the file of a scheme may import "
             "names from hf_posenc.scheme, torch, numpy, transformers and the standard library"
         )
 

@@ -253,7 +253,7 @@ def convert(
     The converted model keeps what the original knows.
 
     The new parameters are computed from the old ones, fitted to the attention scores, and then distilled on unlabeled text. Use --text to
-    give text of your own domain. With `--position-scheme absolute` and a larger --max-length, the result is a checkpoint of Transformers'
+    give text of your domain. With `--position-scheme absolute` and a larger --max-length, the result is a checkpoint of Transformers'
     own class with a longer position embedding matrix.
     """
     if out is None:

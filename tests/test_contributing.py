@@ -31,6 +31,15 @@ def test_every_promise_is_held_by_tests():
     assert promises == [str(number) for number in range(1, len(promises) + 1)] and held == {*promises}
 
 
+def test_a_version_is_the_same_wherever_it_stands():
+    """In the package, in the citation, and as the newest release of the changelog, with its date."""
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.+)$", changelog, re.MULTILINE)
+    cited = [re.search(rf"^{entry}: (.+)$", citation, re.MULTILINE)[1] for entry in ("version", "date-released")]
+    assert headings[:2] == ["[Unreleased]", f"[{cited[0]}] - {cited[1]}"] and cited[0] == hf_posenc.__version__
+
+
 def test_a_scheme_is_a_file_with_its_source_and_a_test():
     for name, scheme in SCHEMES.items():
         file = Path(inspect.getfile(scheme))

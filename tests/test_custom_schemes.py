@@ -166,7 +166,7 @@ class TestRegistering:
         register_files([define(files / "more", LEAST, "key_decay.py")])
         build("mine"), build("key_decay")
         with pytest.raises(
-            ValueError, match="cannot have both key_decay and mine: .*which have one name .*rename one"
+            ValueError, match="cannot have both key_decay and mine: .*which have the same name .*rename one"
         ):
             build("absolute+key_decay+mine")
 
@@ -254,7 +254,7 @@ class TestRefused:
         ],
     )
     def test_what_would_not_travel(self, tmp_path, line, module):
-        with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not travel"):
+        with pytest.raises(ValueError, match=rf"mine.py:\d+ imports {re.escape(module)}.*would not be saved"):
             travelling(f"import torch\n{line}\n", tmp_path / "mine.py")
 
     @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ class TestRefused:
         register_files([define(files, LEAST)])
         model = build("mine")
         register_files([define(files, LEAST + "    def scaling(self, scaling):\n        return 2 * scaling\n")])
-        with pytest.raises(ValueError, match="'mine' was registered anew after the model was built"):
+        with pytest.raises(ValueError, match="'mine' was registered again after the model was built"):
             model.save_pretrained(tmp_path / "saved")
         register_files([define(files, LEAST)])
         build("mine").save_pretrained(tmp_path / "saved")

@@ -133,7 +133,7 @@ def test_a_silent_scheme_keeps_the_function_of_the_checkpoint(family, case, chec
     if family == "mpnet" and "tupe" in flags["position_scheme"]:
         # Beside tupe the bias that MPNet has for [CLS] is 0: nothing starts silent there, and that is said.
         [line] = said
-        assert ": tupe cannot start silent" in line
+        assert ": tupe cannot start output-preserving" in line
         assert (hidden_states(model, family) - expected).abs().max() > 1e-2
         return
     assert not said
@@ -149,7 +149,7 @@ def test_what_cannot_start_silent_says_so_once(case, checkpoints, said, tmp_path
     folder, stock = checkpoints["bert"]
     model = AutoModelForMaskedLM.from_pretrained(folder, **LOUD_FLAGS[case])
     [line] = said
-    assert "cannot start silent" in line and "fine-tune" in line
+    assert "cannot start output-preserving" in line and "fine-tune" in line
     named = [name for name in ("rope", "alibi", "deberta", "tupe") if name in line.split("silent")[0].split(":")[1]]
     scheme = LOUD_FLAGS[case]["position_scheme"].replace("disentangled", "deberta")
     assert named == sorted(scheme.split("+")[1:], reverse=True)
@@ -172,7 +172,7 @@ def test_only_what_is_new_to_a_saved_variant_is_said(checkpoints, said, tmp_path
     assert not said
     AutoModelForMaskedLM.from_pretrained(tmp_path, position_scheme="absolute+rope+alibi")
     [line] = said
-    assert ": alibi cannot start silent" in line
+    assert ": alibi cannot start output-preserving" in line
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_position_init_reference_is_not_silent_and_says_so(case, checkpoints, sa
     assert (hidden_states(model) - hidden_states(stock)).abs().max() > 1e-2
     [line] = said
     names = " and ".join(flags["position_scheme"].split("+")[1:])
-    assert f": {names} cannot start silent with position_init='paper'; " in line and "fine-tuned" in line
+    assert f": {names} cannot start output-preserving with position_init='paper'; " in line and "fine-tuned" in line
 
 
 # Softmax does not see what it finds in every score of a query. These are there for the formulas.
@@ -297,7 +297,7 @@ def test_absolute_positions_added_to_a_variant_without_start_silent(tmp_path, sa
         expected = trained(**inputs()).last_hidden_state
         model = aligned(AutoModel.from_pretrained(tmp_path, position_scheme="absolute+t5"))
         assert torch.equal(model(**inputs()).last_hidden_state, expected)
-    assert not any("cannot start silent" in line for line in said)
+    assert not any("cannot start output-preserving" in line for line in said)
     model(**inputs()).last_hidden_state.square().mean().backward()
     assert model.embeddings.position_embeddings.weight.grad.any()
 
@@ -309,7 +309,7 @@ def test_absolute_positions_that_a_checkpoint_never_read_are_said_not_to_be_sile
     stored = tmp_path / "config.json"
     stored.write_text(stored.read_text().replace("absolute+relative_key", "relative_key"))
     AutoModel.from_pretrained(tmp_path, position_scheme="absolute+relative_key")
-    assert any("absolute cannot start silent" in line for line in said)
+    assert any("absolute cannot start output-preserving" in line for line in said)
 
 
 def test_tupe_is_said_not_to_be_silent_beside_a_bias_that_was_trained(tmp_path, said):
@@ -320,4 +320,4 @@ def test_tupe_is_said_not_to_be_silent_beside_a_bias_that_was_trained(tmp_path, 
     with_tupe = AutoModel.from_pretrained(tmp_path, position_scheme="absolute+t5+tupe")
     assert (hidden_states(with_tupe) - before).abs().max() > 1e-2
     [line] = said
-    assert ": tupe cannot start silent" in line
+    assert ": tupe cannot start output-preserving" in line

@@ -182,8 +182,8 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     neither have parameters in the scores nor rotate.
 
     Args:
-        student: a variant, base model or with a head.
-        teacher: the model of the same checkpoint, stock or variant.
+        student: a model with a position scheme, base model or with a head.
+        teacher: the model of the same checkpoint, original or with a position scheme.
         batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
             some 2,000 tokens, one of vectors more, projections 20,000 or so.
         steps: of the minimisation, each one or two passes over the text in a layer.

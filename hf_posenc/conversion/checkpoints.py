@@ -24,7 +24,7 @@ from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, s
 from .texts import SHORTEST
 
 
-# Of a tokenizer beside its own model, the least part of the model's words: more rows than words, for a round number, are few.
+# The least share of a model's rows for which its own tokenizer has tokens: rows without a token, for a round number, are few.
 LEAST_KNOWN = 0.5
 # What begins a text, ends it and fills a batch up.
 FRAME = ("cls_token", "sep_token", "pad_token")
@@ -36,11 +36,11 @@ OF_THEIR_OWN = {"deberta", "deberta-v2"}
 
 @dataclass
 class Checkpoint:
-    """A checkpoint to convert; its weights are read when they are asked for.
+    """A checkpoint to convert; its weights are read when they are first used.
 
     Attributes:
-        config: its config, stock or variant.
-        tokenizer: the one beside it.
+        config: its config, original or with a position scheme.
+        tokenizer: the one in its folder.
         folder: where it is; None for a model that was handed over.
         trained_length: number of tokens up to which it is taken to read well.
         given: the model that was handed over.
@@ -90,7 +90,7 @@ def load_checkpoint(
 
     Args:
         model: a folder (of transformers, or of sentence-transformers as a whole), a name on the Hub, or a model.
-        tokenizer: its tokenizer, which stays as it is; by default the one beside it.
+        tokenizer: its tokenizer, which stays as it is; by default the one in its folder.
         trained_length: number of tokens that it reads well. By default sentence-transformers' `max_seq_length`, else the
             tokenizer's `model_max_length`, else what its table of positions has.
 
@@ -104,7 +104,7 @@ def load_checkpoint(
         given, config = model, model.config
         check_convertible(config)
         if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
-            raise ValueError(f"{type(model).__name__} is no model of a family that has position schemes")
+            raise ValueError(f"{type(model).__name__} does not belong to a family with position schemes")
     else:
         folder = folder_of(str(model))
         config = source_config(folder)
@@ -138,8 +138,8 @@ def check_tokenizer(tokenizer: Any, config: PreTrainedConfig) -> None:
     """
     if len(tokenizer) < LEAST_KNOWN * config.vocab_size:
         raise ValueError(
-            f"the tokenizer of {tokenizer.name_or_path or 'the model'} has {len(tokenizer)} words, and the model {config.vocab_size}: "
-            "put the model's own beside it (tokenizer.json, or vocab.txt), or give it as tokenizer=... in Python"
+            f"the tokenizer of {tokenizer.name_or_path or 'the model'} has {len(tokenizer)} tokens, and the model {config.vocab_size}: "
+            "put the model's own into its folder (tokenizer.json, or vocab.txt), or give it as tokenizer=... in Python"
         )
     for name in FRAME:
         if getattr(tokenizer, name) is None:
@@ -149,15 +149,15 @@ def check_tokenizer(tokenizer: Any, config: PreTrainedConfig) -> None:
 
 
 def _trained_length(given: int | None, folder: Path | None, config: PreTrainedConfig, tokenizer: Any) -> int:
-    """The number of tokens that a checkpoint reads well: the one that was given, or what is written beside it."""
+    """The number of tokens that a checkpoint reads well: the one that was given, or what the files in its folder say."""
     table = inspection.longest_sequence(config)
     length = given
     if length is None:
         length = min(length for length in (_stored_length(folder, tokenizer), table or inspection.NO_LENGTH) if length)
     if length >= inspection.NO_LENGTH:
-        raise ValueError("nothing says how many tokens the checkpoint reads well: give trained_length")
+        raise ValueError("the training length of the checkpoint is unknown: give trained_length")
     if not SHORTEST <= length <= (table or LONGEST):
-        limit = f"{table}, which its table has" if table else f"{LONGEST:,}"
+        limit = f"{table}, the rows of its position embedding matrix" if table else f"{LONGEST:,}"
         raise ValueError(f"trained_length must be between {SHORTEST} and {limit}, got {length}")
     return int(length)
 
@@ -166,7 +166,7 @@ def check_max_length(max_length: int, trained_length: int) -> None:
     """Raise ValueError for a length that is less than the trained one, or no length of a text."""
     if not trained_length <= max_length <= LONGEST:
         raise ValueError(
-            f"max_length must be at least the trained length, {trained_length}, and at most {LONGEST:,}, got {max_length}"
+            f"max_length must be at least the training length, {trained_length}, and at most {LONGEST:,}, got {max_length}"
         )
 
 
@@ -194,7 +194,7 @@ def source_config(folder: Path) -> PreTrainedConfig:
 
     Raises:
         OSError: there is none.
-        ValueError: the model is of a family without variants.
+        ValueError: the model is of a family without position schemes.
     """
     if not (folder / CONFIG_NAME).is_file() and (folder / MODULES).is_file():
         raise ValueError(
@@ -204,42 +204,43 @@ def source_config(folder: Path) -> PreTrainedConfig:
     model_type = inspection.read_entries(str(folder)).get("model_type")
     if isinstance(model_type, str) and model_type in OF_THEIR_OWN:
         raise ValueError(
-            f"{folder} is a {model_type} model: the positions that it was trained with are inside its attention, and are what it knows of "
-            "order; fine-tune it as it is"
+            f"{folder} is a {model_type} model, which knows order by the positions of its architecture alone: fine-tune it as it is"
         )
     return inspection.load_config(str(folder))
 
 
 def check_convertible(config: PreTrainedConfig) -> None:
-    """Raise ValueError for what is no encoder, or of no family with variants."""
+    """Raise ValueError for what is no encoder, or of no family with position schemes."""
     if config.model_type not in CONFIG_CLASSES:
         if config.model_type in OF_THEIR_OWN:
-            raise ValueError(f"a {config.model_type} model's own positions are what it knows of order: they stay")
-        raise ValueError(f"{config.model_type!r} is of no family that has position schemes")
+            raise ValueError(
+                f"a {config.model_type} model knows order by the positions of its architecture alone: they stay"
+            )
+        raise ValueError(f"{config.model_type!r} is not a family with position schemes")
     if getattr(config, "is_decoder", False):
         raise ValueError("the model is a decoder (is_decoder); only encoders are converted")
     if (getattr(config, "position_stride", None) or 1) > 1:
-        raise ValueError("the model's table was stretched (position_stride): convert its original")
+        raise ValueError("the model's position embedding matrix was stretched (position_stride): convert its original")
 
 
 def keeps_scheme(name: str, config: PreTrainedConfig, original: PreTrainedConfig) -> bool:
-    """Whether two configs have a scheme that computes the same: with the same flags, and sizes where it has some of its own."""
+    """Whether two configs have a scheme that computes the same: with the same options, and its own sizes where it has some."""
     if not all(name in scheme_names(scheme_of(each)) for each in (config, original)):
         return False
     if not isinstance(original, PositionConfigMixin):
-        return True  # no other flags fit the parameters of a stock checkpoint
+        return True  # no other options fit the parameters of an original checkpoint
     return SCHEMES[name](config).settings() == SCHEMES[name](original).settings()
 
 
 def keeps_positions(student: PreTrainedModel, original: PreTrainedModel) -> bool:
-    """Whether a student has all of its original's schemes, with the flags and the parameters that they have there."""
+    """Whether a student has all of its original's schemes, with the options and the parameters that they have there."""
     kept = (keeps_scheme(name, student.config, original.config) for name in scheme_names(scheme_of(original.config)))
     own, there = position_parameters(student), position_parameters(original)
     return all(kept) and all(name in own and torch.equal(own[name], value) for name, value in there.items())
 
 
 def is_native(config: PreTrainedConfig, position_scheme: str, flags: Mapping[str, Any]) -> bool:
-    """Whether a scheme is what a stock checkpoint has by itself: it then stays a stock checkpoint."""
+    """Whether a scheme is what an original checkpoint has by itself: it then stays an original checkpoint."""
     if isinstance(config, PositionConfigMixin):
         return False
     native = family_of(config).native_scheme
@@ -252,5 +253,5 @@ def is_new(name: str, position_scheme: str, config: PreTrainedConfig) -> bool:
 
 
 def make_student(original: PreTrainedModel, position_scheme: str, flags: Mapping[str, Any]) -> PreTrainedModel:
-    """A copy of a model, head included, with another scheme, whose new parameters are as they start in a variant."""
+    """A copy of a model, head included, with another scheme, whose new parameters are as initialized."""
     return change_scheme(copy.deepcopy(original), position_scheme, reports=False, **flags).eval()

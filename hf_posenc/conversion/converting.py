@@ -34,13 +34,22 @@ from .checkpoints import (
     load_checkpoint,
     make_student,
 )
-from .distillation import Distillation, Diverged, distill, is_first_process, settings_of
+from .distillation import (
+    STEP_TOKENS,
+    Distillation,
+    Diverged,
+    distill,
+    is_first_process,
+    process_of,
+    settings_of,
+)
+from .following import Following
 from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
 from .start import Aims, start
 from .targets import Batch
-from .texts import SHORTEST, Windows, held_out_apart, read_documents
+from .texts import BLOCK_CHARACTERS, SHORTEST, Blocks, Windows, held_out_apart, read_documents
 from .writing import write_converted
 
 
@@ -64,7 +73,7 @@ class ConversionArguments:
     """How [`convert`] goes about a conversion. These are the options of `hf-posenc convert`, too.
 
     Args:
-        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written as a whole or not at all.
+        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written atomically.
         text: A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG) to learn from; may be several.
             Text of the model's own domain keeps more of it than any other. Default: the reference of the Python language.
         held_out: The same, to measure on. Default: every tenth document of the text.
@@ -74,12 +83,21 @@ class ConversionArguments:
         extend: How a longer position embedding matrix is made: tile, mean, or interpolate, after which positions are counted by a stride and the
             model needs hf_posenc.
         train: What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.
-        max_steps: Budget of distillation. Default: 800 steps, or max_minutes.
+        max_steps: Budget of distillation. Default: 800 steps, or max_minutes or max_tokens.
         max_minutes: Budget of distillation, in minutes.
-        learning_rate: Of distillation, at its highest; tables and biases of positions have rates of their own. Default: 3e-4 for rope and
-            tupe, else 1.5e-4.
+        max_tokens: Budget of distillation, in tokens of all processes.
+        tokens_per_step: Number of tokens of a batch, at most; times processes, times gradient_accumulation_steps, of a step. Learning rates
+            are given for 512 tokens a step, and multiplied by the square root of how many times more a step has.
+        gradient_accumulation_steps: Batches of each process in a step.
+        mixed_precision: bf16 or no. Default: bf16 where the device computes in it.
+        gradient_checkpointing: Compute activations again in the backward pass: less memory, a third more time.
+        learning_rate: Of distillation, at its highest; position embedding matrices and biases have other rates. Default: 3e-4 for rope
+            and tupe, else 1.5e-4.
         seed: Of the choice of text.
         resume: Go on with what was interrupted, of the same weights, texts and settings (a lower learning_rate may be given); needs an output.
+        save_minutes: The state to resume from is written after 50 steps, then once in so many minutes, at SIGTERM and at the end.
+        report_to: A tracker of accelerate that gets the curve: tensorboard, wandb, ...
+        logging_dir: The folder of trackers that write files.
         onnx: Write onnx/model.onnx, too; needs an output.
         stock: Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5,
             deberta, rope, and absolute with one of the first two; needs an output. What `convert` returns is the model with its scheme.
@@ -100,8 +118,16 @@ class ConversionArguments:
     max_steps: int | None = None
     max_minutes: float | None = None
     learning_rate: float | None = None
+    max_tokens: int | None = None
+    tokens_per_step: int = STEP_TOKENS
+    gradient_accumulation_steps: int = 1
+    mixed_precision: str | None = None
+    gradient_checkpointing: bool = False
     seed: int = 0
     resume: bool = False
+    save_minutes: float = 1.0
+    report_to: str | None = None
+    logging_dir: str = "runs"
     onnx: bool = False
     stock: bool = False
 
@@ -115,9 +141,14 @@ class ConversionArguments:
             exporting.check_installed()
         if self.train != "none":
             check_installed("accelerate", "train")
+            self.following()
         if self.extend not in METHODS:
             raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {self.extend!r}")
         self.text, self.held_out = as_list(self.text), as_list(self.held_out)
+
+    def following(self) -> Following:
+        """How distillation is followed."""
+        return Following(self.report_to, self.logging_dir, self.save_minutes)
 
     def distillation(self, trained_length: int) -> Distillation:
         """How to distill, once it is known how many tokens the original reads well."""
@@ -129,12 +160,17 @@ class ConversionArguments:
             self.max_minutes,
             self.seed,
             self.learning_rate,
+            self.tokens_per_step,
+            self.gradient_accumulation_steps,
+            self.max_tokens,
+            self.mixed_precision,
+            self.gradient_checkpointing,
         )
 
 
 @dataclass
 class Conversion:
-    """What is asked for, all of it checked before any weight is read.
+    """What is to be done, all of it checked before any weight is read.
 
     Attributes:
         documents, held_out: text to learn from, and to measure on.
@@ -161,7 +197,7 @@ class Conversion:
         arguments: ConversionArguments,
         documents: list[str] | None = None,
     ) -> "Conversion":
-        """A conversion as [`convert`] is asked for it; see there for what is raised.
+        """A conversion as [`convert`] gets it; see there for what is raised.
 
         Args:
             documents: of `arguments.text`, where they were read before.
@@ -205,7 +241,7 @@ class Conversion:
 
     @property
     def work(self) -> Path | None:
-        """Where the state is kept while the model is distilled: beside the output."""
+        """Where the state is kept while the model is distilled: next to the output."""
         return self.output and self.output.absolute().with_name(f".{self.output.name}.conversion")
 
     @property
@@ -219,11 +255,20 @@ class Conversion:
         Raises:
             ValueError: there is too little, or the tokenizer does not know it.
         """
-        found = Windows(self.documents, self.checkpoint.tokenizer), Windows(self.held_out, self.checkpoint.tokenizer)
-        for windows, what in zip(found, ("training", "held-out")):
-            windows.check_known(self.checkpoint.config.vocab_size, what)
-            windows.check_enough(self.distillation.trained_length, what)
-        return found
+        return self._windows_of(self.documents), self._windows_of(self.held_out, "held-out")
+
+    def _windows_of(self, documents: list[str], what: str = "training") -> Windows:
+        windows = Windows(documents, self.checkpoint.tokenizer)
+        windows.check_known(self.checkpoint.config.vocab_size, what)
+        windows.check_enough(self.distillation.trained_length, what)
+        return windows
+
+    def blocks(self, first: Windows) -> Blocks | None:
+        """The text to learn from, block by block; None where the first block is all of it."""
+        left_out = [] if self.arguments.held_out else self.held_out
+        if not self.arguments.text or sum(map(len, self.documents + left_out)) < BLOCK_CHARACTERS:
+            return None
+        return Blocks(first, self.arguments.text, self._windows_of, left_out, *process_of())
 
     def student(self) -> PreTrainedModel:
         """The model of the new scheme as it starts, with a table of the new length where it has one."""
@@ -243,7 +288,7 @@ class Conversion:
         self.seconds[stage] = round(time.monotonic() - began, 1)
 
     def report(self, windows: Windows, held_out: Windows) -> ConversionReport:
-        """What was asked for, before anything is measured."""
+        """What was given, before anything is measured."""
         from ..hub.cards import installed_versions  # only here: it brings the template engine along
 
         settings = settings_of(self.distillation) | {
@@ -361,7 +406,7 @@ class Conversion:
         return [windows.draw(length, max(1, PROJECTION_TOKENS // length), generator) for length in lengths]
 
     def _start(self, at: "_Progress") -> None:
-        """The new scheme's parameters by algebra, from what the original has in their place."""
+        """The new scheme's parameters by algebra, from what the original has instead."""
         if self.distillation.reaches_further:
             at.measure(self.original, "original")
         if isinstance(at.student.config, PositionConfigMixin):
@@ -388,7 +433,15 @@ class Conversion:
         texts = at.windows, at.held_out
         try:
             with self.timed("distill"):
-                at.report.distillation = distill(at.student, self.original, *texts, self.distillation, self.state)
+                at.report.distillation = distill(
+                    at.student,
+                    self.original,
+                    *texts,
+                    self.distillation,
+                    self.state,
+                    blocks=self.blocks(at.windows),
+                    following=self.arguments.following(),
+                )
         except Diverged as error:
             if self.state is not None and self.state.is_file():
                 raise Diverged(
@@ -521,17 +574,17 @@ def convert(
     Args:
         model: a folder, a name on the Hub or a model, of transformers or sentence-transformers, with any head.
         position_scheme: the scheme that it is to have. What the checkpoint has by itself, with a greater `max_length`, gives
-            a stock checkpoint with a longer table.
+            an original checkpoint with a longer table.
         arguments: output, text, lengths and budget: [`ConversionArguments`].
         tokenizer: of a model that was handed over; it stays as it is.
-        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` flag.
+        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` option.
 
     Returns:
         The model, on the CPU and in eval mode, and the report.
 
     Raises:
         OSError: something cannot be read or written.
-        TypeError, ValueError: a wrong flag, length or text, or a model that cannot be converted.
+        TypeError, ValueError: a wrong option, length or text, or a model that cannot be converted.
         ImportError: a library is missing.
         Diverged: distillation led to numbers that are not finite.
     """
@@ -555,7 +608,7 @@ def chosen_flags(
     method: str = "tile",
     stock: bool = False,
 ) -> dict[str, Any]:
-    """The flags of the converted model: those given, and those that conversion chooses by itself.
+    """The options of the converted model: those given, and those that conversion chooses by itself.
 
     Raises:
         TypeError, ValueError: one is wrong, or the checkpoint has this scheme already.
@@ -568,14 +621,14 @@ def chosen_flags(
     if method == "interpolate" and max_length > trained:
         if "absolute" not in scheme_names(position_scheme):
             raise ValueError(
-                f"extend='interpolate' needs a table to stretch: position_scheme='absolute+{position_scheme}'"
+                f"extend='interpolate' needs a position embedding matrix to stretch: position_scheme='absolute+{position_scheme}'"
             )
         flags["position_stride"] = stride_of(max_length, trained)
     if is_native(config, position_scheme, flags):
         if max_length == trained:
             raise ValueError(
-                f"the checkpoint has position_scheme={position_scheme!r} already, and reads {trained} tokens: give a greater "
-                "max_length, or another scheme"
+                f"the checkpoint has position_scheme={position_scheme!r} already, and a maximum sequence length of {trained}: give a "
+                "greater max_length, or another scheme"
             )
         return {}
     if not stock:  # MPNet has one matrix, and its buckets are not ours to choose

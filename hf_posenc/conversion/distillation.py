@@ -3,13 +3,17 @@
 import math
 import os
 import pickle
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
@@ -19,13 +23,15 @@ from ..modeling.schemes.parameters import PositionTable
 from ..modeling.schemes.table import SCHEMES
 from ..parameters import position_parameters
 from ..variants import family_of
+from .following import Following, Timer, told_to_end
 from .targets import Batch, Target, hidden_states, normalised_error, original_states
 from .texts import SHORTEST, Windows
 
 
 TRAIN = ("all", "positions", "beyond", "none")
+PRECISIONS = ("bf16", "no")
 DEFAULT_STEPS = 800
-# Tokens of a step.
+# Tokens of a step that learning rates are given for.
 STEP_TOKENS = 512
 WARM_UP = 20
 # In hundreds of steps, squared gradients have to be forgotten sooner than by 0.999.
@@ -52,6 +58,10 @@ LEAST_GAIN = 2e-4
 CHECKED_ROWS = 24
 
 
+# Of a parameter of which not all rows may change, 1 where they may: (rows, 1).
+Masks = dict[nn.Parameter, torch.Tensor]
+
+
 class Diverged(FloatingPointError):
     """Training has led to numbers that are not finite. The model is as it was when it was last looked at."""
 
@@ -65,9 +75,14 @@ class Distillation:
         max_length: number of tokens that the converted model is to read.
         train: "all" (but the word embeddings, the pooler and heads), "positions" (what the schemes added), "beyond" (rows of
             tables that no text within the trained length uses) or "none".
-        max_steps, max_minutes: the budget, whichever ends first; 800 steps if neither is given.
+        max_steps, max_minutes, max_tokens: the budget, whichever ends first; 800 steps if none is given.
         seed: of the choice of text.
-        learning_rate: the highest of everything but the positions that have rates of their own; 1.5e-4 if none is given.
+        learning_rate: the highest of everything but the positions that have other rates, for 512 tokens a step; 1.5e-4 if none is
+            given.
+        tokens_per_step: at most so many are in a batch of a process.
+        gradient_accumulation_steps: number of batches of each process in a step.
+        mixed_precision: "bf16" or "no"; by default bfloat16 where the device computes in it.
+        gradient_checkpointing: activations are computed again in the backward pass, and not kept.
     """
 
     trained_length: int
@@ -77,17 +92,27 @@ class Distillation:
     max_minutes: float | None = None
     seed: int = 0
     learning_rate: float | None = None
+    tokens_per_step: int = STEP_TOKENS
+    gradient_accumulation_steps: int = 1
+    max_tokens: int | None = None
+    mixed_precision: str | None = None
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         if self.train not in TRAIN:
             raise ValueError(f"train must be one of {', '.join(TRAIN)}, got {self.train!r}")
-        for name in ("max_steps", "max_minutes", "learning_rate"):
+        if self.mixed_precision not in (None, *PRECISIONS):
+            raise ValueError(f"mixed_precision must be one of {', '.join(PRECISIONS)}, got {self.mixed_precision!r}")
+        for name, least in (("tokens_per_step", SHORTEST), ("gradient_accumulation_steps", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("max_steps", "max_minutes", "max_tokens", "learning_rate"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} must be greater than 0, got {value}; without distillation: train='none'")
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}")
-        if self.max_steps is None and self.max_minutes is None:
+        if self.max_steps is None and self.max_minutes is None and self.max_tokens is None:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
         if self.learning_rate is None:
             object.__setattr__(self, "learning_rate", DEFAULT_RATE)
@@ -101,16 +126,30 @@ class Distillation:
     def reaches_further(self) -> bool:
         return self.max_length > self.trained_length
 
-    def spent(self, step: int, seconds: float) -> float:
+    def tokens(self, step: int, processes: int = 1) -> int:
+        """Number of tokens in so many steps, at most: batches are filled up with whole windows."""
+        return step * self.tokens_per_step * self.gradient_accumulation_steps * processes
+
+    def rates_by(self, processes: int = 1) -> float:
+        """By what learning rates are multiplied: the square root of the number of tokens of a step, as a multiple of 512."""
+        return math.sqrt(self.tokens(1, processes) / STEP_TOKENS)
+
+    def spent(self, step: int, seconds: float, processes: int = 1) -> float:
         """The part of the budget that is spent, 1 at its end."""
         parts = [step / self.max_steps if self.max_steps else 0.0]
         if self.max_minutes:
             parts.append(seconds / (60 * self.max_minutes))
+        if self.max_tokens:
+            parts.append(self.tokens(step, processes) / self.max_tokens)
         return min(max(parts), 1.0)
 
-    def draw(self, windows: Windows, step: int, process: int = 0) -> Batch:
-        """The text of a step: windows of one length; beyond the trained length, every second step is of a longer one."""
-        generator = torch.Generator().manual_seed(hash((self.seed, step, process)) % 2**63)
+    def draw(self, windows: Windows, step: int, number: int = 0) -> Batch:
+        """A batch of a step: windows of one length; beyond the trained length, every second step is of a longer one.
+
+        Args:
+            number: of the batch, among those of all processes in this step.
+        """
+        generator = torch.Generator().manual_seed(hash((self.seed, step, number)) % 2**63)
         longest = min(self.max_length, len(windows.tokens) + 2)
         if longest > self.trained_length and (step % 2 or self.train == "beyond"):
             low, high = math.log(self.trained_length + 1), math.log(longest)
@@ -118,7 +157,7 @@ class Distillation:
         else:
             low = min(SHORTEST, self.trained_length)
             length = int(torch.randint(low, self.trained_length + 1, (), generator=generator))
-        return windows.draw(length, max(1, STEP_TOKENS // length), generator)
+        return windows.draw(length, max(1, self.tokens_per_step // length), generator)
 
 
 def distill(
@@ -130,6 +169,8 @@ def distill(
     checkpoint: Path | None = None,
     target: Target = original_states,
     error: Callable[..., torch.Tensor] = normalised_error,
+    blocks: Callable[[int], Windows] | None = None,
+    following: Following | None = None,
 ) -> list[dict[str, float]]:
     """Train a converted model to have its original's hidden states, in place.
 
@@ -138,18 +179,22 @@ def distill(
 
     Args:
         student, original: of one family and size; the original stays as it is.
-        windows: text to learn from.
+        windows: text to learn from, or its first block.
         held_out: text that the cosine is measured on; distillation stops when it grows no more.
         checkpoint: a file to keep the state in. What lies there is gone on with.
         target: what the hidden states should be, see [`targets`].
         error: of the student's states and their target.
+        blocks: the windows of a block of the text by its number. A block is used for as many tokens as the first has. By default the
+            first is all there is.
+        following: trackers, and how often the state is written. By default no trackers, and once a minute.
 
     Returns:
-        Step, seconds, learning rate, error and held-out cosine of the last layer, every 50 steps and at the end.
+        Step, seconds, tokens, learning rate, error and held-out cosine of the last layer, every 50 steps and at the end.
 
     Raises:
         ValueError: there is nothing to train, or the text is shorter than a batch.
         Diverged: the error, or the cosine, is no finite number; the student is as it was when it was last looked at.
+        SystemExit: SIGTERM came; the state is written.
     """
     from accelerate import Accelerator  # only here: the rest of the package does without
 
@@ -157,21 +202,29 @@ def distill(
         return []
     windows.check_enough(max(STEP_TOKENS, distillation.trained_length), "training")
     held_out.check_enough(distillation.trained_length, "held-out")
-    # Without a GPU, only who asks for CPUs gets the processes of `accelerate launch`.
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    following = following or Following()
+    # Without a GPU, only those who choose CPUs get the processes of `accelerate launch`.
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, distillation)
     base = student.base_model
-    optimizer = torch.optim.AdamW(
-        parameter_groups(base, distillation.learning_rate), betas=BETAS, weight_decay=0.0, fused=True
-    )
+    by = distillation.rates_by(accelerator.num_processes)
+    groups = parameter_groups(base, distillation.learning_rate or DEFAULT_RATE, by)
+    optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=True)
     model, optimizer = accelerator.prepare(base, optimizer)
-    run = _Run(accelerator, distillation, windows, held_out, original, target, error)
-    state = _load(checkpoint, student, optimizer)
+    save = _Saving(checkpoint, student, optimizer, Timer(following.save_minutes))
+    text = blocks or (lambda number: windows)
+    run = _Run(accelerator, distillation, windows, text, held_out, original, target, error, following, save)
+    following.begin(accelerator, asdict(distillation))
     try:
-        history = run.steps(model, optimizer, masks, state, lambda kept: _save(checkpoint, student, optimizer, kept))
+        with (
+            told_to_end() if checkpoint is not None else nullcontext(lambda: False) as told,
+            recomputed(student, distillation),
+        ):
+            history = run.steps(model, optimizer, masks, _load(checkpoint, student, optimizer), told)
     finally:
+        following.end(accelerator)
         student.requires_grad_(True)
         student.cpu()
         original.cpu()
@@ -185,46 +238,47 @@ class _Run:
     accelerator: Any
     distillation: Distillation
     windows: Windows
+    blocks: Callable[[int], Windows]
     held_out: Windows
     original: PreTrainedModel
     target: Target
     error: Callable[..., torch.Tensor]
+    following: Following
+    save: "_Saving"
 
-    def steps(self, model: nn.Module, optimizer, masks, state: dict, save: Callable[[dict], None]) -> list[dict]:
+    def steps(
+        self, model: nn.Module, optimizer, masks: Masks, state: dict[str, Any], told: Callable[[], bool]
+    ) -> list[dict[str, float]]:
         """Train to the end, and say how it went; after numbers that are not finite, with the model put back."""
         held = _Held(model)
-
-        def keep(kept: dict) -> None:
-            held.update()
-            save(kept)
-
         try:
-            return self._loop(model, optimizer, masks, state, keep)
+            return self._loop(model, optimizer, masks, state, held, told)
         except Diverged:
             held.put_back()
             raise
 
-    def _loop(self, model: nn.Module, optimizer, masks, state: dict, keep: Callable[[dict], None]) -> list[dict]:
+    def _loop(self, model, optimizer, masks: Masks, state, held: "_Held", told: Callable[[], bool]) -> list[dict]:
         step, history, error = state["step"], state["history"], math.nan
         began = time.monotonic() - state["seconds"]
         checked = self._checked_text()
-        bar = tqdm(
-            total=self.distillation.max_steps, initial=step, desc="distillation", unit="step", disable=self._is_quiet()
-        )
-        with bar:
+        with self._bar(step) as bar:
             while True:
-                seconds = self._agreed(time.monotonic() - began)
-                spent = self.distillation.spent(step, seconds)
+                seconds, is_told = self._agreed(time.monotonic() - began, told())
+                kept = {"step": step, "seconds": seconds, "history": history}
+                if is_told:
+                    self.save(kept)
+                    raise SystemExit(128 + signal.SIGTERM)
+                spent = self.distillation.spent(step, seconds, self.accelerator.num_processes)
                 ended, looked_at = step > 0 and spent >= 1, history[-1]["step"] if history else 0
-                if step > looked_at and (ended or step % CHECK_EVERY == 0):
-                    cosine = self._cosine(model, checked)
-                    self._require_finite(cosine, "cosine", step, looked_at)
-                    rate = self.distillation.learning_rate
-                    entry = {"step": step, "seconds": seconds, "learning_rate": rate, "error": error, "cosine": cosine}
-                    history.append(entry)
-                    bar.set_postfix(cosine=f"{cosine:.4f}")
-                    keep({"step": step, "seconds": seconds, "history": history})
-                if ended or _gains_no_more(history):
+                is_checked = step > looked_at and (ended or step % CHECK_EVERY == 0)
+                if is_checked:
+                    history.append(self._looked_at(model, checked, step, seconds, error, looked_at))
+                    bar.set_postfix(cosine=f"{history[-1]['cosine']:.4f}")
+                    held.update()
+                ends = ended or _gains_no_more(history)
+                if is_checked and self._agreed(ends or self.save.is_due())[0]:
+                    self.save(kept)
+                if ends:
                     return history
                 factor = (1 - spent) * min(1.0, (step + 1) / WARM_UP)
                 for group in optimizer.param_groups:
@@ -232,7 +286,35 @@ class _Run:
                 error = self._step(model, optimizer, masks, step)
                 self._require_finite(error, "error", step, history[-1]["step"] if history else 0)
                 step += 1
-                bar.update()
+                bar.update(self._tokens(1))
+
+    def _tokens(self, step: int) -> int:
+        return self.distillation.tokens(step, self.accelerator.num_processes)
+
+    def _bar(self, step: int) -> tqdm:
+        """Progress in tokens, where the number of them is known."""
+        totals = [self.distillation.max_tokens, self._tokens(self.distillation.max_steps or 0)]
+        return tqdm(
+            total=min(filter(None, totals), default=None),
+            initial=self._tokens(step),
+            desc="distillation",
+            unit="tokens",
+            unit_scale=True,
+            disable=not self.accelerator.is_local_main_process,
+        )
+
+    def _looked_at(
+        self, model, checked: list[tuple[Batch, torch.Tensor]], step: int, seconds: float, error: float, before: int
+    ) -> dict[str, Any]:
+        """How far a step has come: an entry of the history, which trackers get too."""
+        cosine = self._cosine(model, checked)
+        self._require_finite(cosine, "cosine", step, before)
+        rate = self.distillation.learning_rate
+        entry = {"step": step, "seconds": seconds, "tokens": self._tokens(step), "learning_rate": rate}
+        entry |= {"error": error, "cosine": cosine}
+        if self.following.report_to is not None:
+            self.accelerator.log(entry, step=step)
+        return entry
 
     def _require_finite(self, value: float, what: str, step: int, looked_at: int) -> None:
         if not math.isfinite(value):
@@ -241,21 +323,30 @@ class _Run:
                 f"give a lower learning_rate (it was {self.distillation.learning_rate:g})"
             )
 
-    def _step(self, model: nn.Module, optimizer, masks: dict[nn.Parameter, torch.Tensor], step: int) -> float:
-        """One step, and its error; nothing is learned from one that is not finite, in whichever process: it is NaN then."""
-        batch = self._placed(self.distillation.draw(self.windows, step, self.accelerator.process_index))
-        with self._precision():
-            aim = self.target(self.original, batch, self.distillation.trained_length)
-            states = hidden_states(model, batch)
-        error = self.error(states, aim)
-        if not self.accelerator.gather(error.detach().reshape(1)).isfinite().all():
-            return math.nan
-        self.accelerator.backward(error)
+    def _step(self, model: nn.Module, optimizer, masks: Masks, step: int) -> float:
+        """One step, and its mean error; nothing is learned from one that is not finite, in whichever process: it is NaN then."""
+        number, errors = self.distillation.gradient_accumulation_steps, []
+        windows = self.blocks(self._tokens(step) // max(1, len(self.windows.tokens)))
+        for turn in range(number):
+            place = turn * self.accelerator.num_processes + self.accelerator.process_index
+            batch = self._placed(self.distillation.draw(windows, step, place))
+            is_last = turn == number - 1
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                with self._precision():
+                    aim = self.target(self.original, batch, self.distillation.trained_length)
+                    states = hidden_states(model, batch)
+                error = self.error(states, aim)
+                del aim, states
+                if not self.accelerator.gather(error.detach().reshape(1)).isfinite().all():
+                    optimizer.zero_grad()
+                    return math.nan
+                self.accelerator.backward(error / number)
+            errors.append(error.item())
         for parameter, mask in masks.items():
             parameter.grad.mul_(mask)
         optimizer.step()
         optimizer.zero_grad()
-        return error.item()
+        return sum(errors) / number
 
     @torch.no_grad()
     def _cosine(self, model: nn.Module, checked: list[tuple[Batch, torch.Tensor]]) -> float:
@@ -266,7 +357,7 @@ class _Run:
                 found = hidden_states(model, batch)[-1]
             real = batch["attention_mask"].bool()
             cosines.append(torch.cosine_similarity(found[real].float(), aim[real], dim=-1).mean())
-        return self._agreed(torch.stack(cosines).mean().item())
+        return self._agreed(torch.stack(cosines).mean().item())[0]
 
     @torch.no_grad()
     def _checked_text(self) -> list[tuple[Batch, torch.Tensor]]:
@@ -281,21 +372,37 @@ class _Run:
     def _placed(self, batch: Batch) -> Batch:
         return {name: value.to(self.accelerator.device) for name, value in batch.items()}
 
-    def _precision(self):
-        return torch.autocast(
-            self.accelerator.device.type, torch.bfloat16, enabled=has_bfloat16(self.accelerator.device)
-        )
+    def _precision(self) -> torch.autocast:
+        device, wanted = self.accelerator.device, self.distillation.mixed_precision
+        enabled = has_bfloat16(device) if wanted is None else wanted == "bf16"
+        return torch.autocast(device.type, torch.bfloat16, enabled=enabled)
 
-    def _agreed(self, value: float) -> float:
-        """A number that all processes have alike: that of the first."""
+    def _agreed(self, *values: float) -> list[float]:
+        """Numbers that all processes have alike: those of the first."""
         if self.accelerator.num_processes == 1:
-            return value
+            return [*values]
         from accelerate.utils import broadcast
 
-        return broadcast(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)).item()
+        return broadcast(torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)).tolist()
 
-    def _is_quiet(self) -> bool:
-        return not self.accelerator.is_local_main_process
+
+@contextmanager
+def recomputed(student: PreTrainedModel, distillation: Distillation) -> Iterator[None]:
+    """Within, activations of layers are computed again in the backward pass, where that is asked for.
+
+    Layers do so in training mode alone. Theirs is set, and that of the modules in them stays: dropout remains off.
+    """
+    family = family_of(student.config)
+    layers = family.layers_of(family.encoder_of(student.base_model)) if distillation.gradient_checkpointing else []
+    for layer in layers:
+        layer.gradient_checkpointing = layer.training = True
+        layer._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = False
+            del layer._gradient_checkpointing_func
 
 
 class _Held:
@@ -327,9 +434,7 @@ def _gains_no_more(history: list[dict[str, float]]) -> bool:
     return len(cosines) > PATIENCE and max(cosines[-PATIENCE:]) < max(cosines[:-PATIENCE]) + LEAST_GAIN
 
 
-def choose_parameters(
-    student: PreTrainedModel, windows: Windows, distillation: Distillation
-) -> dict[nn.Parameter, torch.Tensor]:
+def choose_parameters(student: PreTrainedModel, windows: Windows, distillation: Distillation) -> Masks:
     """Set `requires_grad` of a model's parameters as `train` says, and return the rows that may change of those of which not
     all may: a mask of (rows, 1) by parameter.
 
@@ -394,8 +499,8 @@ def rows_beyond(
     return masks
 
 
-def parameter_groups(base: PreTrainedModel, learning_rate: float | None) -> list[dict[str, Any]]:
-    """The parameters to train, by their learning rate: `learning_rate` where positions have none of their own."""
+def parameter_groups(base: PreTrainedModel, learning_rate: float, by: float = 1.0) -> list[dict[str, Any]]:
+    """The parameters to train, by their learning rate: `learning_rate` where positions have no other, times `by`."""
     positions = {parameter: name for name, parameter in position_parameters(base).items()}
     # None stands for `learning_rate`, so that the groups are the same ones whatever it is.
     groups: dict[float | None, list[nn.Parameter]] = {}
@@ -404,20 +509,31 @@ def parameter_groups(base: PreTrainedModel, learning_rate: float | None) -> list
             name = positions.get(parameter, "")
             own = next((rate for part, rate in POSITION_RATES.items() if f".{part}." in f".{name}"), None)
             groups.setdefault(own, []).append(parameter)
-    rates = {own: learning_rate if own is None else own for own in groups}
+    rates = {own: by * (learning_rate if own is None else own) for own in groups}
     return [{"params": group, "lr": rates[own], "highest": rates[own]} for own, group in groups.items()]
 
 
-def _save(checkpoint: Path | None, student: PreTrainedModel, optimizer, state: dict[str, Any]) -> None:
-    """Write the state, whole or not at all, by the first process."""
-    if checkpoint is None or not is_first_process():
-        return
-    whole = {**state, "student": student.state_dict(), "optimizer": optimizer.state_dict()}
-    try:
-        with whole_file(checkpoint) as file:
-            torch.save(whole, file)
-    except RuntimeError as error:  # which is no OSError, whatever its cause
-        raise OSError(f"{checkpoint} cannot be written: {error}") from error
+@dataclass
+class _Saving:
+    """Writes the state atomically, by the first process."""
+
+    checkpoint: Path | None
+    student: PreTrainedModel
+    optimizer: Any
+    timer: Timer
+
+    def is_due(self) -> bool:
+        return self.checkpoint is not None and self.timer.is_due()
+
+    def __call__(self, state: dict[str, Any]) -> None:
+        if self.checkpoint is None or not is_first_process():
+            return
+        complete = {**state, "student": self.student.state_dict(), "optimizer": self.optimizer.state_dict()}
+        try:
+            with whole_file(self.checkpoint) as file:
+                torch.save(complete, file)
+        except RuntimeError as error:  # which is no OSError, whatever its cause
+            raise OSError(f"{self.checkpoint} cannot be written: {error}") from error
 
 
 def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[str, Any]:
@@ -436,9 +552,14 @@ def _load(checkpoint: Path | None, student: PreTrainedModel, optimizer) -> dict[
     return state
 
 
+def process_of() -> tuple[int, int]:
+    """The number of this process, and of how many, as `accelerate launch` says."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
 def is_first_process() -> bool:
     """Whether this process is the only one, or the one of them that writes."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return process_of()[0] == 0
 
 
 def settings_of(distillation: Distillation) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Extension:
 
     def __str__(self) -> str:
         parts = [
-            f"{self.original} reads {self.max_length} tokens, and read {self.trained_length} (method {self.method!r}).",
+            f"{self.original}: maximum sequence length {self.max_length}, before {self.trained_length} (method {self.method!r}).",
             f"Texts of up to {self.trained_length} tokens keep their vectors: the largest difference is {self.difference:.1e}.",
         ]
         if self.lengths:
@@ -94,7 +94,7 @@ def extend(
     Args:
         model: a folder (of sentence-transformers or transformers), or a name on the Hub, of a model with learned absolute positions.
         max_length: number of tokens that it is to read.
-        output: the folder to write; written as a whole or not at all.
+        output: the folder to write; written atomically.
         method: "chunks": a text is read in chunks of the old length, and its vector is the mean of theirs ([`in_chunks`]; needs
             sentence-transformers, and `trust_remote_code=True` to load it). "trained": the position embedding matrix is continued and its new
             rows are trained. "tile", "mean", "interpolate": the matrix is continued without training.
@@ -158,7 +158,7 @@ def check_extendable(checkpoint: Checkpoint, max_length: int) -> None:
         )
     if max_length <= checkpoint.trained_length:
         raise ValueError(
-            f"max_length must be greater than the {checkpoint.trained_length} tokens that the checkpoint reads, got {max_length}"
+            f"max_length must be greater than {checkpoint.trained_length}, the checkpoint's maximum sequence length, got {max_length}"
         )
 
 

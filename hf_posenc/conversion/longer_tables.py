@@ -50,11 +50,11 @@ def lengthen(model: PreTrainedModel, length: int, trained_length: int, method: s
 
     Rows behind those, which training never reached, are made anew. Sequences within the trained length give what they gave.
 
-    A model with `interpolate` counts positions by a stride (`position_stride`), for which it has to be a variant; the table
+    A model with `interpolate` counts positions by a stride (`position_stride`), so it has to have a position scheme; the table
     has the next multiple of `trained_length` rows. A model without such a table is copied, and its `max_position_embeddings` follows.
 
     Args:
-        model: stock or variant, with any head.
+        model: original or with a position scheme, with any head.
         length: number of tokens; less than the table has makes it shorter.
         trained_length: number of tokens up to which the rows were trained.
         method: "tile", "interpolate" or "mean".
@@ -80,7 +80,7 @@ def lengthen(model: PreTrainedModel, length: int, trained_length: int, method: s
             stride, length = stride_of(length, trained_length), len(new)
         table.weight = nn.Parameter(torch.cat([table.weight.detach()[:first], new]))
         table.num_embeddings = first + length
-    # Stock embeddings have these for default inputs.
+    # Original embeddings have these for default inputs.
     for name, buffer in [*embeddings.named_buffers(recurse=False)]:
         if buffer.shape[-1:] == (model.config.max_position_embeddings,):
             values = torch.arange(first + length, dtype=buffer.dtype) if name == "position_ids" else 0

@@ -175,7 +175,7 @@ class Yardstick:
     def _masked_losses(self, model: PreTrainedModel, mask_token_id: int | None) -> list[Row]:
         """For a masked language model, its loss by the length of the visible context.
 
-        The words are the same for all lengths: 15 % of those in the last half of a trained length of long texts.
+        The tokens are the same for all lengths: 15 % of those in the last half of a trained length of long texts.
         """
         longest_text = max(self.texts, key=lambda text: text.length)
         if not _is_masked_lm(model) or mask_token_id is None:
@@ -209,7 +209,7 @@ def _logits(model: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
 
 
 def _as_choices(batch: Batch) -> Batch:
-    """Texts (batch, length) as the choices of questions, (questions, choices, length); what is left over is not asked."""
+    """Texts (batch, length) as the choices of questions, (questions, choices, length); what is left over is not used."""
     choices = min(CHOICES, len(batch["input_ids"]))
     questions = len(batch["input_ids"]) // choices
     return {name: value[: questions * choices].unflatten(0, (questions, choices)) for name, value in batch.items()}

@@ -1,4 +1,4 @@
-"""Look at a model layer by layer: what its self-attentions are given, how they ask, and where they look."""
+"""Look at a model layer by layer: inputs, queries and attention weights of its self-attentions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from hf_posenc.modeling.schemes.base import AttentionContext
 
 # Inputs as a tokenizer gives them: `input_ids` and `attention_mask`, (batch, length) each.
 Batch = dict[str, torch.Tensor]
-# What a layer is given beside its input: arguments and keywords.
+# What a layer is given in addition to its input: arguments and keywords.
 Arguments = tuple[tuple, dict[str, Any]]
 # What weighs less is as good as nothing, whose logarithm is not finite.
 SMALLEST_WEIGHT = 1e-30
@@ -66,7 +66,7 @@ class LayerByLayer:
         return calls
 
     def arguments(self, layer: int, batch: int) -> Arguments:
-        """What a layer is given beside its input."""
+        """What a layer is given in addition to its input."""
         calls = self._arguments[batch]
         return calls[min(layer, len(calls) - 1)]
 
@@ -75,13 +75,13 @@ class LayerByLayer:
         return self.family.self_attention_of(self.layers[layer])
 
     def run(self, layer: int, batch: int) -> None:
-        """Put a layer's output in the place of its input."""
+        """Put a layer's output in place of its input."""
         arguments, keywords = self.arguments(layer, batch)
         output = self.layers[layer](self.hidden_states[batch], *arguments, **keywords)
         self.hidden_states[batch] = output[0] if isinstance(output, tuple) else output
 
     def run_for_weights(self, layer: int, batch: int) -> torch.Tensor:
-        """Put a layer's output in the place of its input, and return its attention weights, (batch, heads, query, key)."""
+        """Put a layer's output in place of its input, and return its attention weights, (batch, heads, query, key)."""
         weights = []
 
         def note(attention: nn.Module, arguments: tuple, output: tuple) -> None:
@@ -115,7 +115,7 @@ def undisturbed(model: nn.Module, implementation: str | None = None) -> Iterator
 
 @dataclass
 class AttentionComparison:
-    """A batch in one layer: how the student asks, and where the original looks.
+    """A batch in one layer: the student's queries and keys, and the teacher's attention weights.
 
     Attributes:
         attention: the student's self-attention.
@@ -167,7 +167,7 @@ class AttentionComparison:
 def observe(
     student: LayerByLayer, layer: int, index: int, weights: torch.Tensor, batch: Batch, again: bool = False
 ) -> AttentionComparison:
-    """How a student asks in a layer, beside the original's weights there, (batch, heads, query, key).
+    """A student's queries and keys in a layer, with the teacher's attention weights there, (batch, heads, query, key).
 
     Args:
         index: of the batch.

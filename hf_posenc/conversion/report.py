@@ -25,7 +25,7 @@ COLUMNS = (
 )
 LOSSES = (("model", "model"), ("length", "visible tokens"), ("masked_lm_loss", "masked-LM loss"))
 READS_LOCALLY = (
-    "Reads locally: beyond the trained length it agrees with the original's own windows, and no gain from what lies further "
+    "Reads locally: beyond the training length it agrees with the original's own windows, and no gain from what lies further "
     "away was measured."
 )
 
@@ -41,7 +41,7 @@ class ConversionReport:
         inputs: SHA-256 of what it began with: weights, config and texts; nothing where nothing was written.
         settings: of the conversion: budget, what was trained, text, seed.
         rows: what was measured, by stage and length: cosine of the tokens' states with the original's (beyond the trained
-            length: with those of its own windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
+            length: with those of its windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
             similarities; nearest neighbours kept; a head's answers.
         losses: of masked language models, by the length of the visible context.
         distillation: step, learning rate, error and held-out cosine while it was distilled.
@@ -76,12 +76,12 @@ class ConversionReport:
         if beyond and not gains:
             self.conclusion = READS_LOCALLY
         elif beyond:
-            self.conclusion = "Masked words are guessed better with more context than the trained length."
+            self.conclusion = "Masked words are guessed better with more context than the training length."
         self.not_measured = ["finding things in long texts"] if self.max_length > self.trained_length else []
         if not self.losses:
             self.not_measured.append("the loss on masked words (there is no masked-LM head)")
         if not any("same_answers" in row for row in self.rows):
-            self.not_measured.append("answers of a head (there is none)")
+            self.not_measured.append("outputs of a task head (there is none)")
         self.not_measured += [f"{length} tokens (the held-out text is too short)" for length in left_out]
         self.not_measured.append("the task that the model is used for")
 

@@ -21,14 +21,14 @@ from .observation import SMALLEST_WEIGHT, Batch, LayerByLayer, observe, undistur
 # What bases and frequencies of sinusoids are chosen among.
 BASES = (10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0)
 FREQUENCIES = (1.0, 1.5, 2.0)
-# How much a row of the table counts that lies beyond the trained length, beside one within.
+# How much a row of the table counts that lies beyond the training length, relative to one within.
 BEYOND = 1e-2
 # By which part of themselves the products of a fitted matrix may be off: what bfloat16 rounds away. Slow sinusoids are nearly
 # collinear, and without noise in the bargain their weights are huge and cancel each other.
 NOISE = torch.finfo(torch.bfloat16).eps
 # Relative size of what keeps other problems solvable.
 RIDGE = 1e-6
-# Random words that stand for a text where none is given: sequences and their length.
+# Random tokens that stand for a text where none is given: sequences and their length.
 RANDOM_TEXT = (16, 64)
 
 
@@ -176,7 +176,7 @@ def start(
 
 
 def schemes_of(model: nn.Module) -> set[str]:
-    """The names of a model's schemes; of a stock model, of those that its family's checkpoints were trained with."""
+    """The names of a model's schemes; of an original model, of those that its family's checkpoints were trained with."""
     return {*scheme_names(scheme_of(model.config))}
 
 
@@ -186,7 +186,7 @@ def kept_schemes(student: nn.Module, teacher: nn.Module) -> set[str]:
 
 
 def heads_are_free(student: nn.Module, teacher: nn.Module) -> bool:
-    """Whether heads may change places: nothing of the original's that the student keeps tells one head from another."""
+    """Whether attention heads may be reordered: nothing of the original's that the student keeps tells one head from another."""
     return not of_the_attention(kept_schemes(student, teacher))
 
 
@@ -207,10 +207,10 @@ def table_rows(model: nn.Module, family: Family) -> torch.Tensor:
 
 
 def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.Tensor:
-    """What joins a model's words at each position, (positions, width): zeros where positions enter in the attention alone.
+    """What is added to a model's token embeddings at each position, (positions, width): zeros where only the attention has positions.
 
-    Rows of a table, all of them, or `positions` vectors of a scheme that has no table. Where they join by something else than a sum
-    (`position_combine`), what joins a word of zeros.
+    Rows of a table, all of them, or `positions` vectors of a scheme that has no table. Where they are combined by something else than a
+    sum (`position_combine`), their combination with a token embedding of zeros.
     """
     if not isinstance(model.config, PositionConfigMixin):
         return table_rows(model, family)
@@ -225,9 +225,9 @@ def joined_positions(model: nn.Module, family: Family, positions: int) -> torch.
 
 
 def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
-    """Add a vector (width,) to the embedding of every token: to all token types, or to all words.
+    """Add a vector (width,) to the embedding of every token: to all token types, or to all rows of the matrix.
 
-    A head that predicts words with the same matrix then adds a number to all of a token's logits, which softmax does not see.
+    A task head that predicts tokens with the same matrix then adds a number to all of a token's logits, which softmax does not see.
     """
     table = getattr(family.embeddings_of(student.base_model), family.token_types or family.words)
     table.weight += vector.to(table.weight)
@@ -236,7 +236,7 @@ def fold(student: nn.Module, family: Family, vector: torch.Tensor) -> None:
 def place_first_word(student: nn.Module, family: Family, vector: torch.Tensor, batches: list[Batch]) -> None:
     """Add a vector (width,) to the embedding of the word that begins every text, if one does: it is nowhere else.
 
-    A head that predicts words with the same matrix scores this one otherwise then, which is no word of a text.
+    A task head that predicts tokens with the same matrix then scores this one otherwise, which is no token of a text.
     """
     first = torch.cat([batch["input_ids"][:, 0] for batch in batches]).unique()
     elsewhere = torch.cat([batch["input_ids"][:, 1:].flatten() for batch in batches])
@@ -302,7 +302,7 @@ def _fit_sinusoids(student: nn.Module, family: Family, scheme: Any, rows: torch.
     embeddings = family.embeddings_of(student.base_model)
     width = rows.shape[1]
     if scheme.width:
-        return  # they stand beside the words, and there is nothing to fit
+        return  # they are concatenated to the token embeddings, and there is nothing to fit
     unit = scheme.unscaled(torch.arange(len(rows), device=rows.device), width, precise_dtype(rows.device))
     if type(embeddings.position_combine) is Concat:
         matrix, constant, _ = fit_sinusoids(rows, unit * embeddings.position_scale(), trained_length)
@@ -317,7 +317,7 @@ def _fit_sinusoids(student: nn.Module, family: Family, scheme: Any, rows: torch.
 
 
 def _random_words(teacher: nn.Module, rows: int, length: int) -> torch.Tensor:
-    """Ids of random words that are not padding, (rows, length)."""
+    """Ids of random tokens that are not padding, (rows, length)."""
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(teacher.config.vocab_size, (rows, length), generator=generator)
     padding = teacher.config.pad_token_id
@@ -331,7 +331,7 @@ def _text_of(input_ids: torch.Tensor) -> Batch:
 def standardize_table(student: nn.Module, family: Family) -> None:
     """Rows of the table of mean 0 and variance 1, as `tupe`'s LayerNorm, which alone reads them, makes them anyway.
 
-    Pretrained rows are small beside an optimizer's step (MiniLM: a standard deviation of 0.025), and LayerNorm divides by
+    Pretrained rows are small compared with an optimizer's step (MiniLM: a standard deviation of 0.025), and LayerNorm divides by
     that. A row of zeros stays.
     """
     rows = table_rows(student, family)
@@ -347,7 +347,7 @@ def project_positions(
 ) -> None:
     """Projections of positions such that positions score what the student's attention lacks, and heads in an order that suits them.
 
-    All layers share the projections, so that heads of one place should ask for the same positions in all of them: each layer's
+    All layers share the projections, so that heads of one index should look for the same positions in all of them: each layer's
     heads are put in the order in which they do so most. Positions then score the weighted mean over the layers of what is missing,
     as far as a head's width allows: the leading singular vectors are their queries and keys. [CLS] has a score of its own as a
     key; each query's scores are counted from it.
@@ -434,9 +434,9 @@ def _score_sums(attention: nn.Module, family: Family, states: torch.Tensor, mask
 
 
 def agreeing_heads(scores: torch.Tensor, weights: torch.Tensor, rounds: int = 8) -> list[list[int]]:
-    """For each layer an order of its heads, such that heads of one place differ least in their scores over the layers.
+    """For each layer an order of its heads, such that heads of one index differ least in their scores over the layers.
 
-    In turns, places get the weighted mean of their heads' scores, and layers the best assignment of heads to places: k-means
+    In turns, indices get the weighted mean of their heads' scores, and layers the best assignment of heads to indices: k-means
     with one head of each layer in each cluster. It begins with each layer's own scores once; the best end counts.
 
     Args:
@@ -465,11 +465,11 @@ def _in_order(of_heads: torch.Tensor, orders: list[list[int]]) -> torch.Tensor:
 
 
 def _weighted_differences(scores: torch.Tensor, weights: torch.Tensor, centres: torch.Tensor) -> torch.Tensor:
-    """Weighted squared differences of heads from places, (heads, places), a constant being free for each query.
+    """Weighted squared differences of heads from centres, (heads, indices), a constant being free for each query.
 
     Args:
         scores, weights: (heads, query, key).
-        centres: (places, query, key).
+        centres: (indices, query, key).
     """
     totals = weights.sum(-1).clamp(min=SMALLEST_WEIGHT)
     costs = []
@@ -546,11 +546,11 @@ def pair_order(head_dim: int, layout: str) -> torch.Tensor:
 def order_heads(
     student: nn.Module, teacher: nn.Module, family: Family, batches: list[Batch], slopes: list[float]
 ) -> None:
-    """Layer after layer, attention heads put where a penalty by distance, at a slope for each place, changes least of where they look."""
+    """Layer after layer, reorder attention heads such that a penalty by distance, with a slope for each index, changes attention least."""
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     for layer in range(len(own.layers)):
         attention = own.attention(layer)
-        cost = torch.zeros(len(slopes), len(slopes), dtype=torch.float64)  # (head, place)
+        cost = torch.zeros(len(slopes), len(slopes), dtype=torch.float64)  # (head, index)
         for index, batch in enumerate(batches):
             seen = observe(own, layer, index, original.run_for_weights(layer, index), batch)
             query, key, contexts = seen.project()
@@ -578,7 +578,7 @@ def best_assignment(cost: torch.Tensor) -> list[int]:
 
 
 def permute_heads(layer: nn.Module, family: Family, order: list[int]) -> None:
-    """Put heads of a layer in another order, place by place, which changes nothing that the layer computes."""
+    """Put heads of a layer in another order, which changes nothing that the layer computes."""
     attention = family.self_attention_of(layer)
     for name in (family.query, family.key, family.value):
         for rows in _head_rows(getattr(attention, name), len(order)):

@@ -23,7 +23,7 @@ def hidden_states(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, .
 
 @torch.no_grad()
 def original_states(original: PreTrainedModel, batch: Batch, window: int) -> tuple[torch.Tensor, ...]:
-    """The original's states: of the text as a whole up to `window` tokens, and beyond of its own windows."""
+    """The original's states: of the text as a whole up to `window` tokens, and beyond of its windows."""
     if batch["input_ids"].shape[1] <= window:
         return hidden_states(original.base_model, batch)
     return windowed_states(original, batch, window)

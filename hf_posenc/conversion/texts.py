@@ -3,7 +3,8 @@
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 TEXT_FILES = {".txt", ".text", ".md", ".rst"}
 # And a file that has a text in each line.
 ROWS = ".jsonl"
-# What is read at most; a conversion of minutes sees no more.
-MAX_CHARACTERS = 20_000_000
+# Of each source, how many characters are in memory at once; a conversion of minutes sees no more.
+BLOCK_CHARACTERS = 20_000_000
+# A file that is longer is cut into documents of this length, at the end of a line.
+PART_CHARACTERS = 1_000_000
 # The part of a text that may be words unknown to the tokenizer. In text of a model's own language they are less than one in a hundred,
 # emoji and code counted in; of text in a script that it does not know, nearly all.
 MOST_UNKNOWN = 0.1
@@ -29,7 +32,7 @@ SHORTEST = 16
 
 
 def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
-    """The documents of some sources, at most `MAX_CHARACTERS` of each.
+    """The documents of some sources: of each its first block, at most `BLOCK_CHARACTERS`.
 
     Args:
         sources: files (a document each; of a .jsonl file, each row's "text"), folders (their text files), or names of data sets for
@@ -48,20 +51,89 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
     for source in map(str, sources):
         if not source:
             raise ValueError("the name of a text is empty: name a file, a folder or a data set")
-        found = [*_within_limit(_documents_of(source))]
+        found = next(blocks_of(source), [])
         if not any(document.strip() for document in found):
             raise ValueError(f"there is no text in {source}")
         documents += found
     return documents
 
 
-def _within_limit(documents: Iterator[str]) -> Iterator[str]:
-    left = MAX_CHARACTERS
-    for document in documents:
-        if left <= 0:
-            return
-        yield document[:left]
-        left -= len(document)
+def blocks_of(source: str | Path) -> Iterator[list[str]]:
+    """The documents of a source in blocks of `BLOCK_CHARACTERS`, again and again.
+
+    A document at the end of a block goes on in the next. A source that is shorter is one block. What is left at the end of a longer one
+    is a block if it has at least half of the characters; else it goes on with the beginning. A source without text has no blocks.
+    """
+    block: list[str] = []
+    left, has_text = BLOCK_CHARACTERS, True
+    while has_text:
+        is_short, has_text = True, False
+        for document in _documents_of(str(source)):
+            has_text = has_text or bool(document.strip())
+            while len(document) >= left:
+                yield [*block, document[:left]]
+                block, document, left = [], document[left:], BLOCK_CHARACTERS
+                is_short = False
+            block.append(document)
+            left -= len(document)
+        if has_text and (is_short or 2 * left <= BLOCK_CHARACTERS):
+            yield block
+            block, left = [], BLOCK_CHARACTERS
+
+
+class Blocks:
+    """The text to learn from, block by block, for sources that do not fit into memory.
+
+    Each block has the next documents of every source. A source that has ended begins again, so that sources keep their shares of the
+    text. While a block is used, a thread reads and tokenizes the next.
+
+    Args:
+        first: windows of the first block.
+        sources: as for [`read_documents`].
+        make: makes windows of the documents of a later block.
+        left_out: documents whose lines are left out of later blocks: those that are measured on.
+        process, processes: each process gets every so many-th document of a later block, if there are as many.
+    """
+
+    def __init__(
+        self,
+        first: "Windows",
+        sources: Sequence[str | Path],
+        make: Callable[[list[str]], "Windows"],
+        left_out: Iterable[str] = (),
+        process: int = 0,
+        processes: int = 1,
+    ):
+        self.first = first
+        self._make = make
+        self._left_out = {line for document in left_out for line in document.splitlines()}
+        self._process, self._processes = process, processes
+        self._blocks = zip(*map(blocks_of, sources))
+        next(self._blocks)
+        self._reader = ThreadPoolExecutor(1, "text")
+        self._number, self._windows = 0, first
+        self._coming: Future[Windows] | None = None
+
+    def __call__(self, number: int) -> "Windows":
+        """The windows of a block, 0 for the first. Numbers only rise; blocks that are skipped are read, and not tokenized."""
+        while self._number < number:
+            self._number += 1
+            coming = self._coming or self._reader.submit(self._next, self._number == number)
+            self._windows, self._coming = coming.result(), None
+        if self._coming is None:
+            self._coming = self._reader.submit(self._next)
+        return self._windows
+
+    def _next(self, is_wanted: bool = True) -> "Windows":
+        documents = [document for block in next(self._blocks) for document in block]
+        if not is_wanted:
+            return self.first
+        if len(documents) >= self._processes:
+            documents = documents[self._process :: self._processes]
+        return self._make([*map(self._without_left_out, documents)])
+
+    def _without_left_out(self, document: str) -> str:
+        return "\n".join(line for line in document.splitlines() if line not in self._left_out)
 
 
 def _documents_of(source: str) -> Iterator[str]:
@@ -70,22 +142,26 @@ def _documents_of(source: str) -> Iterator[str]:
         files = sorted(file for file in path.rglob("*") if file.suffix in TEXT_FILES and file.is_file())
         if not files:
             raise ValueError(f"the folder {source} has no files that end in {', '.join(sorted(TEXT_FILES))}")
-        yield from map(_read_file, files)
+        yield from itertools.chain.from_iterable(map(_parts_of_file, files))
     elif path.exists() and path.suffix == ROWS:
         yield from _texts_of(source, _loaded(source, "json", data_files=str(path)))
     elif path.exists():
-        yield _read_file(path)
+        yield from _parts_of_file(path)
     elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith("."):
         raise FileNotFoundError(f"there is no file or folder {source}")
     else:
         yield from _rows_of(source)
 
 
-def _read_file(file: Path) -> str:
+def _parts_of_file(file: Path) -> Iterator[str]:
+    """A file as one document, or, where it is longer than a block, in parts."""
+    is_long = file.stat().st_size > BLOCK_CHARACTERS
     try:
-        return file.read_text(encoding="utf-8-sig")
+        with file.open(encoding="utf-8-sig") as opened:
+            while part := "".join(opened.readlines(PART_CHARACTERS)) if is_long else opened.read():
+                yield part
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: {error}") from error
+        raise ValueError(f"{file} is not text in UTF-8: {error}") from error
 
 
 def _rows_of(source: str) -> Iterator[str]:
@@ -197,17 +273,18 @@ class Windows:
             )
 
     def check_known(self, vocab_size: int, what: str) -> None:
-        """Raise ValueError for tokens that the model has no words for, or that too often stand for unknown words."""
+        """Raise ValueError for tokens that the model has no rows for, or that too often stand for unknown words."""
         highest = int(self.tokens.max()) if len(self.tokens) else 0
         if highest >= vocab_size:
             raise ValueError(
-                f"the {what} text has tokens up to id {highest}, and the model has {vocab_size} words: its tokenizer is another's"
+                f"the {what} text has tokens up to id {highest}, and the model's vocabulary has {vocab_size}: "
+                "the tokenizer is another model's"
             )
         unknown = int((self.tokens == self.unknown).sum()) if self.unknown is not None else 0
         if unknown > MOST_UNKNOWN * len(self.tokens):
             raise ValueError(
                 f"{100 * unknown / len(self.tokens):.0f} % of the {what} text are words that the tokenizer does not know: name text in "
-                "the model's own language with --text, or put the model's own tokenizer beside it"
+                "the model's own language with --text, or put the model's own tokenizer into its folder"
             )
 
     def draw(self, length: int, rows: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
@@ -231,7 +308,7 @@ class Windows:
     def lines(self, length: int, rows: int, least: int = 8) -> dict[str, torch.Tensor]:
         """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right.
 
-        Where there are fewer, what is cut off is lines of its own.
+        Where there are fewer, what is cut off are separate lines.
         """
         starts, lengths = self.pieces(length - 2)
         long_enough = lengths >= least

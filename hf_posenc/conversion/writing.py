@@ -31,7 +31,7 @@ def write_converted(
     onnx: bool = False,
     exported: "Exported | None" = None,
 ) -> None:
-    """Write a converted model with all that belongs to it, whole or not at all.
+    """Write a converted model with all that belongs to it, atomically.
 
     Tokenizer, and of a folder of sentence-transformers its modules, settings and card; the lengths that they cut at follow.
     The report is `conversion.json`, and part of the card.
@@ -64,7 +64,7 @@ def write_converted(
 
 
 def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) -> None:
-    """The card: of a variant the whole of it, of a stock model what the conversion has to say."""
+    """The card: complete for a model with a position scheme; for an original one, what the conversion adds."""
     from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
 
     from ..hub.card_files import END, begin_mark, save_card
@@ -85,7 +85,7 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
     else:
         data = ModelCardData(tags=["hf_posenc"])
         text = (
-            f"## Longer than it was\n\nThe table of positions of {report.original}, trained up to {report.trained_length} tokens, "
+            f"## Longer than it was\n\nThe position embedding matrix of {report.original}, trained up to {report.trained_length} tokens, "
             f"was lengthened to {report.max_length} by hf_posenc, which is not needed to load it. "
             f"{_agreement(report)}"
         )

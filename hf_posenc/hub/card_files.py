@@ -73,7 +73,7 @@ def read_card(path: Path) -> str:
 def merged_card(there: str, new: str, given: Collection[str] = ()) -> str:
     """A new card with what others wrote into the one that is there; twice the same gives the same.
 
-    - The text from here takes the place of the last one from here. Everything before and after stays as it is; where there is
+    - The text from here replaces the last one from here. Everything before and after stays as it is; where there is
       none from here yet, it comes last.
     - Metadata that others wrote, or changed, stay; those from here are replaced. Of `LISTS` and results, both are kept.
 

@@ -13,7 +13,7 @@ from ..inspection import check_exists
 from ..sentence import folders
 
 
-# What else of a folder goes along, beside its modules.
+# What else of a folder is pushed, in addition to its modules.
 KEPT = (folders.MODULES, folders.SETTINGS, folders.TRANSFORMER_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
 CARD = "README.md"
 REPORT = "conversion.json"

@@ -1,4 +1,4 @@
-"""Sharing: a saved variant, an adapter of one, or what was made of one for Transformers, pushed to the Hub in a form that anyone can load."""
+"""Sharing: a model with a position scheme, its adapter, or a model exported from it, pushed to the Hub so that anyone can load it."""
 
 import json
 import tempfile
@@ -46,7 +46,7 @@ SHARED = (
 )
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
 REPLACED = (".safetensors", ".safetensors.index.json", ".py")
-# Beside these the other kind, model or adapter, would be loaded.
+# Next to these the other kind, model or adapter, would be loaded.
 REPLACED_CONFIGS = {CONFIG_NAME, ADAPTER_CONFIG_NAME}
 
 # The common base of the client's errors, of answers and of connections; its module differs between versions.
@@ -104,7 +104,7 @@ def indexed_tensors(index: Path) -> dict[str, set[str]]:
     """Names of tensors by the shards that an index has them in.
 
     Raises:
-        ValueError: it is no index, or has shards elsewhere than beside it.
+        ValueError: it is no index, or has shards in another folder.
     """
     names: dict[str, set[str]] = {}
     try:
@@ -220,7 +220,7 @@ def scheme_files(folder: Path, config: PositionConfigMixin) -> dict[str, Path]:
 def outdated_files(present: list[str], files: Iterable[str], module_folders: Iterable[str]) -> list[str]:
     """What a push removes of what is there.
 
-    Weights, code and configs of a model or an adapter beside those that are pushed, and all else in the folders of modules.
+    Weights, code and configs of a model or an adapter other than those that are pushed, and all else in the folders of modules.
     """
     folders = tuple(f"{folder}/" for folder in module_folders)
     old = [name for name in present if name.startswith(folders) or ("/" not in name and _is_replaced(name))]
@@ -252,7 +252,7 @@ def _addition(name: str, path: Path) -> CommitOperationAdd:
 
 
 def _check_is_not_base(files: dict[str, Path], repo_id: str, revision: str | None) -> None:
-    """Raise ValueError for an adapter that would replace the weights of its own base."""
+    """Raise ValueError for an adapter that would replace the weights of its base."""
     if CONFIG_NAME in files or revision not in (None, "main"):
         return
     if adapter_base(files[ADAPTER_CONFIG_NAME]) == repo_id:

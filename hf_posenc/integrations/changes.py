@@ -22,7 +22,7 @@ class Changes:
 
     Others may change the same things, before and after. What they found here is not taken from under them: [`undo`] puts
     back what still is as it was left, and nothing else. A function of ours that somebody has wrapped since then stays
-    inside their wrapper, so each asks `active` and does nothing of its own any more once that is False.
+    inside their wrapper, so each reads `active` and only passes calls on once that is False.
 
     Attributes:
         active: False once the changes have been undone.
@@ -92,7 +92,7 @@ def finder(owner: type, name: str) -> Callable[[type], Callable]:
 
 
 def hook_class_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
-    """Put `method` in the place of a class method; it gets what it found there, bound to the class, before its arguments."""
+    """Put `method` in place of a class method; it gets what it found there, bound to the class, before its arguments."""
     find = finder(owner, name)
 
     @functools.wraps(getattr(getattr(owner, name), "__func__", getattr(owner, name)))
@@ -104,7 +104,7 @@ def hook_class_method(changes: Changes, owner: type, name: str, method: Callable
 
 
 def hook_method(changes: Changes, owner: type, name: str, method: Callable) -> None:
-    """Put `method` in the place of a method; it gets what it found there, bound to the instance, before its arguments."""
+    """Put `method` in place of a method; it gets what it found there, bound to the instance, before its arguments."""
     find = finder(owner, name)
 
     @functools.wraps(getattr(owner, name))
@@ -128,7 +128,7 @@ class AtImport(MetaPathFinder):
         changes.to_undo(lambda: self in sys.meta_path and sys.meta_path.remove(self))
 
     def find_spec(self, fullname, path, target=None) -> ModuleSpec | None:
-        # Another package may wait in the same way: its finder asks this one, which it has been asked by.
+        # Another package may wait in the same way: its finder calls this one, by which it was called.
         if fullname != self.name or getattr(self.searching, "now", False):
             return None
         self.searching.now = True

@@ -1,14 +1,14 @@
-"""The plugin: hooks by which transformers' own classes and registries understand the `position_*` flags.
+"""The plugin: hooks by which transformers' own classes and registries understand the `position_*` options.
 
-Beside `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Small hooks
-on its base classes, each of which does nothing unless a flag is given:
+Apart from `stock_attention`, whose hooks are installed here too, this is the only file that touches transformers. Small hooks
+on its base classes, each of which does nothing unless an option is given:
 
-- `BertConfig(...)` with a flag among its keywords makes the variant's config (and likewise for the other families).
+- `BertConfig(...)` with an option among its keywords makes the config with a position scheme (and likewise for the other families).
 - `BertConfig.from_dict`, which every `from_pretrained` goes through, does the same for keywords and stored entries.
-- `BertConfig.get_config_dict` reads a saved variant without complaint, and sees to the schemes that it brings; `AutoConfig` tells it
-  whether their code is trusted.
-- A stock model class that is given a config with a flag makes the variant, which is a subclass of it.
-- `save_pretrained` of a model that holds variants has its config tell of them, or refuses: see [`saving`].
+- `BertConfig.get_config_dict` reads a saved model with a position scheme without a warning, and registers the schemes in its
+  folder; `AutoConfig` says whether their code is trusted.
+- An original model class that is given a config with an option makes the model with a position scheme, which is a subclass of it.
+- `save_pretrained` of a model that contains models with a position scheme describes them in its config, or refuses: see [`saving`].
 
 Others may hook the same methods. Each hook calls what it found there, and [`uninstall`] takes away only what is still ours.
 """
@@ -45,7 +45,7 @@ logger = logging.get_logger(__name__)
 
 
 def _asks_for_variant(config: PreTrainedConfig) -> bool:
-    """Whether a config carries a flag, whoever put it there; ValueError for a misspelt one."""
+    """Whether a config has an option, whoever set it; ValueError for a misspelt one."""
     if type(config) in VARIANT_CONFIGS:
         check_names(vars(config), strictly=False)
         return carries_flags(vars(config))
@@ -53,13 +53,13 @@ def _asks_for_variant(config: PreTrainedConfig) -> bool:
 
 
 def _class_to_make(cls: type, *args, **kwargs) -> type:
-    """What `PreTrainedModel.__new__` makes: the variant of a stock class where the config, or a keyword beside it, has a flag.
+    """What `PreTrainedModel.__new__` makes: the subclass with position schemes, if config or keywords have an option.
 
-    Python runs the variant's `__init__` then, since it is a subclass of the stock class.
+    Python then runs the `__init__` of that subclass.
 
     Raises:
-        ValueError: the class is of a family without variants, or derives from a stock base model; somebody has put a class
-            of their own in the stock class's place; a flag is misspelt.
+        ValueError: the class is of a family without position schemes, or derives from an original base model; somebody has replaced
+            the original class; an option is misspelt.
     """
     config = kwargs.get("config", args[0] if args else None)
     # Copying and unpickling pass no config; what is no config at all is transformers' to refuse.
@@ -78,7 +78,7 @@ def _class_to_make(cls: type, *args, **kwargs) -> type:
 
 
 def _check_other_class(cls: type) -> None:
-    """Raise ValueError for a class, neither a stock one with a variant nor a variant, that a flag would be lost in."""
+    """Raise ValueError for a class in which an option would be lost: one that has no position schemes, nor a subclass with them."""
     stock = next((c for c in cls.__mro__ if c in VARIANT_MODELS), None)
     if stock is None:
         _check_not_replaced(cls)
@@ -86,7 +86,7 @@ def _check_other_class(cls: type) -> None:
         raise ValueError(
             f"position_scheme is not supported by {cls.__name__}; the families that have position schemes are {families()}"
         )
-    # A head, or a class of the user's own that holds a stock model, is left as it is: the base model inside is made here.
+    # A task head, or a user's class that contains an original model, is left as it is: the base model inside is made here.
     if stock is not None and VARIANT_MODELS[stock].position_classes.model is VARIANT_MODELS[stock]:
         raise ValueError(
             f"{cls.__name__} derives from {stock.__name__}, which has no position schemes; derive it from "
@@ -95,7 +95,7 @@ def _check_other_class(cls: type) -> None:
 
 
 def _check_not_replaced(stock: type) -> None:
-    """Raise ValueError for a class of transformers in whose place somebody has put one of their own."""
+    """Raise ValueError for a class of transformers that somebody has replaced."""
     if not stock.__module__.startswith("transformers."):
         return
     # Where heads look it up, and where Auto classes do.
@@ -104,17 +104,17 @@ def _check_not_replaced(stock: type) -> None:
     now = next((names[stock.__name__] for names in places if names.get(stock.__name__, stock) is not stock), stock)
     if now is not stock:
         raise ValueError(
-            f"{stock.__module__}.{stock.__name__} has been replaced by {now.__module__}.{now.__qualname__}, which a variant of "
-            f"{stock.__name__} would leave out: put the stock class back, or derive a class of your own from the variant "
-            f"(hf_posenc.Posenc{stock.__name__}) and build that"
+            f"{stock.__module__}.{stock.__name__} has been replaced by {now.__module__}.{now.__qualname__}, which a "
+            f"model with a position scheme would not use: restore the original class, or derive your class from "
+            f"hf_posenc.Posenc{stock.__name__} and build that"
         )
 
 
 def _config_to_make(cls: type, *args, **kwargs) -> type:
-    """What `PreTrainedConfig.__new__` makes: the variant's config where a keyword is a flag.
+    """What `PreTrainedConfig.__new__` makes: the config with a position scheme where a keyword is an option.
 
     Raises:
-        ValueError: a flag is misspelt.
+        ValueError: an option is misspelt.
     """
     if cls in VARIANT_CONFIGS:
         check_names(kwargs, strictly=False)
@@ -124,7 +124,7 @@ def _config_to_make(cls: type, *args, **kwargs) -> type:
 
 
 def _from_dict(original: Callable, cls: type, config_dict: dict, **kwargs):
-    """`PreTrainedConfig.from_dict`: the variant's config where keywords or entries have a flag."""
+    """`PreTrainedConfig.from_dict`: the config with a position scheme where keywords or entries have an option."""
     if cls in VARIANT_CONFIGS:
         check_names(kwargs)
         if carries_flags(kwargs) or carries_flags(config_dict):
@@ -155,9 +155,9 @@ def _report_restored(scheme: str | None) -> None:
 
 
 def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
-    """`PreTrainedConfig.get_config_dict`: for a stock config class, a saved variant is of its own type.
+    """`PreTrainedConfig.get_config_dict`: for an original config class, a saved model with a position scheme has that class's type.
 
-    A variant's config is told where it was read. Schemes that a checkpoint brings are registered, or it is refused.
+    A config with a position scheme is told where it was read. Schemes that a checkpoint brings are registered, or it is refused.
     """
     given = kwargs
     config_dict, kwargs = original(pretrained_model_name_or_path, **kwargs)
@@ -171,7 +171,7 @@ def _get_config_dict(original: Callable, cls: type, pretrained_model_name_or_pat
 
 
 def _auto_config(original: Callable, cls: type, pretrained_model_name_or_path, **kwargs):
-    """`AutoConfig.from_pretrained`: code that lies beside a config is run where it is trusted, and nowhere else."""
+    """`AutoConfig.from_pretrained`: code that is saved with a config is run where it is trusted, and nowhere else."""
     with trusting_code(kwargs.get("trust_remote_code") is True):
         return original(pretrained_model_name_or_path, **kwargs)
 
@@ -202,10 +202,10 @@ def _register(changes: Changes, mapping, key: Any, value: type) -> None:
 
 
 def _register_family(changes: Changes, stock: type, variant: type[PositionConfigMixin]) -> None:
-    """Enter a family's variants where transformers has the stock classes: every Auto class, AutoTokenizer included.
+    """Register a family's classes with position schemes wherever the original ones are: in every Auto class, AutoTokenizer included.
 
-    Where somebody has put a model class of their own in a stock one's place, it serves the variant's config too: a class
-    with a head gets the variant inside, and one that derives from the base model says that it cannot.
+    Where somebody has replaced an original model class, the other one serves the config with a position scheme too: a class
+    with a task head gets the model with a position scheme inside, and one that derives from the base model says that it cannot.
     """
     _register(changes, CONFIG_MAPPING, variant.model_type, variant)
     for auto in vars(modeling_auto).values():
@@ -230,7 +230,7 @@ def install() -> None:
     if installed is not None:
         if installed.place != __file__:
             logger.warning(
-                f"hf_posenc from {installed.place} is taken out for hf_posenc from {__file__}. Models and configs that "
+                f"hf_posenc from {installed.place} is uninstalled for hf_posenc from {__file__}. Models and configs that "
                 "it has made stay of its classes."
             )
         installed.undo()
@@ -258,7 +258,7 @@ def uninstall() -> None:
     """Put transformers and PEFT back as they were; where nothing is installed, do nothing.
 
     What somebody else has changed since then stays: a hook of theirs around one of ours (which then only passes calls on),
-    their entries in the registries. The variants' own classes go on working: `PosencBertModel.from_pretrained(...,
+    their entries in the registries. Classes with position schemes go on working: `PosencBertModel.from_pretrained(...,
     position_scheme=...)`.
 
     One thing stays by itself: `__new__` of `PreTrainedModel` and `PreTrainedConfig`, which passes calls on to what there was

@@ -1,9 +1,9 @@
-"""PEFT and variants: default targets, and position parameters that travel in an adapter's file.
+"""PEFT and models with a position scheme: default targets, and position parameters that are saved with an adapter.
 
 PEFT is optional and takes seconds to import, so nothing here imports it. Its hooks are installed when it is there, be
 that before or after this package; what a version of PEFT does not have is passed over.
 
-- Its tables of default targets know stock model types; the variants' own are entered beside them.
+- Its tables of default targets know original model types; those of models with a position scheme are added.
 - [`train_positions`] has PEFT wrap the schemes' modules for an adapter that is there, as `modules_to_save` does for one
   that is yet to come. PEFT itself trains, saves and loads them.
 - A batch with an adapter for each sequence (`adapter_names`) is refused where adapters change what a batch has once.
@@ -35,7 +35,7 @@ def train_positions(model: Any, adapter_name: str | None = None) -> int:
 
     The adapter gets a copy of every module of the schemes, as if its config had named them in `modules_to_save`, and from
     here on everything is PEFT's: `Trainer`, `save_pretrained`, `PeftModel.from_pretrained`, `set_adapter`,
-    `disable_adapter`, `merge_and_unload`. Each adapter may have positions of its own; one without uses the base model's.
+    `disable_adapter`, `merge_and_unload`. Each adapter may have its own positions; one without uses the base model's.
     (Loaded to be trained on, with `is_trainable=True`, an adapter has them already.) Loaded into a model whose schemes lack
     those modules, they are passed over by PEFT, as all that `modules_to_save` names and a model lacks.
 
@@ -51,7 +51,7 @@ def train_positions(model: Any, adapter_name: str | None = None) -> int:
 
     Raises:
         TypeError: `model` has no adapter.
-        ValueError: `model` is no variant, has no adapter of that name, several are active and none is named, or it holds several
+        ValueError: `model` has no position scheme, has no adapter of that name, several are active and none is named, or it holds several
             models with adapters.
     """
     adapted = outermost(module_inside(model), _has_adapters)
@@ -134,7 +134,7 @@ def _refusing_adapter_names(enable_hooks: Callable, model: nn.Module, *args, **k
     """`PeftModel._enable_peft_forward_hooks`, which raises ValueError where the adapters of a batch (`adapter_names`) change
     what a batch has once.
 
-    PEFT would take the rows of a table for sequences. It is asked before PEFT registers its hooks, which stay on the model if
+    PEFT would take the rows of a table for sequences. It is called before PEFT registers its hooks, which stay on the model if
     its forward raises.
     """
     if kwargs.get("adapter_names") is not None and (changed := _changed_for_all_sequences(model)):
@@ -183,7 +183,7 @@ HOOKED: dict[str, Callable[[Callable], Callable]] = {"get_default_import_allowli
 
 
 def _enter_types(table: dict[str, Any], configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
-    """Enter the variants into a table by model type, with the value of the stock type or of the one that it is built as."""
+    """Enter types of models with a position scheme into a table, with the value of the original type or of the one it is built as."""
     for config in configs:
         for stock in (config.stock_model_type, "roberta" if config.family.positions_follow_padding else "bert"):
             if stock in table:
@@ -212,7 +212,7 @@ def _hook_function(function: Callable, name: str, changes: Changes) -> Callable:
 
 
 def _install_hooks(configs: tuple[type[PositionConfigMixin], ...], changes: Changes) -> None:
-    """Enter the variants into PEFT's tables, and put the hooked functions wherever PEFT has imported its own to."""
+    """Enter the models with a position scheme into PEFT's tables, and put the hooked functions wherever PEFT has imported its own to."""
     hooked = {}
     for module, name, value in _names_in_peft():
         if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(value, dict):

@@ -56,7 +56,7 @@ def keep_schemes(model: PreTrainedModel) -> None:
 
 
 def _base_models(model: PreTrainedModel) -> dict[str, PreTrainedModel]:
-    """The base models in a model, itself perhaps, of families that have position schemes: by their path, stock ones too."""
+    """The base models in a model, itself perhaps, of families that have position schemes: by their path, original ones too."""
     return {path: part for path, part in model.named_modules() if isinstance(part, tuple(BASE_MODELS))}
 
 
@@ -70,12 +70,12 @@ def _configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
 
 
 def _tells(config: PreTrainedConfig) -> bool:
-    """Whether a variant is built of a config: of a stock one too, where a flag was set by hand."""
+    """Whether a model with a position scheme is built of a config: of an original one too, where an option was set by hand."""
     return isinstance(config, PositionConfigMixin) or (type(config) in VARIANT_CONFIGS and carries_flags(vars(config)))
 
 
 def _computes(config: PreTrainedConfig) -> tuple | None:
-    """What a base model with a config computes positions by, beside its parameters; None for a stock one."""
+    """What a base model with a config computes positions by, except its parameters; None for an original one."""
     if not _tells(config):
         return None
     if not isinstance(config, PositionConfigMixin):
@@ -85,7 +85,7 @@ def _computes(config: PreTrainedConfig) -> tuple | None:
 
 
 def _positions(model: PreTrainedModel) -> tuple | None:
-    """The same of a base model, which may be a stock one of whatever config."""
+    """The same of a base model, which may be an original one of whatever config."""
     return _computes(model.config) if _is_variant(model) else None
 
 
@@ -96,7 +96,7 @@ def _lost(model: PreTrainedModel, parts: dict[str, PreTrainedModel], config: Pre
         read = (cls.config_class or type(config)).from_dict(config.to_dict())
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             loaded = _base_models(cls(read))
-    except Exception as error:  # of whatever the class does, or wants beside a config
+    except Exception as error:  # of whatever the class does, or needs in addition to a config
         logger.debug(f"{cls.__name__} is not built of its config alone: {type(error).__name__}: {error}")
         return _not_told(model, parts, config)
     return {
@@ -111,7 +111,7 @@ def _not_told(model: PreTrainedModel, parts: dict[str, PreTrainedModel], config:
     configs, lost = _configs(config), {}
     for path, part in parts.items():
         place = _place(configs, path, part)
-        # A stock model of a config of its own may have been made by other means.
+        # An original model with another config may have been made by other means.
         is_built_of_it = _is_variant(part) or any(part.config is each for each in _configs(model.config).values())
         if place is not None and is_built_of_it and _positions(part) != _computes(configs[place]):
             lost[path] = _said(configs[place])
@@ -138,7 +138,7 @@ def _place(configs: dict[str, PreTrainedConfig], path: str, part: PreTrainedMode
 
 
 def _changes(config: PreTrainedConfig, parts: dict[str, PreTrainedModel]) -> dict[str, PreTrainedConfig]:
-    """What a model's config would have to have, by place, to tell of its base models; nothing where two of them contradict each other."""
+    """What a model's config needs, by entry, to describe its base models; nothing where two of them contradict each other."""
     configs = _configs(config)
     changes: dict[str, PreTrainedConfig] = {}
     for path, part in sorted(parts.items(), key=lambda each: not _is_variant(each[1])):
@@ -152,7 +152,7 @@ def _changes(config: PreTrainedConfig, parts: dict[str, PreTrainedModel]) -> dic
 
 
 def _telling(config: PreTrainedConfig, of: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy of the config of a whole model with the flags of the config of a model in it, or without any where that has none."""
+    """A copy of the config of a whole model with the options of the config of a model in it, or without any where that has none."""
     changed = copy.deepcopy(config)
     for name in {*FLAGS, *NOT_STOCK, READ_FROM, "_stored_flags"}:
         vars(changed).pop(name, None)
@@ -164,7 +164,7 @@ def _telling(config: PreTrainedConfig, of: PreTrainedConfig) -> PreTrainedConfig
 
 
 def _with(config: PreTrainedConfig, changes: dict[str, PreTrainedConfig]) -> PreTrainedConfig:
-    """A model's config with others in their places."""
+    """A model's config with others inserted."""
     config = changes.get("", config)
     for place, other in changes.items():
         if place:
@@ -186,8 +186,8 @@ def _explained(model: PreTrainedModel, parts: dict[str, PreTrainedModel], lost: 
     )
     [part, *_] = [f".{path}" if path else "" for path in lost]
     return (
-        f"this {type(model).__name__} is not saved: its config, a {type(model.config).__name__}, does not tell of the position schemes in "
-        f"it ({told}). Change schemes by with_position_scheme and not in a config. Models that are built of one config have one scheme: "
-        "give each a config of its own, as EncoderDecoderConfig does, in a class that derives from a family's Posenc...Config where it "
-        f"derives from one of transformers'; or save the model inside by itself, model{part}.save_pretrained(folder)"
+        f"this {type(model).__name__} is not saved: its config, a {type(model.config).__name__}, does not describe the position schemes "
+        f"in it ({told}). Change schemes by with_position_scheme and not in a config. Models that are built of one config have one scheme: "
+        "give each its own config, as EncoderDecoderConfig does, in a class that derives from a family's Posenc...Config where it "
+        f"derives from one of transformers'; or save the inner model alone, model{part}.save_pretrained(folder)"
     )

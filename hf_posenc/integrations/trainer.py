@@ -1,4 +1,4 @@
-"""Any Trainer: one that resumes a run reads the tables in its checkpoint as the config that lies beside them says.
+"""Any Trainer: one that resumes a run reads the tables in its checkpoint as the config saved with them says.
 
 And one that trains zero-initialized tables at the rate of all other parameters logs a warning.
 """
@@ -21,7 +21,7 @@ TRAINER = "transformers.trainer"
 
 
 def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoint: str, model: Any = None) -> None:
-    """`Trainer._load_from_checkpoint`: a run that began before 0.3.0 goes on as it was (see [`Deberta`])."""
+    """`Trainer._load_from_checkpoint`: a run that began with 0.3.0 or earlier goes on as it was (see [`Deberta`])."""
     original(resume_from_checkpoint, model)
     config = Path(resume_from_checkpoint, CONFIG_NAME)
     entries = PreTrainedConfig._dict_from_json_file(config) if config.is_file() else {}

@@ -1,8 +1,8 @@
-"""Models that leave padding out, asked for by name: [`unpad`].
+"""Models that skip padding on request: [`unpad`].
 
-Models with a position scheme know packed states themselves. Transformers' own get two hooks on their encoder, which keep classes and code: it is
-given packed states, and what it returns is padded again. In between, the `forward` of a self-attention, hooked in its class from the
-first `unpad` on, computes packed states by the same backends. Layers and encoders may come and go: each call looks at the model as it is.
+Models with a position scheme compute packed states themselves. Original models get two hooks on their encoder, which keep classes and code:
+it is given packed states, and what it returns is padded again. In between, the `forward` of an original self-attention, hooked in its class from the
+first `unpad` on, computes packed states by the same backends. Layers and encoders may be added, removed and replaced: each call looks at the model as it is.
 
 Hooks are copied and pickled with a model, and refer to the copy then. A replaced `forward` of an instance would go on calling the original, and
 what accelerate or PEFT puts there would replace it.
@@ -55,14 +55,14 @@ _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
 def current_packing() -> Packing | None:
-    """The packing of the states of the encoder of Transformers' own that runs, if it leaves padding out."""
+    """The packing of the states of the original encoder that runs, if it skips padding."""
     call = None if is_traced() else _current.get()
     return None if call is None else call.packing
 
 
 @functools.cache
 def stock_families() -> dict[type[PreTrainedModel], Family]:
-    """The families, by the class of their stock base model."""
+    """The families, by the class of their original base model."""
     from transformers import DebertaModel, DebertaV2Model
 
     from ..variants import BASE_MODELS
@@ -72,29 +72,29 @@ def stock_families() -> dict[type[PreTrainedModel], Family]:
 
 
 def _family_of(model: nn.Module) -> Family | None:
-    """The family of a stock base model, or of a class derived from one; None for all else."""
+    """The family of an original base model, or of a class derived from one; None for all else."""
     if isinstance(model, PosencPreTrainedModel):
         return None
     return next((family for stock, family in stock_families().items() if isinstance(model, stock)), None)
 
 
 def unpad(model: Any, on: bool = True) -> int:
-    """Have models leave padding out, on CPUs and CUDA, where that saves enough; with `on=False`, have them compute it again.
+    """Have models skip padding, on CPUs and CUDA, where that saves enough; with `on=False`, have them compute it again.
 
-    For base models and heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
-    for all that holds some: `SentenceTransformer`, `CrossEncoder`, pipelines, modules of your own. Every token that is not
+    For base models and task heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
+    for all that contains some: `SentenceTransformer`, `CrossEncoder`, pipelines, your modules. Every token that is not
     padding gets the same hidden state as before, and padding gets zeros. Copies of a model have it, too.
 
-    Models with a position scheme leave padding out on CPUs by themselves. There, this call is for CUDA, and it sets the config option `unpad`,
-    which is saved where it is `False`. Nothing of it is saved with Transformers' own models.
+    Models with a position scheme skip padding on CPUs by themselves. There, this call is for CUDA, and it sets the config option `unpad`,
+    which is saved where it is `False`. Nothing of it is saved with original models.
 
     Returns:
         The number of base models in which it is on now, or off.
 
     Raises:
         TypeError: what is given is and has no module.
-        ValueError: there is no such model in it, or something in it that reads what stands at padding. (A recurrent network
-            says so when it is called with anything but a `PackedSequence`.)
+        ValueError: there is no such model in it, or something in it that reads hidden states at padding. (A recurrent
+            network raises when it is called with anything but a `PackedSequence`.)
     """
     model = module_inside(model)
     found = {part: family for part in model.modules() if (family := _family_of(part)) is not None}
@@ -142,22 +142,22 @@ def _outside(model: nn.Module, base_models: Iterable[nn.Module]) -> dict[str, nn
 
 
 def _refuse_readers_of_padding(modules: dict[str, nn.Module]) -> None:
-    """Raise ValueError where modules beside the base models would be given zeros in place of hidden states of padding."""
+    """Raise ValueError where modules outside the base models would be given zeros in place of hidden states of padding."""
     readers = [
         f"{name} ({type(part).__name__})" for name, part in modules.items() if isinstance(part, READERS_OF_PADDING)
     ]
     if readers:
         raise ValueError(
             f"{', '.join(readers[:3])} reads the hidden states of neighbours, padding included, which would be zeros: leave this "
-            "model as it is, or hand unpad the part of it that nothing of the kind reads"
+            "model as it is, or pass unpad the part of it whose hidden states are not read so"
         )
 
 
 def _refuse_padded(network: nn.RNNBase, args: tuple) -> None:
-    """Hook of a recurrent network beside a base model."""
+    """Hook of a recurrent network outside a base model."""
     if args and isinstance(args[0], torch.Tensor) and not is_traced():
         raise ValueError(
-            f"this {type(network).__name__} reads what stands at padding, zeros since hf_posenc.unpad: give it a PackedSequence "
+            f"this {type(network).__name__} reads hidden states at padding, which are zeros since hf_posenc.unpad: give it a PackedSequence "
             "(torch.nn.utils.rnn.pack_padded_sequence), or call hf_posenc.unpad(model, on=False)"
         )
 
@@ -193,7 +193,7 @@ def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
 
 @functools.cache
 def _self_attentions() -> dict[type[nn.Module], tuple[Family, Callable]]:
-    """The stock self-attentions of the families with variants: family, and eager attention function."""
+    """The original self-attentions of the families with position schemes: family, and eager attention function."""
     from ..variants import VARIANT_MODELS
 
     parts = {variant.position_classes for variant in VARIANT_MODELS.values()}
@@ -219,7 +219,7 @@ def _takes_packed_states(attention: nn.Module) -> bool:
 
 
 def _hook_self_attention(changes: Changes, cls: type[nn.Module], family: Family, eager: Callable) -> None:
-    """Have a stock self-attention compute packed states, (1, tokens, hidden), by the backend that its config names."""
+    """Have an original self-attention compute packed states, (1, tokens, hidden), by the backend that its config names."""
     stock = cls.forward
 
     # What it found is called as a function: as a bound method, torch.compile would look it up again by its name.
@@ -237,7 +237,7 @@ def _hook_self_attention(changes: Changes, cls: type[nn.Module], family: Family,
 def _attend_packed(
     attention: nn.Module, states: torch.Tensor, packing: Packing, family: Family, eager: Callable
 ) -> torch.Tensor:
-    """What a stock self-attention returns for packed states, (1, tokens, hidden)."""
+    """What an original self-attention returns for packed states, (1, tokens, hidden)."""
     heads, dropout = getattr(attention, family.heads_count), attention.dropout.p if attention.training else 0.0
     query, key, value = (
         split_heads(getattr(attention, name)(states), heads) for name in (family.query, family.key, family.value)
@@ -332,7 +332,7 @@ class UnpadInput:
             )
             return None
         if _head_reads_padding(model):
-            logger.debug("padding is computed: the loss reads what stands at padding")
+            logger.debug("padding is computed: the loss reads positions that are padding")
             return None
         as_called = ModelInputs({**inputs.arguments, **asked, "inputs_embeds": states}, mask, inputs.cache)
         heads = family.setting(model.config, "num_attention_heads")
@@ -342,7 +342,7 @@ class UnpadInput:
 def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementation: str) -> torch.Tensor | None:
     """The mask (batch, length) that a mask of pairs was made of; None if it says more, or for other sequences."""
     if is_tensor(mask) and implementation == "eager" and not mask.is_floating_point():
-        return None  # stock adds it to the scores, as numbers
+        return None  # Transformers adds it to the scores, as numbers
     if not is_tensor(mask) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
         return None
     mask = allowed(mask)
@@ -350,7 +350,7 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementatio
 
 
 def _may_pack(model: PreTrainedModel, encoder: nn.Module, family: Family, mask: torch.Tensor | None) -> bool:
-    """Whether nothing that Transformers' own models alone have stands against it."""
+    """Whether nothing that original models alone have stands against it."""
     layers = family.layers_of(encoder)
     if not is_tensor(mask) or mask.device.type not in ON_REQUEST or not _take_packed_states(layers, family):
         return False
@@ -358,7 +358,7 @@ def _may_pack(model: PreTrainedModel, encoder: nn.Module, family: Family, mask: 
         return False  # layers run again in the backward pass, outside of the call
     if family not in (DEBERTA, DEBERTA_V2):
         return True
-    # Padding asks for itself there, a convolution reads neighbours, and a second pass over the last layer reads the one
+    # Padding is a query there, a convolution reads neighbours, and a second pass over the last layer reads the one
     # before.
     starts_with_token = mask.dim() == 2 and bool(mask[:, 0].all())
     has_eager_options = getattr(model.config, "talking_head", False) or model.z_steps > 1

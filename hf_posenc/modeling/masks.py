@@ -1,4 +1,4 @@
-"""What queries may attend to: the masks that models are given and make, and the one object that attention asks."""
+"""What queries may attend to: the masks that models are given and make, and the one object that attention reads them from."""
 
 from dataclasses import dataclass, replace
 from typing import Any

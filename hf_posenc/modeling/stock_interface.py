@@ -1,9 +1,9 @@
 """What transformers' modules hand to each other, told by what it is: names inside them change from release to release.
 
-Variants derive from stock classes, whose code goes on calling: a model its embeddings and its encoder, an encoder its layers,
-a layer its self-attention. In 5.24, for example, the cache changed its name in all of these calls, and in the public ones.
-So a cache is told by its type, the number of tokens in it by being a number, and a mask by its annotation and place in the
-signature of the stock class; whatever else is handed on goes on untouched. Here alone a name of this kind is read. The names
+Classes with a position scheme derive from original ones, whose code goes on calling: a model its embeddings and its encoder,
+an encoder its layers, a layer its self-attention. In 5.24, for example, the cache changed its name in all of these calls, and in the public ones.
+So a cache is told by its type, the number of tokens in it by being a number, and a mask by its annotation and index in the
+signature of the original class; whatever else is handed on goes on untouched. Here alone a name of this kind is read. The names
 of what a tokenizer gives, of a model's public inputs and of its settings are those of transformers' documentation.
 
 Signatures are read when a class is made, and not in a forward pass, which torch.compile could not trace then.
@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import create_bidirectional_mask
 
 
-# Tested with these versions of transformers. This code is copied beside checkpoints and loaded with others.
+# Tested with these versions of transformers. This code is saved with checkpoints and loaded with others.
 TESTED = ("5.5.4", "5.16.1", "5.23.0", "5.24.0")
 
 
@@ -58,7 +58,7 @@ def tell_versions(error: BaseException) -> None:
     """Add to an error which transformers is here and which were tested, once."""
     note = (
         f"hf_posenc was tested with transformers {TESTED[0]} to {TESTED[-1]}, and this is {transformers.__version__}: if what "
-        f"failed is not of your own making, install transformers=={TESTED[-1]} or a newer hf_posenc"
+        f"failed is not your own code, install transformers=={TESTED[-1]} or a newer hf_posenc"
     )
     if note not in getattr(error, "__notes__", ()):
         error.add_note(note)
@@ -99,7 +99,7 @@ def check_adapter_positions(model: torch.nn.Module, known: set[str]) -> None:
 
 
 def asks_for_pooler(forward: Callable) -> Callable:
-    """The forward of a head, that says which transformers it needs where stock has built it without what it reads."""
+    """The forward of a head, that says which transformers it needs where Transformers has built it without what it reads."""
     is_older = _number(transformers.__version__) < _number(MULTIPLE_CHOICE_POOLS)
     if not is_older or "ForMultipleChoice" not in forward.__qualname__:
         return forward
@@ -115,7 +115,7 @@ def asks_for_pooler(forward: Callable) -> Callable:
 
 @functools.cache
 def parameters(forward: Callable) -> tuple[inspect.Parameter, ...]:
-    """The parameters of a module's forward that can be given by place, without `self`."""
+    """The parameters of a module's forward that can be given by position, without `self`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(p for p in inspect.signature(forward).parameters.values() if p.kind in kinds)[1:]
 
@@ -127,7 +127,7 @@ def names(forward: Callable) -> tuple[str, ...]:
 
 
 def mask_name(forward: Callable) -> str | None:
-    """The name under which a forward takes the mask of its own tokens, None where it takes nothing beside its input.
+    """The name under which a forward takes the mask of its own tokens, None where it takes nothing but its input.
 
     A parameter that calls itself a mask, and not one of the encoder's in an encoder-decoder; else the first tensor after the
     input; else, where nothing is annotated, the first parameter after the input.
@@ -173,7 +173,7 @@ def bidirectional_mask(config, hidden_states: torch.Tensor, mask: torch.Tensor |
 
 @dataclass(frozen=True)
 class Receives:
-    """How a module is called, as its stock class has it.
+    """How a module is called, as its original class has it.
 
     Attributes:
         names: of its parameters, the input first.

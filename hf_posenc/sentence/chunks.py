@@ -101,7 +101,7 @@ def split(text: torch.Tensor, size: int, overlap: bool, special: set[int]) -> li
 
 
 def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
-    """Raise ValueError for chunks with hardly any room beside their special tokens, and for longer ones than a model reads."""
+    """Raise ValueError for chunks with hardly any room next to their special tokens, and for longer ones than a model reads."""
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 8:
         raise ValueError(f"chunk_size must be a number of at least 8 tokens, got {chunk_size!r}")
     if (longest := longest_sequence(model.config)) and chunk_size > longest:

@@ -26,7 +26,7 @@ PIPELINE_TAGS = {
 # What modules save. Not: pickles, and code.
 MODULE_FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".pickle"}
-# Modules with weights of their own: without them, nobody could load the model.
+# Modules with weights: without them, nobody could load the model.
 WEIGHTED = {
     *("Dense", "LayerNorm", "WeightedLayerPooling", "LSTM", "CNN", "WordEmbeddings", "WordWeights"),
     *("SparseAutoEncoder", "SparseStaticEmbedding"),

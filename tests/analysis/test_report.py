@@ -174,7 +174,7 @@ class TestErrors:
         with pytest.raises(ValueError, match="there is no text in .*empty.txt"):
             read_texts(tmp_path / "empty.txt")
         (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-        with pytest.raises(ValueError, match="latin.txt is no text in UTF-8"):
+        with pytest.raises(ValueError, match="latin.txt is not text in UTF-8"):
             read_texts(tmp_path / "latin.txt")
 
     def test_a_text_file_is_read_in_documents(self, tmp_path):

@@ -528,7 +528,7 @@ class TestTokenizer:
     def test_one_that_transformers_makes_up_where_there_is_none(self, tmp_path, no_weight_is_read):
         tiny_checkpoints.stock(vocab_size=500).save_pretrained(tmp_path / "bert")
         (tmp_path / "words.txt").write_text(tiny_checkpoints.text())
-        with pytest.raises(ValueError, match="tokenizer .*bert has 5 words, and the model 500: put .*tokenizer.json"):
+        with pytest.raises(ValueError, match="tokenizer .*bert has 5 tokens, and the model 500: put .*tokenizer.json"):
             convert(tmp_path / "bert", "t5", text=[tmp_path / "words.txt"], output=tmp_path / "out")
         assert not [*tmp_path.glob("*out*")]
 
@@ -536,7 +536,7 @@ class TestTokenizer:
         larger = tiny_checkpoints.stock(vocab_size=60)
         larger.config.architectures = ["BertModel"]
         larger.config.save_pretrained(checkpoint)
-        with pytest.raises(ValueError, match="training text .* id 98, and the model has 60 words"):
+        with pytest.raises(ValueError, match="training text .* id 98, and the model's vocabulary has 60"):
             convert(checkpoint, "t5", text=words_of(checkpoint))
 
     def test_one_without_the_tokens_that_frame_a_text(self, checkpoint, no_weight_is_read):
@@ -595,7 +595,7 @@ def test_settings_are_given_one_by_one_or_together(checkpoint, tmp_path):
     [
         ("max_step", TypeError, "unexpected keyword 'max_step'; did you mean 'max_steps'?"),
         ("hidden_size", TypeError, "unexpected keyword 'hidden_size'"),
-        ("position_bucket", ValueError, "unknown flag 'position_bucket'; did you mean 'position_buckets'"),
+        ("position_bucket", ValueError, "unknown config option 'position_bucket'; did you mean 'position_buckets'"),
     ],
 )
 def test_a_keyword_that_is_neither_setting_nor_flag_is_refused(keyword, error, message, checkpoint, no_weight_is_read):
@@ -609,18 +609,18 @@ class TestBadInput:
     @pytest.mark.parametrize(
         "scheme, arguments, error, said",
         [
-            ("absolute", {}, ValueError, "already, and reads 32 tokens"),
+            ("absolute", {}, ValueError, "already, and a maximum sequence length of 32"),
             ("tfive", {}, ValueError, "unknown scheme 'tfive'; did you mean"),
-            ("t5", {"position_bucket": 8}, ValueError, "unknown flag 'position_bucket'; did you mean"),
+            ("t5", {"position_bucket": 8}, ValueError, "unknown config option 'position_bucket'; did you mean"),
             ("t5", {"trained_length": 100}, ValueError, "between 16 and 64"),
             (
                 "t5",
                 {"trained_length": 0},
                 ValueError,
-                "trained_length must be between 16 and 64, which its table has, got 0",
+                "trained_length must be between 16 and 64, the rows of its position embedding matrix, got 0",
             ),
-            ("t5", {"max_length": 20}, ValueError, "at least the trained length, 32"),
-            ("t5", {"max_length": 0}, ValueError, "at least the trained length, 32.*got 0"),
+            ("t5", {"max_length": 20}, ValueError, "at least the training length, 32"),
+            ("t5", {"max_length": 0}, ValueError, "at least the training length, 32.*got 0"),
             ("t5", {"max_length": 10**10}, ValueError, "at most 131,072, got 10000000000"),
             ("t5", {"seed": 2**70}, ValueError, "seed must be"),
             ("t5", {"text": [""]}, ValueError, "the name of a text is empty"),
@@ -630,7 +630,7 @@ class TestBadInput:
                 "t5",
                 {"extend": "interpolate", "max_length": 64},
                 ValueError,
-                "needs a table to stretch: .*'absolute\\+t5'",
+                "needs a position embedding matrix to stretch: .*'absolute\\+t5'",
             ),
             ("absolute", {"position_stride": 2}, ValueError, "follows from the lengths"),
             ("t5", {"max_steps": 0}, ValueError, "max_steps must be greater than 0"),
@@ -699,7 +699,7 @@ class TestBadInput:
 
     def test_a_model_whose_own_scheme_is_its_knowledge(self, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
-        with pytest.raises(ValueError, match="what it knows of order"):
+        with pytest.raises(ValueError, match="knows order by the positions"):
             convert(tmp_path, "t5")
 
     def test_another_family(self, tmp_path):

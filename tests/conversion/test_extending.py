@@ -87,7 +87,7 @@ def test_it_is_counted_how_many_texts_are_longer(sentences, tmp_path, capsys):
             + ["--text", str(tmp_path / "texts.jsonl")]
         )
     printed = " ".join(capsys.readouterr().out.split())
-    assert "minilm reads 96 tokens, and read 32 (method 'tile')." in printed
+    assert "minilm: maximum sequence length 96, before 32 (method 'tile')." in printed
     assert "the largest difference is 0.0e+00" in printed
     assert "3 of 5 texts (60.0%) are longer and have other vectors now" in printed
     assert "1 of those are longer than 96 tokens, and are still cut off there." in printed
@@ -109,7 +109,10 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("given", "message"),
         [
-            ({"max_length": 32}, "max_length must be greater than the 32 tokens that the checkpoint reads, got 32"),
+            (
+                {"max_length": 32},
+                "max_length must be greater than 32, the checkpoint's maximum sequence length, got 32",
+            ),
             ({"method": "stretch"}, "method must be one of chunks, trained, tile, interpolate, mean, got 'stretch'"),
             ({"method": "tile", "max_steps": 3}, "max_steps, max_minutes and resume are for method='trained'"),
             (

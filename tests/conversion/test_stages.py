@@ -127,7 +127,7 @@ class TestHeal:
         assert others != lengths
         assert not torch.equal(
             distillation.draw(windows(), 4)["input_ids"][0, :16],
-            distillation.draw(windows(), 4, process=1)["input_ids"][0, :16],
+            distillation.draw(windows(), 4, number=1)["input_ids"][0, :16],
         )
 
     @pytest.mark.slow

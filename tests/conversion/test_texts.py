@@ -50,7 +50,7 @@ class TestReadDocuments:
             read_documents(["nowhere"])
 
     def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(texts, "MAX_CHARACTERS", 7)
+        monkeypatch.setattr(texts, "BLOCK_CHARACTERS", 7)
         for name in "abc":
             (tmp_path / f"{name}.txt").write_text(name * 5)
         assert read_documents([tmp_path]) == ["aaaaa", "bb"]
@@ -59,7 +59,7 @@ class TestReadDocuments:
         "name, content, error, said",
         [
             ("empty.txt", b" \n", ValueError, "no text in"),
-            ("binary.txt", b"\xff\xfe\x00", ValueError, "no text in UTF-8"),
+            ("binary.txt", b"\xff\xfe\x00", ValueError, "not text in UTF-8"),
             ("folder", None, ValueError, "has no files that end in"),
             ("missing.txt", b"", FileNotFoundError, "no file or folder"),
         ],

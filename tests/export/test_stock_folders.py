@@ -163,7 +163,7 @@ def test_a_checkpoint_in_bfloat16_stays_one(tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
 
 
-def test_a_model_of_before_0_3_reads_its_table_as_it_did(tmp_path):
+def test_a_model_of_0_3_reads_its_table_as_it_did(tmp_path):
     """DeBERTa reads a row beyond the largest distance that such a model does not."""
     flags = {"position_buckets": 8, "position_max_distance": 16}
     folder = saved(tmp_path / "model", "deberta", **flags)

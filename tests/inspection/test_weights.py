@@ -175,7 +175,7 @@ class TestCommands:
             assert torch.equal(kept[name], tensor), name
         report = json.loads((tmp_path / "out" / "conversion.json").read_text())
         assert not report["losses"] and "same_answers" not in report["rows"][-1]
-        assert "answers of a head (there is none)" in report["not_measured"]
+        assert "outputs of a task head (there is none)" in report["not_measured"]
         assert compare(headless, tmp_path / "out", text=tmp_path / "bert.txt").final()[0]["token_cosine"] > 0.9999
 
     @every_layout

@@ -335,7 +335,7 @@ assert type(BertConfig(position_scheme="t5")) is BertConfig
 """,
             tmp_path,
         )
-        assert "is taken out for hf_posenc from" in printed and str(tmp_path / "copy") in printed
+        assert "is uninstalled for hf_posenc from" in printed and str(tmp_path / "copy") in printed
 
 
 @pytest.mark.slow
@@ -409,7 +409,8 @@ class TestClassesThatSomebodyReplaced:
         monkeypatch.setattr(modeling_bert, part, own)
         flags = {"position_scheme": "absolute", "position_every_layer": True}
         with pytest.raises(
-            ValueError, match=rf"needs a transformers\S+\.{part} and .* somebody\.Own{part}.*put the stock class"
+            ValueError,
+            match=rf"needs a transformers\S+\.{part} and .* somebody\.Own{part}.*restore the original class",
         ):
             self.WAYS[way](variant_config(**flags))
         # Without a flag it is built with theirs.

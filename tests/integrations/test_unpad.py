@@ -894,7 +894,7 @@ def test_a_call_says_why_its_padding_is_computed(caplog):
     for change, reason in (
         ({}, None),
         ({"attention_mask": None}, "no attention_mask"),
-        ({"attention_mask": torch.ones(8, 40)}, "0 of 320 places are padding, and leaving it out pays from 32 on"),
+        ({"attention_mask": torch.ones(8, 40)}, "0 of 320 tokens are padding, and skipping it is faster from 32 on"),
         ({"output_hidden_states": True}, "hidden states or attention weights"),
     ):
         caplog.clear()

@@ -30,7 +30,7 @@ EXPORTER = "torch.onnx.export, dynamo"
 LIBRARIES = ("onnx", "onnxruntime", "onnxscript")
 # Where the model has no table that ends.
 LONGEST = 100_000
-# Stock models without a variant whose attention is replaced here; the families with variants are the rest.
+# Original models without position schemes whose attention is replaced here; the families with position schemes are the rest.
 OF_THEIR_OWN = ("deberta", "deberta-v2")
 # Parity: batch x length, and how far results may be apart relative to their size.
 SHAPES, TOLERANCE = ((1, 2), (1, 11), (3, 40), (2, 150), (2, 300)), 1e-4
@@ -260,7 +260,7 @@ def _trace(module: _Outputs, examples: dict[str, torch.Tensor], longest: int | N
 
 
 def _describe(model: PreTrainedModel, program) -> dict[str, str]:
-    """What the file says of its making, beside the largest difference."""
+    """What the file says of its making, with the largest difference."""
     import onnx
     import onnxruntime
 

@@ -171,7 +171,7 @@ def declare_domains(program) -> None:
 
 
 def constant_nodes(program) -> list:
-    """The nodes of a model's graph that depend on no input, `Constant` left out, in their order."""
+    """The nodes of a model's graph that depend on no input, without `Constant`, in their order."""
     known = {tensor.name for tensor in program.graph.initializer}
     found = []
     for node in program.graph.node:
@@ -184,7 +184,7 @@ def constant_nodes(program) -> list:
 
 
 def fold_constants(program) -> None:
-    """Compute what depends on no input, by ONNX Runtime, and put the numbers in its place."""
+    """Compute what depends on no input, by ONNX Runtime, and insert the numbers instead."""
     import onnxruntime
     from onnx import helper, numpy_helper
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | `t5`, `absolute+t5` | `mpnet` | token type 0 is added to the token embeddings; the position embedding matrix is zero, or moved to MPNet's rows |
 | `deberta`, `absolute+deberta` | `deberta-v2` | in form `checkpoint` its √(1 + terms) goes to the query and to the projections of positions |
-| `rope` | `jina_embeddings_v3` | in layout `interleaved` features of a head change places |
+| `rope` | `jina_embeddings_v3` | in layout `interleaved` features of an attention head are reordered |
 
 Each is a subclass of [`Architecture`]: what it cannot take (`refusal`), its config, and the change of the tensors in both directions.
 Checked against the classes of Transformers 5.5.4 to 5.24, and of 4.57.6 where it has them.
@@ -337,7 +337,7 @@ class JinaEmbeddingsV3(Architecture):
         found = super().entries(head, max_length)
         parameters = {"rope_type": "default", **(self.rope.rope_scaling or {}), "rope_theta": float(self.rope.base)}
         parameters["rope_type"] = parameters.pop("type", parameters["rope_type"])
-        if self.rope.learn_frequencies:  # frequencies divided by numbers of their own are transformers' longrope
+        if self.rope.learn_frequencies:  # frequencies divided by a number each are transformers' longrope
             factors = {"short_factor": self.factors, "long_factor": self.factors, "attention_factor": 1.0}
             parameters |= {"rope_type": "longrope", **factors, "original_max_position_embeddings": max_length}
         elif self.rope.rope_type != "default":

@@ -241,7 +241,7 @@ def source_entries(config: PositionConfigMixin) -> dict[str, Any]:
     """What an exported config keeps of that of the model."""
     left_out = {"auto_map", "transformers_version", "dtype", "architectures", "_name_or_path", "id2label", "label2id"}
     entries = {name: value for name, value in config.to_diff_dict().items() if name not in left_out}
-    # A table that is read as before 0.3.0 becomes one that is read as DeBERTa does.
+    # A matrix that is read as in 0.3.0 and earlier becomes one that is read as DeBERTa does.
     return entries | ({TABLE_VERSION: NEWEST_TABLE} if getattr(config, TABLE_VERSION) else {})
 
 

@@ -230,7 +230,7 @@ JINA = Names(
         "ForQuestionAnswering": ANSWERS,
     },
 )
-# By the model type of the stock config of a family.
+# By the model type of the original config of a family.
 FAMILIES: dict[str, Names] = {
     "bert": BERT,
     "roberta": ROBERTA,

@@ -17,7 +17,7 @@ from ..unpadding import current_packing
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Backends that are computed here; "eager" is stock's own.
+# Backends that are computed here; "eager" is Transformers' own.
 IMPLEMENTATIONS = ("sdpa", "flex_attention")
 
 
@@ -59,7 +59,7 @@ def self_attend(
         implementation: a backend that [`computes`].
         module: the self-attention.
         query, key, value: (batch, heads, length, head_dim), or packed (1, heads, tokens, head_dim).
-        terms: in blocks, unless all that they add is laid out for every pair already.
+        terms: blockwise, unless all that they add is laid out for every pair already.
         mask: None, [`mask_of_tokens`], a boolean or additive mask (batch or 1, heads or 1, length or 1, length), or FlexAttention's BlockMask.
         dropout: probability with which a weight is dropped.
 
@@ -67,7 +67,7 @@ def self_attend(
         (batch, length, heads · head_dim).
 
     Raises:
-        ValueError: the mask does not fit the sequences, or FlexAttention is asked for dropout.
+        ValueError: the mask does not fit the sequences, or FlexAttention would need dropout.
     """
     packing = current_packing()
     mask = Mask.of(mask if packing is None else None, query, key, packing=packing)

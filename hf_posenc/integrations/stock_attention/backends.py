@@ -23,7 +23,7 @@ _changes: list[Changes] = []
 def _correct_implementation(
     original: Callable, model: PreTrainedModel, requested_attention: str | None, *args, **kwargs
 ) -> str:
-    """`get_correct_attn_implementation`: these backends are there, and unnamed means eager, as in stock."""
+    """`get_correct_attn_implementation`: these backends are there, and unnamed means eager, as in Transformers."""
     if isinstance(model, PosencPreTrainedModel):
         return original(requested_attention, *args, **kwargs)
     if requested_attention is None:

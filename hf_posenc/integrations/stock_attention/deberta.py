@@ -2,7 +2,7 @@
 
 transformers' encoder makes three things for all layers: a mask of pairs, a matrix of relative positions, and the table of
 relative positions. Here it makes a mask of tokens and the rows of the table *per distance* instead, and each layer's
-self-attention, given these, computes what stock computes. Everything else is stock's own code.
+self-attention, given these, computes what Transformers computes. Everything else is Transformers' own code.
 """
 
 import functools
@@ -31,17 +31,17 @@ from .attention import computes, mask_of_tokens, self_attend
 MODELS = (DebertaPreTrainedModel, DebertaV2PreTrainedModel)
 ENCODERS = (v1.DebertaEncoder, v2.DebertaV2Encoder)
 SELF_ATTENTIONS = (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention)
-# So many rows of the table, and tokens with further rows beside them, are multiplied with a matrix in little more time than
+# So many rows of the table, and tokens with further rows added, are multiplied with a matrix in little more time than
 # reading the matrix takes.
 FEW_ROWS, FEW_TOKENS = 64, 96
 
 
 class RelativeRows(NamedTuple):
-    """Relative positions of a forward pass, in place of stock's matrix of them.
+    """Relative positions of a forward pass, in place of Transformers' matrix of them.
 
     Attributes:
         implementation: the backend, as the config had it.
-        relative: int64 (2 · length - 1,), stock's buckets of query - key, in the order of [`relative_distances`].
+        relative: int64 (2 · length - 1,), Transformers' buckets of query - key, in the order of [`relative_distances`].
         rows: of the same shape, their rows of the table.
         start, stop: the part of the table that they are in.
     """
@@ -56,7 +56,7 @@ class RelativeRows(NamedTuple):
 def rows_of_table(
     length: int, span: int, buckets: int, max_distance: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stock's buckets of query - key per distance, and their rows: clamp(bucket + span, 0, 2 · span - 1).
+    """Transformers' buckets of query - key per distance, and their rows: clamp(bucket + span, 0, 2 · span - 1).
 
     Args:
         buckets: -1 or 0 for none.
@@ -78,7 +78,7 @@ def _reached(length: int, span: int, buckets: int, max_distance: int) -> tuple[t
 
 
 def _config(encoder: nn.Module):
-    """The config of an encoder; None where somebody has put an attention of their own into it."""
+    """The config of an encoder; None where somebody has replaced its attention."""
     attention = getattr(encoder.layer[0], "attention", None) if len(encoder.layer) else None
     if not isinstance(getattr(attention, "self", None), SELF_ATTENTIONS):
         return None
@@ -160,7 +160,7 @@ def _forward(
 
     Args:
         projections: of the version, see [`_project_v1`].
-        receives: how stock's is called. Its relative positions are [`RelativeRows`] where a backend is asked for.
+        receives: how Transformers' is called. Its relative positions are [`RelativeRows`] where a backend is named.
     """
     given = {**dict(zip(receives.names[1:], args)), **kwargs}
     distances, mask = given.get("relative_pos"), given.get(receives.mask)

@@ -1,7 +1,7 @@
 """MPNet as transformers has it, without matrices of pairs.
 
 transformers' encoder looks the bias of every pair up for all layers. Here it looks up the bias *per distance* instead, and each
-layer's self-attention, given this, computes what stock computes. Everything else is stock's own code.
+layer's self-attention, given this, computes what Transformers computes. Everything else is Transformers' own code.
 """
 
 import functools
@@ -27,12 +27,12 @@ from .attention import computes, self_attend
 MODELS = (MPNetPreTrainedModel,)
 # Tokens from which on blocks are faster than PyTorch's kernel with the bias of every pair.
 BLOCKS_FROM = 256
-# How stock's self-attention is called.
+# How Transformers' self-attention is called.
 RECEIVES = Receives.of(MPNetSelfAttention.forward)
 
 
 class Bias(NamedTuple):
-    """The bias of a forward pass by distance, in place of stock's tensor of it.
+    """The bias of a forward pass by distance, in place of Transformers' tensor of it.
 
     Attributes:
         implementation: the backend, as the config had it.
@@ -52,13 +52,13 @@ class Bias(NamedTuple):
 
 
 def configs(module: nn.Module) -> list:
-    """The configs of all encoders in a module, variants left out."""
+    """The configs of all encoders in a module, models with a position scheme left out."""
     encoders = (inner for inner in module.modules() if isinstance(inner, MPNetEncoder))
     return [encoder.config for encoder in encoders if _has_stock_attention(encoder)]
 
 
 def _has_stock_attention(encoder: nn.Module) -> bool:
-    """Whether nobody has put an attention of their own into an encoder."""
+    """Whether nobody has replaced the attention of an encoder."""
     attentions = (getattr(layer.attention, "attn", None) for layer in encoder.layer)
     return all(isinstance(attention, MPNetSelfAttention) for attention in attentions) and not isinstance(
         encoder, PositionEncoder
@@ -66,14 +66,14 @@ def _has_stock_attention(encoder: nn.Module) -> bool:
 
 
 def _buckets(length: int, number: int, device: torch.device) -> torch.Tensor:
-    """Stock's buckets per distance."""
+    """Transformers' buckets per distance."""
     relative = relative_distances(length, length, 0, device)
     return MPNetEncoder.relative_position_bucket(relative, num_buckets=number)
 
 
 @functools.lru_cache(maxsize=64)
 def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
-    """Stock's buckets per distance on CPUs, kept; and the number of the last bucket and one."""
+    """Transformers' buckets per distance on CPUs, kept; and the number of the last bucket and one."""
     with torch.inference_mode(False):  # they may be used in training later
         rows = _buckets(length, number, torch.device("cpu"))
         return rows, int(rows.max()) + 1
@@ -106,7 +106,7 @@ def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=
 
 
 def _forward(original: Callable, attention: nn.Module, hidden_states: torch.Tensor, *args, **kwargs):
-    """`MPNetSelfAttention.forward`; its bias is a [`Bias`] where a backend is asked for."""
+    """`MPNetSelfAttention.forward`; its bias is a [`Bias`] where a backend is named."""
     given = {**dict(zip(RECEIVES.names[1:], args)), **kwargs}
     of_pairs = next((name for name, value in given.items() if isinstance(value, Bias)), None)
     if of_pairs is None:
@@ -134,7 +134,7 @@ def _attending_evenly(
 ) -> tuple[list[Term], torch.Tensor]:
     """Terms and mask with which a query that attends to nothing gives every key the same weight, as a function of its scores.
 
-    Stock adds the lowest number to all of these, which leaves nothing of them but their gradients. Here their own values are
+    Transformers adds the lowest number to all of these, which leaves nothing of them but their gradients. Here their own values are
     taken off instead, and the mask lets them pass.
 
     Args:

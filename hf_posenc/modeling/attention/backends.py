@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class Attention:
-    """softmax(scaling · content_query · key + terms) · value, and what value-side terms add: what a self-attention asks of a backend.
+    """softmax(scaling · content_query · key + terms) · value, and what value-side terms add: the computation of a backend.
 
     Attributes:
         module: the self-attention.

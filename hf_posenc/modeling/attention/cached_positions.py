@@ -64,7 +64,7 @@ class PositionStaticLayer(PositionCacheLayer, StaticLayer):
 
 @functools.cache
 def _with_positions(kind: type[CacheLayerMixin]) -> type[PositionCacheLayer]:
-    """The class of a layer that keeps positions, for kinds beside the two above (quantized ones)."""
+    """The class of a layer that keeps positions, for kinds other than the two above (quantized ones)."""
     return type(f"Position{kind.__name__}", (PositionCacheLayer, kind), {})
 
 
@@ -87,7 +87,7 @@ def past_length_of(cache: Cache, layer: int) -> int | torch.Tensor:
     """Number of tokens that a layer has in the cache.
 
     Raises:
-        ValueError: the layer moves along a window: the places of its tokens are not known.
+        ValueError: the layer moves along a window: the indices of its tokens are not known.
     """
     own = self_attention_cache(cache)
     if layer < len(own.layers):
@@ -100,7 +100,7 @@ def past_length_of(cache: Cache, layer: int) -> int | torch.Tensor:
 def _check_keeps_all(layer: CacheLayerMixin) -> None:
     if getattr(layer, "is_sliding", False):
         raise ValueError(
-            f"{type(layer).__name__} forgets its first tokens: positions need a cache of whole sequences, such as "
+            f"{type(layer).__name__} drops its first tokens: positions need a cache of whole sequences, such as "
             "DynamicCache or StaticCache"
         )
 
@@ -125,7 +125,7 @@ def append_positions(
         (batch, 2, key_length), of all keys; those of empty slots are any that a table has.
 
     Raises:
-        ValueError: the cache holds tokens beside those that it was told the positions of; it moves along a window; a program
+        ValueError: the cache holds more tokens than those that it was told the positions of; it moves along a window; a program
             is exported with tokens in the cache.
     """
     if _is_exporting():

@@ -3,12 +3,12 @@
 from ..schemes.flags import GLOBAL_EVERY, WINDOW, WINDOW_FLAGS
 
 
-# Attention implementations that carry a window.
+# Attention implementations that support a window.
 BACKENDS = ("sdpa", "flex_attention", "eager")
 
 
 def window_settings(config) -> dict[str, int]:
-    """The two flags of a config, with their defaults: what two models must have alike to compute the same."""
+    """The two options of a config, with their defaults: what two models must have alike to compute the same."""
     return {
         flag.name: flag.default if (value := getattr(config, flag.name, None)) is None else value
         for flag in WINDOW_FLAGS
@@ -16,7 +16,7 @@ def window_settings(config) -> dict[str, int]:
 
 
 def check_window(config) -> None:
-    """Raise ValueError where the flags of a config do not fit each other."""
+    """Raise ValueError where the options of a config do not fit each other."""
     if getattr(config, GLOBAL_EVERY.name, None) is not None and getattr(config, WINDOW.name, None) is None:
         raise ValueError(
             f"{GLOBAL_EVERY.name}={getattr(config, GLOBAL_EVERY.name)} has no use without {WINDOW.name}: no layer is local"

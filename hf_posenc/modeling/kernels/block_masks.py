@@ -111,7 +111,7 @@ class AttentionMask:
     def apply(self, scores: torch.Tensor, block: Block) -> None:
         """Overwrite masked scores (summed, they overflow in float16) and add what an additive mask has for the others.
 
-        Keys beside the sequence's range are masked too.
+        Keys outside the sequence's range are masked too.
         """
         lowest = torch.finfo(scores.dtype).min
         forbidden = self.forbidden(block)
@@ -132,7 +132,7 @@ class Dropout:
 
     Attributes:
         probability: with which a weight is dropped; it is rounded to the steps that sixteen bits have.
-        seed: what is dropped in a block is a function of this and of the block's place alone.
+        seed: what is dropped in a block is a function of this and of the block's index alone.
     """
 
     probability: float

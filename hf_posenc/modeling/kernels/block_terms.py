@@ -1,4 +1,4 @@
-"""The terms of attention scores and values in a block: one class for each kind, forward beside backward.
+"""The terms of attention scores and values in a block: one class for each kind, forward next to backward.
 
 A term knows nothing of masks, softmax or the order of blocks. It is given a block, or the distances of a block, and adds its
 scores; given the gradient of these scores, it adds to the gradients of all that it has read. `keep` says whether there is
@@ -386,7 +386,7 @@ class SumDifference(PairwiseTerm):
 
     @staticmethod
     def _signs(difference: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """The derivative of the lengths, in the place of the differences."""
+        """The derivative of the lengths, in place of the differences."""
         return difference.sign_()
 
     def value_range(self) -> float:

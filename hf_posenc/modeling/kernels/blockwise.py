@@ -1,4 +1,4 @@
-"""Exact attention with position terms in blocks that fit into a CPU's cache, forward and backward.
+"""Blockwise attention, exact, with position terms: blocks fit into a CPU's cache, forward and backward.
 
 What a term adds to the score of query i and key j depends on j - i. So a block of queries is multiplied with the rows of
 a table *per distance*, one product of matrices, and the result is read per pair through a strided view of the same
@@ -23,7 +23,7 @@ from .passes import BackwardPass, ForwardPass, Plan
 from .strategies import Strategy, choose_strategy, may_clip
 
 
-# What the passes know of parts beside their tensors: their class, and their rows.
+# What the passes know of parts in addition to their tensors: their class, and their rows.
 Kinds = list[tuple[type[BlockTerm], torch.Tensor | None]]
 
 
@@ -97,9 +97,7 @@ class BlockwiseAttention(torch.autograd.Function):
     def backward(ctx, output_gradient):
         if torch.is_grad_enabled():
             # Under create_graph. `once_differentiable` would let it pass where only the inputs are followed further.
-            raise RuntimeError(
-                "position attention in blocks has no second derivative: use attn_implementation='eager' for it"
-            )
+            raise RuntimeError("blockwise attention has no second derivative: use attn_implementation='eager' for it")
         weights, mask, content_query, query, key, value, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[7:]
         with torch.autocast(key.device.type, enabled=False):

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 # By the id of a matrix: the product of its snapshot's vector with it, as the row of a product of so many rows.
 Products = dict[int, tuple[int, torch.Tensor]]
 
-# By module, and outside of it: no copy, pickle or state dict of a model carries this along.
+# By module, and outside of it: no copy, pickle or state dict of a model contains this.
 _cache: "weakref.WeakKeyDictionary[nn.Module, Kept]" = weakref.WeakKeyDictionary()
 _is_enabled = True
 
@@ -80,11 +80,11 @@ def cached(
     Args:
         owner: the module that the result belongs to; one result is cached for each.
         modules: what `compute` calls.
-        inputs: the tensors that it reads beside their parameters.
-        constants: the settings that it reads beside those of the modules: numbers, names, tuples of them.
+        inputs: the tensors that it reads in addition to their parameters.
+        constants: the settings that it reads in addition to those of the modules: numbers, names, tuples of them.
         compute: a function of the three, and of nothing else that can change.
-        otherwise: called in its place where nothing is kept.
-        products: what [`vectors_of`] gave, multiplied with the same matrices beside hidden states.
+        otherwise: called instead where nothing is cached.
+        products: what [`vectors_of`] gave, multiplied with the same matrices as hidden states.
     """
     modules = list(modules)
     sources = [*inputs, *(parameter for module in modules for parameter in module.parameters())]
@@ -129,7 +129,7 @@ def clear_cache() -> None:
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module, in eval mode, is nothing but a function of its parameters, row by row, which nobody listens to."""
-    # A tensor in the place of a parameter is not among the parameters.
+    # A tensor in place of a parameter is not among the parameters.
     replaced = {"forward", "weight", "bias"} & module.__dict__.keys()
     return (
         type(module) in PLAIN
@@ -160,7 +160,7 @@ def _may_cache(sources: list[torch.Tensor]) -> bool:
 
 
 def _settings_of(module: nn.Module) -> list[tuple[str, Any]]:
-    """What a module's function depends on beside tensors: `eps`, `p`, `padding_idx` and the like."""
+    """What a module's function depends on in addition to tensors: `eps`, `p`, `padding_idx` and the like."""
     return [(name, value) for name, value in vars(module).items() if isinstance(value, (int, float, str, tuple))]
 
 

@@ -62,7 +62,7 @@ class Circumstances:
         batch, scores: sequences, and scores of one of them in all heads.
         on_cpu, is_traced, is_compiled: where and how it runs; exports are traced and not compiled.
         views: see [`reads_through_views`].
-        fits_blocks: blocks can compute it, and are not ruled out by who asks.
+        fits_blocks: blocks can compute it, and are not ruled out by the caller.
         has_values: a term has a value side.
         has_products_alone: all terms with tables are products, without a bias by distance.
         is_for_each_head: what is added to the scores differs between all sequences and heads.

@@ -1,6 +1,6 @@
 """Layers that run on the tokens that are not padding: packed before the first of them, unpacked after the last.
 
-Projections, feed-forward, LayerNorm and dropout take each token by itself, so the hidden states of a batch travel as (1,
+Projections, feed-forward, LayerNorm and dropout take each token by itself, so the hidden states of a batch are passed on as (1,
 tokens, hidden). Inside the self-attention, sequences of similar lengths are attended to together: their queries, keys and
 values are spread over (sequences, heads, length, head_dim), and what comes out is collected again. Every token that is not
 padding gets what it would get with padding, and padding itself gets zeros.
@@ -25,7 +25,7 @@ from ..torch_state import is_compiled, is_hooked, is_traced
 logger = logging.get_logger(__name__)
 
 
-# Share of padding, and number of places that are padding, from which on packing is faster than computing them (measured by
+# Share of padding, and number of tokens that are padding, from which on packing is faster than computing them (measured by
 # benchmarks/padding.py --thresholds).
 SMALLEST_SHARE, FEWEST_PLACES = 0.08, 32
 # Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
@@ -33,14 +33,14 @@ SMALLEST_SHARE, FEWEST_PLACES = 0.08, 32
 FEWEST_SAVED, SHORTER = 1 << 16, 0.8
 # Attention functions that take masks of pairs.
 BACKENDS = ("sdpa", "eager")
-# Where padding is left out: where it was measured to be faster, and where `hf_posenc.unpad` asks for it.
+# Where padding is skipped: where it was measured to be faster, and where `hf_posenc.unpad` asks for it.
 MEASURED, ON_REQUEST = ("cpu",), ("cpu", "cuda")
 
 
 class PadWithTokens(torch.autograd.Function):
-    """Rows of (tokens, width) at the places of padded sequences; what stands at padding has no gradient.
+    """Rows of (tokens, width) at their indices in padded sequences; what stands at padding has no gradient.
 
-    Its own gradient, by the places, is a selection too: that of `index_select` would add up row by row.
+    Its own gradient, by the indices, is a selection too: that of `index_select` would add up row by row.
     """
 
     @staticmethod
@@ -67,7 +67,7 @@ class Group:
         shape: (sequences, length).
         tokens: how many of the packed ones are theirs; groups follow each other.
         places: int64 (tokens,), where their tokens are in (sequences · length); None where they are everywhere.
-        source: int64 (sequences · length,), the token of each place; at padding a token of the same sequence.
+        source: int64 (sequences · length,), the token at each index; at padding a token of the same sequence.
         mask: bool (sequences, 1, 1, length), what may be attended to; None where that is everything.
     """
 
@@ -145,7 +145,7 @@ class Packing:
     def of(cls, attended: torch.Tensor, heads: int | None) -> "Packing":
         """The packing of a batch in which no sequence is empty.
 
-        The first token of a sequence is packed even if it is padding, and computed as it is without packing: it asks, and
+        The first token of a sequence is packed even if it is padding, and computed as it is without packing: it is a query, and
         nobody attends to it. Heads read it, and so does what pools sentences.
 
         Args:
@@ -156,7 +156,7 @@ class Packing:
         kept = attended.clone()
         kept[:, 0] = True
         lengths, order = attended.sum(1).sort(descending=True, stable=True)
-        # Sequences that begin with padding, or have some inside, do not fit into fewer places by their first tokens.
+        # Sequences that begin with padding, or have some inside, do not fit into fewer tokens by their first tokens.
         if heads is None or not torch.equal(attended, torch.arange(length) < attended.sum(1, keepdim=True)):
             own = attended.sum(1).tolist() if bool(attended[:, 0].all()) else None
             return cls((batch, length), kept.flatten().nonzero()[:, 0], [Group.of(kept, attended)], *_with_starts(own))
@@ -241,7 +241,7 @@ def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
 
 
 def devices(is_requested: bool) -> tuple[str, ...]:
-    """The types of the devices on which padding is left out."""
+    """The types of the devices on which padding is skipped."""
     return ON_REQUEST if is_requested else MEASURED
 
 
@@ -276,25 +276,25 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs, is_requested
     mask = inputs.attention_mask
     if not is_tensor(mask) or mask.dim() != 2:
         return "there is no attention_mask of (batch, length)"
-    # Of a mask of other sequences, stock makes what it makes, or an error.
+    # Of a mask of other sequences, Transformers makes what it makes, or an error.
     if tuple(mask.shape) != inputs.shape:
         return f"attention_mask has the shape {tuple(mask.shape)} and the input {inputs.shape}"
     if mask.device.type not in devices(is_requested) or config._attn_implementation not in BACKENDS:
         return (
-            f"it is left out on CPUs, and on CUDA after hf_posenc.unpad, with {' and '.join(BACKENDS)}, not on {mask.device} with "
+            f"it is skipped on CPUs, and on CUDA after hf_posenc.unpad, with {' and '.join(BACKENDS)}, not on {mask.device} with "
             f"{config._attn_implementation}"
         )
     lengths = mask.cpu().count_nonzero(1)
     padding, least = mask.numel() - int(lengths.sum()), max(FEWEST_PLACES, SMALLEST_SHARE * mask.numel())
     if padding < least:
-        return f"{padding} of {mask.numel()} places are padding, and leaving it out pays from {least:.0f} on"
+        return f"{padding} of {mask.numel()} tokens are padding, and skipping it is faster from {least:.0f} on"
     # A sequence that is padding from end to end attends to its padding, and what is recorded has padding in it.
     if not lengths.all():
-        return "a sequence is nothing but padding"
+        return "a sequence has only padding"
     if padding_is_read.get():
-        return "the loss reads what stands at padding"
+        return "the loss reads positions that are padding"
     if inputs.records(config):
-        return "hidden states or attention weights are asked for"
+        return "hidden states or attention weights are requested"
     if inputs.cache is not None or inputs.reads_another_sequence or getattr(config, "is_decoder", False):
         return "the model is a decoder, or reads a cache or another sequence"
     if getattr(config, "chunk_size_feed_forward", 0):
@@ -309,10 +309,10 @@ padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
 
 
 def loss_reads_padding(inputs: ModelInputs, is_requested: bool) -> bool:
-    """Whether the loss of a head that is called so has a part at padding: labels there, or a softmax over places.
+    """Whether the loss of a head that is called so has a part at padding: labels there, or a softmax over the sequence.
 
     Args:
-        is_requested: `hf_posenc.unpad` asked to leave it out.
+        is_requested: `hf_posenc.unpad` asked to skip it.
     """
     mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
     if inputs.arguments.get("start_positions") is not None:
@@ -326,7 +326,7 @@ def loss_reads_padding(inputs: ModelInputs, is_requested: bool) -> bool:
     # Losses flatten them, so that flat ones are taken too: as one sequence, in which the next begins where one ends.
     shape = mask.shape if labels.shape == mask.shape else (1, mask.numel())
     learned, is_padding = labels.reshape(shape) != -100, mask.to(labels.device).reshape(shape) == 0
-    # A head that writes text learns a token from what stands one place before it.
+    # A head that writes text learns a token from what stands one index before it.
     return bool((learned & is_padding).any() or (learned[:, 1:] & is_padding[:, :-1]).any())
 
 

@@ -24,7 +24,7 @@ STEEP = 40
 
 @dataclass(frozen=True)
 class Plan:
-    """What both passes know beside tensors that may have a gradient.
+    """What both passes know in addition to tensors that may have a gradient.
 
     Attributes:
         ranges, is_causal, window: of the [`AttentionMask`].

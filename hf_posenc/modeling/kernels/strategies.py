@@ -1,4 +1,4 @@
-"""Which kernel computes an attention with terms, and in blocks of which size: chosen in one place, from numbers alone."""
+"""Which kernel computes an attention with terms, and with which block size: chosen here alone, from numbers."""
 
 import enum
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ ROWS, KEYS = 128, 64
 # what a layer's other activations take at 512 tokens, and less time to write and read than to compute again.
 KEPT_PAIRS = 512 * 512
 # From so many keys on, PyTorch's kernel takes what it can, and where keys have a table and every distance vectors of its own,
-# blocks have four times as many queries, and two times as many such keys: they meet fewer distances beside their pairs.
+# blocks have four times as many queries, and two times as many such keys: they meet fewer distances per pair.
 MANY_KEYS = 2048
 # Where PyTorch's own kernel does the work, only the bias is laid out; with 768 queries the kernel takes its largest blocks.
 KERNEL_BLOCK_SIZE, KERNEL_FEWEST_HEADS, KERNEL_ROWS = 1 << 23, 2, 768
-# With a window it gets fewer queries at a time: beside those that each of them sees, they meet as many keys.
+# With a window it gets fewer queries at a time: in addition to those that each of them sees, they meet as many keys.
 LOCAL_KERNEL_ROWS = 64
 
 
@@ -34,7 +34,7 @@ class Kernel(enum.Enum):
 
 @dataclass(frozen=True)
 class Strategy:
-    """How an attention is computed. The backward pass is always in blocks.
+    """How an attention is computed. The backward pass is always blockwise.
 
     Attributes:
         kernel: of the forward pass.

@@ -1,4 +1,4 @@
-"""The `position_*` flags: one validated mixin over the config class of each family."""
+"""The `position_*` options: one validated mixin over the config class of each family."""
 
 import copy
 import functools
@@ -30,7 +30,7 @@ CLASS_PREFIX = "Posenc"
 # Keyword by which `get_config_dict` tells `from_dict` where it has read.
 READ_FROM = "_read_from"
 
-# Entry of a config.json: registered scheme -> "module.Class" of the file beside it.
+# Entry of a config.json: registered scheme -> "module.Class" of the file saved with it.
 SCHEME_FILES = "scheme_files"
 
 
@@ -53,7 +53,7 @@ def _edit_distance(first: str, second: str) -> int:
 
 @functools.cache
 def _nearest_flag(name: str, flags: tuple[str, ...]) -> str | None:
-    """The flag that `name` probably is a misspelling of: within two edits, or with `position` shortened."""
+    """The option that `name` probably is a misspelling of: within two edits, or with `position` shortened."""
     for flag in flags:
         if abs(len(flag) - len(name)) <= 2 and _edit_distance(name, flag) <= 2:
             return flag
@@ -62,7 +62,7 @@ def _nearest_flag(name: str, flags: tuple[str, ...]) -> str | None:
 
 
 def check_names(names, strictly: bool = True) -> None:
-    """Raise ValueError for the first name that looks like a `position_*` flag but is none.
+    """Raise ValueError for the first name that looks like a `position_*` option but is none.
 
     Args:
         names: keywords or config entries.
@@ -74,7 +74,7 @@ def check_names(names, strictly: bool = True) -> None:
         nearest = _nearest_flag(name, tuple(FLAGS))
         if nearest is not None or (strictly and name.startswith("position_")):
             hint = did_you_mean(name, FLAGS if nearest is None else [nearest], cutoff=0)
-            raise ValueError(f"unknown flag {name!r}{hint} The position flags are {', '.join(FLAGS)}")
+            raise ValueError(f"unknown config option {name!r}{hint} The options are {', '.join(FLAGS)}")
 
 
 def legacy_scheme(entries: dict[str, Any]) -> str | None:
@@ -83,24 +83,24 @@ def legacy_scheme(entries: dict[str, Any]) -> str | None:
 
 
 def carries_flags(entries: dict[str, Any]) -> bool:
-    """Whether a config's entries or keywords ask for a variant: a flag that is given, or v4's name for a scheme."""
+    """Whether a config's entries or keywords need a position scheme: an option that is given, or v4's name for a scheme."""
     return any(entries.get(flag) is not None for flag in FLAGS) or legacy_scheme(entries) is not None
 
 
 def stored_flags(entries: dict[str, Any]) -> dict[str, Any]:
-    """The flags among the entries of a checkpoint's config.json, v4's name for a scheme included."""
+    """The options among the entries of a checkpoint's config.json, v4's name for a scheme included."""
     stored = {flag: entries[flag] for flag in FLAGS if entries.get(flag) is not None}
     scheme = entries.get("position_scheme") or legacy_scheme(entries)
     return stored | ({"position_scheme": scheme} if scheme else {})
 
 
 def reads_buckets(flags: dict[str, Any]) -> bool:
-    """Whether a model with these flags has the table of `deberta` with buckets."""
+    """Whether a model with these options has the table of `deberta` with buckets."""
     return _default_buckets(flags) is not None and flags.get("position_buckets") != 0
 
 
 def _default_buckets(flags: dict[str, Any]) -> int | None:
-    """The default of `position_buckets` in the scheme, of those that the flags name, whose table has versions; None if none has."""
+    """The default of `position_buckets` in the scheme, of those that the options name, whose table has versions; None if none has."""
     for name in scheme_names(flags.get("position_scheme") or "none"):
         if getattr(SCHEMES[name], "table_has_versions", False):
             return FLAGS["position_buckets"][name].default
@@ -111,7 +111,7 @@ def table_version(entries: dict[str, Any], given: dict[str, Any] | None = None) 
     """How the table of `deberta` is read in a model with these config entries, see there.
 
     Args:
-        given: flags that override those among the entries. With another number of buckets, the table is another.
+        given: options that override those among the entries. With another number of buckets, the table is another.
     """
     if entries.get(TABLE_VERSION) is not None:
         return entries[TABLE_VERSION]
@@ -132,8 +132,8 @@ def version_to_read(stored: int, given: int | None) -> int:
     """
     if stored == 1 and given == NEWEST_TABLE:
         raise ValueError(
-            f"{TABLE_VERSION}={given}: this checkpoint was saved before 0.3.0, when deberta did not read all rows of its table: leave "
-            f"{TABLE_VERSION} out"
+            f"{TABLE_VERSION}={given}: this checkpoint was saved by hf_posenc 0.3.0 or earlier, which did not read row 0 of the "
+            f"relative position embeddings: leave {TABLE_VERSION} out"
         )
     return stored if given is None else given
 
@@ -158,13 +158,13 @@ def check_version(version: Any) -> None:
 
 
 def flags_in_use(position_scheme: str) -> set[str]:
-    """The flags that apply to a composite of schemes."""
+    """The options that apply to a composite of schemes."""
     names = {ALL, *scheme_names(position_scheme)}
     return {"position_scheme", *(flag for flag, users in FLAGS.items() if names & {*users})}
 
 
 def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Config entries with flags overridden; where `position_scheme` changes, flags that it leaves without use become None.
+    """Config entries with options overridden; where `position_scheme` changes, options that it leaves without use become None.
 
     What is set to None is logged, once. Raises ValueError or TypeError for a wrong `position_scheme`.
     """
@@ -180,7 +180,7 @@ def override_flags(entries: dict[str, Any], given: dict[str, Any]) -> dict[str, 
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError, naming the flag, for a value that it cannot have in any scheme."""
+    """Raise TypeError or ValueError, naming the option, for a value that it cannot have in any scheme."""
     if name == "position_scheme":
         scheme_names(value)
     else:
@@ -192,7 +192,7 @@ def _annotation(name: str) -> Any:
 
 
 def check_native_flags(config: "PositionConfigMixin") -> None:
-    """Raise ValueError for a flag that does not fit the parameters that a stock checkpoint has."""
+    """Raise ValueError for an option that does not fit the parameters that an original checkpoint has."""
     native = {*scheme_names(config.family.native_scheme)} & {*config.schemes}
     for flag, value in config.family.native_flags.items():
         given = getattr(config, flag)
@@ -200,11 +200,11 @@ def check_native_flags(config: "PositionConfigMixin") -> None:
         if users and given is not None and given != value:
             raise ValueError(
                 f"{flag}={given!r} does not fit the {' and '.join(users)} that {config.stock_model_type} checkpoints were trained "
-                f"with, which has {value!r}: leave the flag out, or leave {' and '.join(users)} out of position_scheme"
+                f"with, which has {value!r}: leave the option out, or leave {' and '.join(users)} out of position_scheme"
             )
 
 
-# The flags as fields of a config.
+# The options as fields of a config.
 PositionFlags = make_dataclass(
     "PositionFlags",
     [(name, _annotation(name) | None, field(default=None)) for name in FLAGS],
@@ -215,32 +215,32 @@ PositionFlags = make_dataclass(
 
 @dataclass(kw_only=True, repr=False)
 class PositionConfigMixin(PositionFlags):
-    """The `position_*` flags on top of a stock config.
+    """The `position_*` options on top of an original config.
 
     `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
-    family's checkpoints were trained with. The other flags are declared in the files of the schemes: `hf-posenc schemes` lists them.
+    family's checkpoints were trained with. The other options are declared in the files of the schemes: `hf-posenc schemes` lists them.
     `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
-    `unpad` belongs to no scheme and makes no variant by itself: with False, padding is computed where it could be left out.
+    `unpad` belongs to no scheme and makes no position scheme by itself: with False, padding is always computed.
     `position_table_version` says how [`Deberta`] reads its table: 2 in new models, 1 in those that were saved before there was another.
 
-    The flags check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. A flag that
-    is not given is None and means the default of its scheme. Flags are validated when the config is made, and again when a
+    The options check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. An option that
+    is not given is None and means the default of its scheme. Options are validated when the config is made, and again when a
     model is built from it.
 
     Raises:
-        TypeError: a flag has the wrong type.
-        ValueError: a flag is misspelt, out of range, or has no use in the chosen schemes.
+        TypeError: an option has the wrong type.
+        ValueError: an option is misspelt, out of range, or has no use in the chosen schemes.
     """
 
     unpad: bool = UNPAD.default
     position_table_version: int | None = None
 
-    # The family's description; of it the stock model type, the file of the classes, and which of them serves each Auto class.
+    # The family's description; of it the original model type, the file of the classes, and which of them serves each Auto class.
     family: ClassVar[Family]
     stock_model_type: ClassVar[str]
     modeling_file: ClassVar[str]
     auto_classes: ClassVar[dict[str, str]]
-    # Where the config was read from, a folder or a name on the Hub, and the flags that were stored there. Never saved.
+    # Where the config was read from, a folder or a name on the Hub, and the options that were stored there. Never saved.
     _read_from: ClassVar[str | None] = None
     _stored_flags: ClassVar[dict[str, Any]] = {}
     # Writes the code that `auto_map` names, given a config and the folder that it is saved in; None where this file is such code itself.
@@ -255,7 +255,7 @@ class PositionConfigMixin(PositionFlags):
 
     def __post_init__(self, **kwargs):
         check_names(kwargs)
-        # A stored model type, a stock one perhaps, must not end up on the instance.
+        # A stored model type, an original one perhaps, must not end up on the instance.
         kwargs.pop("model_type", None)
         if self.position_scheme is None:
             self.position_scheme = legacy_scheme(kwargs) or self.family.native_scheme
@@ -267,13 +267,13 @@ class PositionConfigMixin(PositionFlags):
         self.check_positions()
 
     def __getattr__(self, name: str) -> None:
-        """A flag of a registered scheme that was not given is None, as all others are."""
+        """An option of a registered scheme that was not given is None, as all others are."""
         if name in FLAGS:
             return None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def check_positions(self) -> None:
-        """Validate every flag by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
+        """Validate every option by itself, with its scheme, and with the model's sizes; see the class for what is raised."""
         check_names(self.__dict__)
         for flag in FLAGS:
             value = getattr(self, flag)
@@ -309,13 +309,13 @@ class PositionConfigMixin(PositionFlags):
 
     @property
     def trained_schemes(self) -> set[str]:
-        """Names of the schemes that the weights beside a loaded config were trained with: the family's, if nothing says others."""
+        """Names of the schemes that the weights of a loaded config were trained with: the family's, if nothing says others."""
         return {*scheme_names(self._stored_flags.get("position_scheme") or self.family.native_scheme)}
 
     def flags_beside_weights(self) -> dict[str, Any] | None:
-        """The flags in the config.json of the place that a model's weights are from, a folder or the cache of the Hub.
+        """The options in the config.json where a model's weights are from, a folder or the cache of the Hub.
 
-        `name_or_path` is that place once transformers has read them. None where there is no config, or it is of another family.
+        `name_or_path` is that folder once transformers has read them. None where there is no config, or it is of another family.
         """
         if self.name_or_path and self.name_or_path == self._read_from:
             return self._stored_flags
@@ -329,7 +329,7 @@ class PositionConfigMixin(PositionFlags):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path: str | os.PathLike, **kwargs):
-        """As in transformers; a stock checkpoint of the family is one to read, which transformers would warn of.
+        """As in transformers; an original checkpoint of the family is one to read, which transformers would warn of.
 
         `from_dict` is told where it was read.
         """
@@ -341,9 +341,9 @@ class PositionConfigMixin(PositionFlags):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        """As in transformers; flags among the keywords override stored ones before anything is validated.
+        """As in transformers; options among the keywords override stored ones before anything is validated.
 
-        Where `position_scheme` is overridden, stored flags that the new schemes do not use are dropped, with one log line.
+        Where `position_scheme` is overridden, stored options that the new schemes do not use are dropped, with one log line.
         """
         stored = stored_flags(config_dict)
         place = kwargs.pop(READ_FROM, None) or kwargs.get("name_or_path")  # which Auto classes give
@@ -357,16 +357,16 @@ class PositionConfigMixin(PositionFlags):
         config = result[0] if isinstance(result, tuple) else result
         if not stored:
             check_native_flags(config)
-        # They tell a loaded model which schemes the weights beside this config were trained with.
+        # They tell a loaded model which schemes the weights of this config were trained with.
         config._stored_flags = stored
         config._read_from = str(place) if place else None
         return result
 
     @classmethod
     def adopt(cls, config, **flags):
-        """Any config of the family as this class, validated, with `flags` set: for flags set by hand or given beside it.
+        """Any config of the family as this class, validated, with `flags` set: for options set by hand or given with it.
 
-        A stock config becomes one of this class in place, so that what else holds it (a class around the model, the
+        An original config becomes one of this class in place, so that what else holds it (a class around the model, the
         config of an encoder-decoder) saves what the model is. It is copied first if `flags` are given, or if it is of a
         class that has nothing to do with this one. One that is refused stays as it was.
 
@@ -403,7 +403,7 @@ class PositionConfigMixin(PositionFlags):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """As in transformers; flags that were not given are left out, and `auto_map` names the code to load with."""
+        """As in transformers; options that were not given are left out, and `auto_map` names the code to load with."""
         output = super().to_dict()
         output.pop("_read_from", None)
         output.pop("_stored_flags", None)
@@ -424,7 +424,7 @@ class PositionConfigMixin(PositionFlags):
         return output
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs):
-        """As in transformers; the code that `auto_map` names is written beside the config."""
+        """As in transformers; the code that `auto_map` names is written next to the config."""
         self.check_positions()
         if self.write_code is not None:
             self.write_code(self, save_directory)

@@ -1,4 +1,4 @@
-"""The embeddings of a variant: word embedding, positions joined to it, token types, LayerNorm, dropout."""
+"""The embeddings of a model with a position scheme: token embedding, positions added to it, token types, LayerNorm, dropout."""
 
 from typing import ClassVar
 
@@ -59,7 +59,7 @@ class Gate(Add):
 
 
 class Attention(Add):
-    """Σ_s a_s V(s) over s in {w, p}, a = softmax_s(Q(w)·K(s)/√width): the word asks, word and position answer.
+    """Σ_s a_s V(s) over s in {w, p}, a = softmax_s(Q(w)·K(s)/√width): the query is the token, keys are token and position.
 
     `position_query` starts at 0 (both answers weigh one half), `position_key` normal, `position_value` at twice the
     identity: w + p.
@@ -78,7 +78,7 @@ class Attention(Add):
 
 
 def number_of_rows(table: nn.Module, width: int) -> int | None:
-    """Rows of an embedding, or of what stands in its place (LoRA's wrapper, a quantised one), as it is now.
+    """Rows of an embedding, or of what replaces it (LoRA's wrapper, a quantised one), as it is now.
 
     Args:
         width: of its vectors.
@@ -86,7 +86,7 @@ def number_of_rows(table: nn.Module, width: int) -> int | None:
     Returns:
         None where nothing of the module tells.
     """
-    # A quantised weight may be packed, or a method; one that is spread over processes (ZeRO) has no rows of its own.
+    # A quantised weight may be packed, or a method; one that is spread over processes (ZeRO) has no rows itself.
     shape = getattr(getattr(table, "weight", None), "shape", ())
     if len(shape) == 2 and shape[1] == width:
         return shape[0]
@@ -97,7 +97,7 @@ COMBINE = {"add": Add, "concat": Concat, "gate": Gate, "attention": Attention}
 
 
 class PositionEmbeddings:
-    """Mixin over a family's stock embeddings; [`modeling_posenc.install_positions`] turns the stock module into it.
+    """Mixin over a family's original embeddings; [`modeling_posenc.install_positions`] turns the original module into it.
 
     Attributes:
         family: the family's description.
@@ -119,7 +119,7 @@ class PositionEmbeddings:
 
     @property
     def words(self) -> nn.Module:
-        """The table of words."""
+        """The token embedding matrix."""
         return getattr(self, self.family.words)
 
     @property
@@ -134,15 +134,15 @@ class PositionEmbeddings:
 
     @property
     def fills_table(self) -> bool:
-        """Whether that table starts as stock's does."""
+        """Whether that table starts as Transformers' does."""
         return self.has_table and "position_initial" not in vars(self.table)
 
     def install(self, config, scheme: EmbeddingScheme | None, keep_table: bool) -> None:
-        """Put a scheme in place of the stock table of positions, which stays if `keep_table`."""
+        """Put a scheme in place of the original table of positions, which stays if `keep_table`."""
         self.position_scheme = scheme
         self.first_position = config.sizes.first_position
         self.padding_token = self.family.setting(config, "pad_token_id")
-        # Kept: what is put in a table's place later need not say either.
+        # Kept: what replaces a table later need not say either.
         self.table_width, self.built_rows = config.sizes.table_width, config.sizes.max_position_embeddings
         self.position_combine = None
         if scheme is not None:
@@ -166,7 +166,7 @@ class PositionEmbeddings:
     def check_length(self, length: int, past_length: int, position_ids: torch.Tensor | None) -> None:
         """Raise ValueError for positions beyond the table of absolute positions."""
         if position_ids is not None:
-            # Reading the values would stall a GPU and break a trace; there the stock lookup stays as it is.
+            # Reading the values would stall a GPU and break a trace; there Transformers' lookup stays as it is.
             if position_ids.device.type != "cpu" or is_traced():
                 return
             if position_ids.numel() == 0:
@@ -176,8 +176,8 @@ class PositionEmbeddings:
             past_length = int(past_length)  # a static cache counts in a tensor
         if isinstance(past_length, int) and length + past_length > self.table_length():
             raise ValueError(
-                f"a sequence of {length + past_length} tokens is longer than the table of absolute positions, which has "
-                f"{self.table_length()}; without 'absolute' and 'tupe', every position_scheme goes further: "
+                f"a sequence of {length + past_length} tokens is longer than the position embedding matrix, which has "
+                f"{self.table_length()} rows; without 'absolute' and 'tupe', every position_scheme goes further: "
                 "sinusoidal, t5, rope, alibi, relative, deberta, ..."
             )
 
@@ -201,7 +201,7 @@ class PositionEmbeddings:
             refuse_if_measured(getattr(self, name), name)
         if is_once and self.has_table:
             remedy = "give position_ids of (batch, length), "
-            refuse_if_measured(self.table, "the table of absolute positions", remedy)
+            refuse_if_measured(self.table, "the position embedding matrix", remedy)
 
     def slots(self, length: int, past_length: int, device: torch.device) -> torch.Tensor:
         """Indices of tokens in the sequence, (1, length)."""
@@ -211,7 +211,7 @@ class PositionEmbeddings:
         """Vectors (batch, length, width) of the tokens' types, or None in families without."""
         if self.family.token_types is None:
             return None
-        # The stock embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
+        # The original embeddings look default types up in a buffer of max_position_embeddings; these have no such end.
         if token_type_ids is None:
             token_type_ids = torch.zeros(words.shape[:2], dtype=torch.long, device=words.device)
         return getattr(self, self.family.token_types)(token_type_ids)
@@ -244,7 +244,7 @@ class PositionEmbeddings:
                 self._refuse_measured(is_once=len(words) > 1 and (position_ids is None or len(position_ids) == 1))
             positions = self.position_vectors(position_ids, length, past_length, words.device)
             if type(self.position_combine) is Add:
-                # Stock's order of summation, for stock's bits.
+                # Transformers' order of summation, for Transformers' bits.
                 hidden_states = (words if types is None else words + types) + positions
             else:
                 hidden_states = self.position_combine.combine(self, words, positions)

@@ -1,7 +1,7 @@
 """What a family of models is: the names of its parts and sizes, and the positions its checkpoints were trained with.
 
-All else asks these descriptions, and knows no name of a family's own. A family is a file modeling_<family>.py with its description, its config
-class and its models.
+All other code reads these descriptions, and knows no name of a family. A family is a file modeling_<family>.py with its description,
+its config class and its models.
 """
 
 from collections.abc import Mapping
@@ -40,10 +40,10 @@ class Family:
     """The description of a family. The defaults are BERT's names, which most families have.
 
     Attributes:
-        model_type: of the stock config.
-        prefix: what the names of its stock classes begin with; the variants' have "Posenc" before it.
+        model_type: of the original config.
+        prefix: what the names of its original classes begin with; classes with a position scheme have "Posenc" before it.
         native_scheme: the `position_scheme` that its checkpoints were trained with.
-        native_flags: the flags of that scheme whose parameters the checkpoints have, which cannot have other values beside them.
+        native_flags: the options of that scheme whose parameters the checkpoints have, which cannot have other values with them.
         native_keys: by scheme, the key of what else than the table of absolute positions they have.
         positions_follow_padding: positions count from padding_idx + 1, and padding has position padding_idx.
         heads: Auto class -> the end of the name of the class that it serves.
@@ -93,7 +93,7 @@ class Family:
 
     @property
     def auto_classes(self) -> dict[str, str]:
-        """Auto class -> the variant's class."""
+        """Auto class -> the class with a position scheme."""
         return {auto: f"Posenc{self.prefix}{head}" for auto, head in self.heads.items()}
 
     @property
@@ -109,7 +109,7 @@ class Family:
         return self.setting(config, "pad_token_id") + 1 if self.positions_follow_padding else 0
 
     def sizes(self, config) -> Sizes:
-        """Sizes of a config of the family, stock or variant."""
+        """Sizes of a config of the family, original or with a position scheme."""
         width = self.config_names.get("table_width", "hidden_size")
         derived = {"table_width": self.setting(config, width), "first_position": self.first_position(config)}
         names = [size.name for size in fields(Sizes) if size.name not in derived]

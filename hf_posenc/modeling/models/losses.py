@@ -3,7 +3,7 @@
     loss of a part = sum over the part's own labels / num_items_in_batch
 
 `Trainer` counts the labels other than -100 of all parts of a step (accumulated batches, processes), hands every model that
-number, and adds up the parts' losses without dividing by how many there are. Stock heads that write text do the same in
+number, and adds up the parts' losses without dividing by how many there are. Original heads that write text do the same in
 their `loss_function`; the others take the mean over their own labels, so that what is trained on is too large by the number
 of parts, and a part with few labels weighs as much as one with many. Source: `transformers.trainer.Trainer.compute_loss`
 and `transformers.loss.loss_utils.fixed_cross_entropy`.
@@ -18,13 +18,13 @@ from torch.nn import functional
 
 
 def label_names(forward: Callable) -> tuple[str, ...]:
-    """The parameters of a forward that are labels; a stock head computes a loss once it has them all. Base models have none."""
+    """The parameters of a forward that are labels; an original head computes a loss once it has them all. Base models have none."""
     names = inspect.signature(forward).parameters
     return tuple(name for name in names if "label" in name or name in ("start_positions", "end_positions"))
 
 
 def averaged_over_all(forward: Callable) -> Callable:
-    """A stock head's forward that understands `num_items_in_batch`; without it, stock's loss."""
+    """An original head's forward that understands `num_items_in_batch`; without it, Transformers' loss."""
     names = tuple(inspect.signature(forward).parameters)[1:]
     labels = label_names(forward)
 
@@ -46,7 +46,7 @@ def averaged_over_all(forward: Callable) -> Callable:
 
 
 def number_of_labels(labels: torch.Tensor) -> torch.Tensor | int:
-    """How many labels a stock loss is the mean over: of classes, those other than -100; of numbers, all.
+    """How many labels an original loss is the mean over: of classes, those other than -100; of numbers, all.
 
     Numbers are learnt by regression and by multi-label classification, whose losses ignore none.
     """
@@ -68,7 +68,7 @@ def answers_over_all(
 ) -> torch.Tensor:
     """(Σ loss of own starts + Σ loss of own ends) / (2 · number), where `number` counts the answers in all parts.
 
-    Logits are (batch, length), positions (batch) or (batch, 1). As in stock a position beyond the length is ignored; of
+    Logits are (batch, length), positions (batch) or (batch, 1). As in Transformers a position beyond the length is ignored; of
     an answer that is cut off, that is its end alone.
     """
     length = start_logits.shape[1]

@@ -1,4 +1,4 @@
-"""BERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""BERT with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -40,7 +40,7 @@ BERT = Family(
 
 
 class PosencBertConfig(PositionConfigMixin, BertConfig):
-    """[`BertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`BertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_bert"
     family = BERT
@@ -90,8 +90,8 @@ PosencBertModel.position_classes = CLASSES
 class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
     """[`BertForPreTraining`] over a [`PosencBertModel`].
 
-    Its loss is the mean over masked words plus the mean over sequences (next sentence). `num_items_in_batch` counts masked
-    words: the first mean becomes the sum over own ones divided by it, the second stays as it is. Nothing counts the
+    Its loss is the mean over masked tokens plus the mean over sequences (next sentence). `num_items_in_batch` counts masked
+    tokens: the first mean becomes the sum over own ones divided by it, the second stays as it is. Nothing counts the
     sequences of all parts of a step, so `Trainer` is told to take the mean of the parts' losses instead, which is exact for
     the second where parts have as many sequences.
     """
@@ -104,7 +104,7 @@ class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
         words, labels = values[1], arguments["labels"]
         own = number_of_labels(labels)
         mean = cross_entropy(words.view(-1, words.shape[-1]), labels.view(-1))
-        # Without masked words their mean, and the stock loss with it, is not a number.
+        # Without masked tokens their mean, and the original loss with it, is not a number.
         sequences = cross_entropy(values[2].view(-1, 2), arguments["next_sentence_label"].view(-1))
         return mean_over_all(mean, own, number) + sequences
 

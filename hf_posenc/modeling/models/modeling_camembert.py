@@ -1,4 +1,4 @@
-"""CamemBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""CamemBERT with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 from transformers import CamembertConfig
 from transformers.models.camembert.modeling_camembert import (
@@ -27,7 +27,7 @@ CAMEMBERT = Family("camembert", "Camembert", heads=heads(AutoModelForTextEncodin
 
 
 class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
-    """[`CamembertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`CamembertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_camembert"
     family = CAMEMBERT

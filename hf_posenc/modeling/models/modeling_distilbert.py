@@ -1,4 +1,4 @@
-"""DistilBERT with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""DistilBERT with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 import torch
 from torch import nn
@@ -58,7 +58,7 @@ DISTILBERT = Family(
 
 
 class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
-    """[`DistilBertConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`DistilBertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_distilbert"
     family = DISTILBERT
@@ -101,7 +101,7 @@ class PosencDistilBertParts(PosencPreTrainedModel):
 
     def _init_stock_weights(self, module: nn.Module) -> None:
         if isinstance(module, PosencDistilBertEmbeddings) and not module.fills_table:
-            # As stock does, but for sinusoids in a table that is gone, or that starts silent.
+            # As Transformers does, but for sinusoids in a table that is gone, or that starts at zero.
             init.copy_(module.position_ids, torch.arange(module.position_ids.shape[-1]).expand((1, -1)))
         else:
             super()._init_stock_weights(module)
@@ -119,7 +119,7 @@ class PosencDistilBertParts(PosencPreTrainedModel):
     def _check_table(self) -> None:
         if not self.base_model.embeddings.has_table:
             raise ValueError(
-                f"position_scheme={self.config.position_scheme!r} has no table of absolute positions: only 'absolute' and "
+                f"position_scheme={self.config.position_scheme!r} has no position embedding matrix: only 'absolute' and "
                 "'tupe' have one"
             )
 

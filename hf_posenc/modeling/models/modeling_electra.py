@@ -1,4 +1,4 @@
-"""ELECTRA with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""ELECTRA with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 import torch
 from transformers import ElectraConfig
@@ -36,7 +36,7 @@ ELECTRA = Family(
 
 
 class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
-    """[`ElectraConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`ElectraConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_electra"
     family = ELECTRA

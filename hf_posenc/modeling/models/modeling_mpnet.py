@@ -1,7 +1,7 @@
-"""MPNet with position schemes: the stock classes with embeddings, encoder, layers and self-attention swapped.
+"""MPNet with position schemes: the original classes with embeddings, encoder, layers and self-attention swapped.
 
-Stock's bias by distance is the scheme `t5` here, so `absolute+t5` computes what stock computes, with one exception: given
-`position_ids`, stock's bias ignores them, and schemes do not. Stock has eager attention alone, these have all backends.
+Transformers' bias by distance is the scheme `t5` here, so `absolute+t5` computes what Transformers computes, with one exception: given
+`position_ids`, Transformers' bias ignores them, and schemes do not. Transformers has eager attention alone, these have all backends.
 """
 
 from typing import Any
@@ -49,7 +49,7 @@ MPNET = Family(
     "MPNet",
     heads=heads(AutoModelForCausalLM=None, AutoModelForTextEncoding=None),
     native_scheme="absolute+t5",
-    # Stock's code has these numbers, and looks at no config for them; nor for the row of padding in its tables.
+    # Transformers' code has these numbers, and looks at no config for them; nor for the row of padding in its tables.
     native_flags={"position_buckets": 32, "position_max_distance": 128, "position_per_layer": False},
     native_keys={"t5": "encoder.relative_attention_bias.weight"},
     positions_follow_padding=True,
@@ -86,7 +86,7 @@ def eager_attention(
 
 
 class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
-    """[`MPNetConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`MPNetConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_mpnet"
     family = MPNET
@@ -106,7 +106,7 @@ class PosencMPNetSelfAttention(PositionSelfAttention, MPNetSelfAttention):
 
     family = MPNET
     is_causal = False
-    # Layers of this file call it, and none of stock's.
+    # Layers of this file call it, and none of Transformers'.
     receives = Receives(("hidden_states", "attention_mask"), "attention_mask")
 
     def install(self, config, layer: int, schemes: tuple[AttentionScheme, ...], eager) -> None:
@@ -193,7 +193,7 @@ class PosencMPNetParts(PosencPreTrainedModel):
         self.config._attn_implementation_internal = self._chosen_implementation
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, is_init_check: bool = False, **kwargs):
-        """As for all variants; but a head that is being built builds a stock base model, which refuses all but eager."""
+        """As for all families; but a task head under construction builds an original base model, which refuses all but eager."""
         checked = super()._check_and_adjust_attn_implementation(
             attn_implementation, is_init_check=is_init_check, **kwargs
         )
@@ -219,7 +219,7 @@ class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
         return_dict: bool | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor] | BaseModelOutputWithPooling:
-        """As stock's, which hands neither positions nor keywords to its encoder."""
+        """As Transformers', which hands neither positions nor keywords to its encoder."""
         config = self.config
         output_attentions = config.output_attentions if output_attentions is None else output_attentions
         output_hidden_states = config.output_hidden_states if output_hidden_states is None else output_hidden_states

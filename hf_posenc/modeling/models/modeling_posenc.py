@@ -1,4 +1,4 @@
-"""What the variants of all families share: the encoder that knows where tokens are, and how a stock model becomes one."""
+"""What models with a position scheme share in all families: the encoder that knows positions, and how an original model becomes one."""
 
 import copy
 import functools
@@ -53,7 +53,7 @@ logger = logging.get_logger(__name__)
 
 
 class PositionLayer:
-    """Mixin over a family's stock layer: adds the embedding-level positions to its input (`position_every_layer`).
+    """Mixin over a family's original layer: adds the embedding-level positions to its input (`position_every_layer`).
 
     The layer does so itself because its scale is its own: under FSDP, or offloaded, it has its parameters only while it
     is called. It looks the positions up itself, too: a differentiable tensor handed on as a keyword would break reentrant
@@ -103,7 +103,7 @@ class RepeatedPositions:
 
 
 class PositionEncoder:
-    """Mixin over a family's stock encoder: works the positions out once, and hands them to the layers.
+    """Mixin over a family's original encoder: works the positions out once, and hands them to the layers.
 
     Parameters that layers share live here. The layers get integers, constants, this encoder and the embeddings as the
     keyword `position_state`, and compute from shared parameters themselves: a differentiable tensor handed on as a keyword
@@ -113,11 +113,11 @@ class PositionEncoder:
     Attributes:
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
         family: the family's description.
-        receives: how the stock encoder is called.
+        receives: how the original encoder is called.
         every_layer: the embedding-level positions are added before every layer but the first.
         first_position: the family's first position id.
         is_causal: queries do not see what follows them.
-        window: the flags of [`window`], by which its self-attentions were made.
+        window: the options of [`window`], by which its self-attentions were made.
     """
 
     family: ClassVar[Family]
@@ -160,11 +160,11 @@ class PositionEncoder:
         packing: Any = None,
         **kwargs,
     ) -> ModelOutput:
-        """The stock encoder's, on states that are packed where there is a `packing`.
+        """The original encoder's, on states that are packed where there is a `packing`.
 
         Args:
-            given_mask: as the caller of the model gave it, from which stock made the mask of pairs that the encoder gets.
-            given_position_ids: as the caller of the model gave them; some stock encoders get `position_ids` too.
+            given_mask: as the caller of the model gave it, from which Transformers made the mask of pairs that the encoder gets.
+            given_position_ids: as the caller of the model gave them; some original encoders get `position_ids` too.
         """
         mask, cache, _ = self.receives.mask_and_cache(args, kwargs)
         mask = mask if given_mask is None else given_mask
@@ -259,7 +259,7 @@ class PositionEncoder:
     def _positions(self, hidden_states, cache, mask, position_ids, table_position_ids) -> tuple[Positions, Positions]:
         """Where queries and keys are: as the caller counts, and as the table of absolute positions does.
 
-        Without positions of the caller's, a token's is its index; RoBERTa-like families count words for their table.
+        Without positions of the caller's, a token's is its index; RoBERTa-like families count non-padding tokens for their table.
         """
         (batch, length, _), device, first = hidden_states.shape, hidden_states.device, self.first_position
         past_length, key_length = cache_lengths(cache, length)
@@ -326,24 +326,24 @@ def _follow_each_other(positions: torch.Tensor, length: int | torch.Tensor) -> b
 class PositionModel:
     """Mixin over a family's base model: hands itself to its encoder, which reads tables that belong to the embeddings.
 
-    Its forward is stock's, by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the
+    Its forward is Transformers', by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the
     tokens that are not padding, so they need the input. The embeddings work them out themselves; here they are worked
     out for what reads the table inside the encoder.
 
     Attributes:
-        unpad_is_requested: `hf_posenc.unpad` asked to leave padding out, on CUDA too.
+        unpad_is_requested: `hf_posenc.unpad` asked to skip padding, on CUDA too.
     """
 
     unpad_is_requested: bool = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        # A class that derives from a variant has its forward, or one of its own that calls it.
+        # A class that derives from a model with a position scheme has its forward, or one of its own that calls it.
         if cls.forward is stock_forward(cls):
             cls.forward = hands_positions_on(cls.forward)
 
     def for_the_encoder(self, inputs: ModelInputs) -> dict[str, Any]:
-        """What the encoder is given beside stock's arguments."""
+        """What the encoder is given in addition to Transformers' arguments."""
         given: dict[str, Any] = {"given_mask": inputs.attention_mask, "given_position_ids": inputs.position_ids}
         embeddings, encoder = self.family.embeddings_of(self), self.family.encoder_of(self)
         scheme = embeddings.position_scheme
@@ -373,7 +373,7 @@ class PositionModel:
 
 
 def hands_positions_on(forward: Callable) -> Callable:
-    """A stock base model's forward that tells the encoder where tokens are."""
+    """An original base model's forward that tells the encoder where tokens are."""
     receives = Receives.of(forward)
 
     @functools.wraps(forward)
@@ -386,7 +386,7 @@ def hands_positions_on(forward: Callable) -> Callable:
 
 @dataclass(frozen=True)
 class FamilyClasses:
-    """A family's description, the classes that its stock modules turn into, and its stock eager attention function."""
+    """A family's description, the classes that its original modules turn into, and its original eager attention function."""
 
     family: Family
     embeddings: type
@@ -398,25 +398,25 @@ class FamilyClasses:
 
 
 def become(module: nn.Module, cls: type[nn.Module]) -> None:
-    """Turn a stock module into the variant's class, in place.
+    """Turn an original module into the class with a position scheme, in place.
 
     Raises:
-        ValueError: the module is not of a class that `cls` derives from. Somebody has put a class of their own in the stock
-            one's place, and what it does would be lost.
+        ValueError: the module is not of a class that `cls` derives from. Somebody has replaced the original class, and what the
+            other one does would be lost.
     """
     found = type(module)
     if not issubclass(cls, found):
         stock = next(c for c in cls.__mro__ if c.__module__.startswith("transformers."))
         raise ValueError(
             f"position_scheme needs a {stock.__module__}.{stock.__name__} and the model has a {found.__module__}."
-            f"{found.__qualname__} in its place, which {cls.__name__} would overwrite: put the stock class back before the "
+            f"{found.__qualname__} instead, which {cls.__name__} would overwrite: restore the original class before the "
             "model is built, or build it without position_scheme"
         )
     module.__class__ = cls
 
 
 def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
-    """Turn a stock base model into a variant, in place, as its config says.
+    """Turn an original base model into a model with a position scheme, in place, as its config says.
 
     The modules change their class and keep their parameters, as modules do under FSDP2's `fully_shard`: nothing is
     built twice, and checkpoint keys stay what they are.
@@ -432,13 +432,13 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
 
     if not isinstance(model, parts.model):
         become(model, parts.model)
-    # Unlike stock's these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
+    # Unlike Transformers' these leave the embeddings out. The encoder may read their table, which as a unit of FSDP they would
     # have given up by then; and accelerate makes the word embeddings a unit, which fails within another.
     model._no_split_modules = set(parts.model._no_split_modules or ())
     become(embeddings, parts.embeddings)
     embeddings.install(config, embedding_scheme, uses_table or reads_table)
     if uses_table:
-        # Added to a variant that was trained without one, the table too starts silent. (Where tupe reads it as well, it
+        # Added to a model that was trained without one, the table too starts at zero. (Where tupe reads it as well, it
         # cannot: a LayerNorm has no use for zeros.)
         if not reads_table and not any(SCHEMES[name].uses_table or SCHEMES[name].reads_table for name in trained):
             embeddings.table.position_initial = {"weight": zeros}
@@ -450,7 +450,7 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
             become(layer, parts.layer)
             if index:
                 layer.install(embedding_scheme.every_layer_weight)
-        # Of the stock class, or of one above it, there is none any more.
+        # Of the original class, or of one above it, there is none any more.
         model._no_split_modules -= {base.__name__ for base in parts.layer.__mro__}
         model._no_split_modules.add(parts.layer.__name__)
     for index, layer in enumerate(family.layers_of(encoder)):
@@ -460,7 +460,7 @@ def install_positions(model: nn.Module, parts: FamilyClasses) -> None:
 
 
 def check_built_as_configured(model: nn.Module) -> None:
-    """Raise ValueError where the position flags of a variant's config are no longer those that it was built with."""
+    """Raise ValueError where the position options of a config with a position scheme are no longer those that it was built with."""
     config, family = model.config, model.position_classes.family
     embeddings, encoder = family.embeddings_of(model.base_model), family.encoder_of(model.base_model)
     embedding_scheme, schemes = build_schemes(config)
@@ -476,8 +476,9 @@ def check_built_as_configured(model: nn.Module) -> None:
             [new] = [scheme for scheme in configured if scheme.name == old.name]  # terms add up in any order
             if type(old) is not type(new):
                 raise ValueError(
-                    f"position_scheme {old.name!r} was registered anew after the model was built, which computes with the class before: "
-                    "the new file would lie beside these weights. Register the file as it was to save them, or load the checkpoint anew"
+                    f"position_scheme {old.name!r} was registered again after the model was built, which computes with the class before: "
+                    "the new file would be saved with these weights. Register the file as it was to save them, or load the "
+                    "checkpoint again"
                 )
             flags = {flag.attribute for flag in old.flags}
             for name in vars(old) | vars(new):
@@ -487,21 +488,21 @@ def check_built_as_configured(model: nn.Module) -> None:
     if told:
         raise ValueError(
             f"the config was changed after the model was built ({'; '.join(told)}), and these weights do not belong to it: "
-            "set it back, or load the checkpoint anew with the flags that you want"
+            "set it back, or load the checkpoint again with the options that you want"
         )
 
 
 def _plain(value: Any) -> Any:
-    """A list and a tuple of the same things are the same flag."""
+    """A list and a tuple of the same things are the same option."""
     return list(value) if isinstance(value, tuple) else value
 
 
 class PosencPreTrainedModel:
-    """Mixin over the stock classes of a family: base model and heads.
+    """Mixin over the original classes of a family: base model and heads.
 
     Attributes:
         position_classes: the family's classes.
-        stock_loss_divides: the stock head computes its loss by `loss_function`, which divides by `num_items_in_batch`.
+        stock_loss_divides: the original head computes its loss by `loss_function`, which divides by `num_items_in_batch`.
     """
 
     position_classes: FamilyClasses
@@ -512,26 +513,26 @@ class PosencPreTrainedModel:
         inherits = any(
             issubclass(base, PosencPreTrainedModel) and hasattr(base, "forward") for base in cls.__mro__[1:]
         )
-        # A class that derives from a variant's has its forward, or hands `num_items_in_batch` on to it.
+        # A class that derives from one with a position scheme has its forward, or hands `num_items_in_batch` on to it.
         if hasattr(cls, "forward") and not inherits and label_names(cls.forward):
             forward = cls.forward if cls.stock_loss_divides else averaged_over_all(cls.forward)
             cls.forward = EXTRAS.computes_padding_that_is_read(asks_for_pooler(forward))
 
     def __init__(self, config, *args, **kwargs):
-        # Flags beside a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
+        # Options given with a config arrive here, from `from_pretrained(..., config=config, position_scheme=...)`.
         flags = {flag: kwargs.pop(flag) for flag in (*FLAGS, UNPAD.name, TABLE_VERSION) if flag in kwargs}
         super().__init__(self.config_class.adopt(config, **flags), *args, **kwargs)
-        # A head has built its stock base model by now (or, where the plugin is installed, the variant).
+        # A head has built its original base model by now (or, where the plugin is installed, the model with a position scheme).
         install_positions(self.base_model, self.position_classes)
         if any(isinstance(module, PositionFrequencies) for module in self.modules()):
             self._keep_in_fp32_modules_strict = {"rotary_frequencies"}
         self.post_init()
 
     def loss_over_all(self, values: tuple, arguments: dict, number: torch.Tensor) -> torch.Tensor:
-        """The stock loss as a sum over own labels, divided by `num_items_in_batch`.
+        """The original loss as a sum over own labels, divided by `num_items_in_batch`.
 
         Args:
-            values: what the stock forward returned, the loss first.
+            values: what the original forward returned, the loss first.
             arguments: what it was given, by name.
             number: `num_items_in_batch`.
         """
@@ -540,7 +541,7 @@ class PosencPreTrainedModel:
         return mean_over_all(values[0], number_of_labels(arguments["labels"]), number)
 
     def _init_stock_weights(self, module: nn.Module) -> None:
-        """As stock initialises; a family overrides it where stock looks for what a variant may lack."""
+        """As Transformers initialises; a family overrides it where Transformers needs a part that may be missing here."""
         super()._init_weights(module)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -557,7 +558,7 @@ class PosencPreTrainedModel:
         whatever the checkpoint has), which a Trainer that resumes a run does not know.
 
         Raises:
-            ValueError: the config's flags are not those that the model was built with. Its weights would be saved beside
+            ValueError: the config's options are not those that the model was built with. Its weights would be saved with
                 another scheme's name.
         """
         check_built_as_configured(self)
@@ -578,21 +579,21 @@ class PosencPreTrainedModel:
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
         """As in transformers, but from the family's first position: `generate` counts from 0 in every family.
 
-        What computes what stock computes keeps stock's count.
+        What computes what Transformers computes keeps Transformers' count.
         """
         position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
         is_native = self.config.position_scheme == self.config.family.native_scheme
         return position_ids + (0 if is_native else self.config.first_position)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
-        """Refuse a backend that cannot carry the schemes, before transformers looks whether it is installed."""
+        """Refuse a backend that does not support the schemes, before transformers looks whether it is installed."""
         schemes = [scheme for scheme in self.config.schemes.values() if issubclass(scheme, AttentionScheme)]
         # A name that nobody knows is transformers' to refuse; one with a slash is a kernel on the Hub.
         if attn_implementation in ALL_ATTENTION_FUNCTIONS.valid_keys() or "/" in str(attn_implementation):
             if window_settings(self.config)[WINDOW.name] and attn_implementation not in WINDOW_BACKENDS:
                 raise ValueError(
-                    f"attn_implementation={attn_implementation!r} cannot carry {WINDOW.name}={self.config.position_window}; "
-                    f"these can: {', '.join(WINDOW_BACKENDS)}"
+                    f"attn_implementation={attn_implementation!r} does not support {WINDOW.name}={self.config.position_window}; "
+                    f"these do: {', '.join(WINDOW_BACKENDS)}"
                 )
             for scheme in schemes:
                 if not _carries(scheme, attn_implementation):
@@ -600,7 +601,7 @@ class PosencPreTrainedModel:
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
-        """Say in a sentence each what the variant takes away from the checkpoint, and what cannot start silent.
+        """Say in a sentence each what the schemes leave out of the checkpoint, and what cannot start output-preserving.
 
         transformers' report of what it loaded, which comes next, then lists neither the table that was left out nor the
         parameters of schemes that the checkpoint never had.
@@ -612,7 +613,7 @@ class PosencPreTrainedModel:
         loading_info.missing_keys = loading_info.missing_keys - self._new_positions(loading_info.missing_keys)
 
     def report_positions(self, missing_keys: set[str], unexpected_keys: set[str]) -> set[str]:
-        """Log what the variant takes away from what it is made of, and what cannot start silent.
+        """Log what the schemes leave out of the checkpoint, and what cannot start output-preserving.
 
         Args:
             missing_keys: names of the model's parameters that are new.
@@ -635,12 +636,12 @@ class PosencPreTrainedModel:
         per_layer = {name for name in kept & trained & {*family.native_keys} if unexpected[name]}
         if per_layer:
             raise ValueError(
-                f"position_scheme={name!r}: the checkpoint has one table for all layers for {' and '.join(per_layer)}; load it "
-                "without position_per_layer"
+                f"position_scheme={name!r}: the checkpoint has one position embedding matrix for all layers for "
+                f"{' and '.join(per_layer)}; load it without position_per_layer"
             )
         added = [scheme for scheme in (embedding, *attention) if scheme and scheme.name not in trained]
         new = [scheme.name for scheme in added if not scheme.starts_silent_beside(trained & kept)]
-        # A scheme may read the table without adding it to the words; and transformers 4 wrote one beside its relative
+        # A scheme may read the table without adding it to the token embeddings; and transformers 4 wrote one next to its relative
         # schemes that it did not read.
         reads_table = any(scheme.reads_table for scheme in attention) and embedding is None
         lost = [n for n in native if n in trained - kept and (n in keys and unexpected[n])]
@@ -671,16 +672,16 @@ class PosencPreTrainedModel:
         return set().union(*unexpected.values())
 
     def _warn_of_new(self, schemes: list[str]) -> None:
-        """Say so where schemes, by their names, are new to the checkpoint and cannot start silent."""
+        """Log a warning where schemes, by their names, are new to the checkpoint and cannot start output-preserving."""
         if schemes:
             reason = " with position_init='paper'" if self.config.position_init == "paper" else ""
             logger.warning_once(
-                f"position_scheme={self.config.position_scheme!r}: {' and '.join(schemes)} cannot start silent{reason}; the model "
-                "computes something else than its checkpoint until it is fine-tuned."
+                f"position_scheme={self.config.position_scheme!r}: {' and '.join(schemes)} cannot start output-preserving{reason}; the "
+                "model computes something else than its checkpoint until it is fine-tuned."
             )
 
     def _warn_of_new_ways_of(self, embedding: EmbeddingScheme | None) -> None:
-        """Say so where the scheme's vectors, which the checkpoint has, reach its layers in a way that is new and not silent."""
+        """Log a warning where the scheme's vectors, which the checkpoint has, reach its layers in a new way that changes outputs."""
         if embedding is None or embedding.name not in self.config.trained_schemes:
             return
         stored = self.config._stored_flags
@@ -699,15 +700,15 @@ class PosencPreTrainedModel:
         stored = window_settings(SimpleNamespace(**self.config._stored_flags))
         if settings[WINDOW.name] and settings != stored:
             logger.warning_once(
-                f"{WINDOW.name}={settings[WINDOW.name]}: its layers, but for the global ones, see no key more than "
-                f"{settings[WINDOW.name] // 2} places away; on longer texts the model computes something else than its checkpoint until "
+                f"{WINDOW.name}={settings[WINDOW.name]}: its layers, except the global ones, attend to no key more than "
+                f"{settings[WINDOW.name] // 2} tokens away; on longer texts the model computes something else than its checkpoint until "
                 "it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:
         """The missing keys of schemes that the checkpoint never had. They are initialised, as transformers does before.
 
-        What the checkpoint should have and lacks is damage, and not among them. The config beside the weights tells, which
+        What the checkpoint should have and lacks is damage, and not among them. The config saved with the weights tells, which
         may be another than the model's; where there is none, nothing is new.
         """
         config = self.config
@@ -757,7 +758,7 @@ def read_table_as(model: nn.Module, version: int) -> None:
 
 
 def _carries(scheme: type[AttentionScheme], implementation: str) -> bool:
-    """Whether a backend, by its name in the config, can carry a scheme."""
+    """Whether a backend, by its name in the config, supports a scheme."""
     return not scheme.adds_scores or implementation in _backends(scheme)
 
 
@@ -768,11 +769,9 @@ def _backends(scheme: type[AttentionScheme]) -> list[str]:
 def _refuse(scheme: type[AttentionScheme], implementation: str) -> None:
     needs_package = implementation in scheme.backends
     more = (
-        "; with hf_posenc installed, and imported before the model is loaded, all backends can"
-        if needs_package
-        else ""
+        "; with hf_posenc installed, and imported before the model is loaded, all backends do" if needs_package else ""
     )
     raise ValueError(
-        f"attn_implementation={implementation!r} cannot carry position_scheme={scheme.name!r}; these can: "
+        f"attn_implementation={implementation!r} does not support position_scheme={scheme.name!r}; these do: "
         f"{', '.join(_backends(scheme))}{more}"
     )

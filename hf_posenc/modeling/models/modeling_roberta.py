@@ -1,4 +1,4 @@
-"""RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""RoBERTa with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 from transformers import RobertaConfig
 from transformers.models.roberta.modeling_roberta import (
@@ -27,7 +27,7 @@ ROBERTA = Family("roberta", "Roberta", heads=heads(), positions_follow_padding=T
 
 
 class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
-    """[`RobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`RobertaConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_roberta"
     family = ROBERTA

@@ -1,4 +1,4 @@
-"""XLM-RoBERTa with position schemes: the stock classes with embeddings, encoder and self-attention swapped."""
+"""XLM-RoBERTa with position schemes: the original classes with embeddings, encoder and self-attention swapped."""
 
 from transformers import XLMRobertaConfig
 from transformers.models.xlm_roberta.modeling_xlm_roberta import (
@@ -27,7 +27,7 @@ XLM_ROBERTA = Family("xlm-roberta", "XLMRoberta", heads=heads(), positions_follo
 
 
 class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
-    """[`XLMRobertaConfig`] with the `position_*` flags of [`PositionConfigMixin`]."""
+    """[`XLMRobertaConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
 
     model_type = "posenc_xlm_roberta"
     family = XLM_ROBERTA

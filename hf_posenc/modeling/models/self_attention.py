@@ -1,4 +1,4 @@
-"""The self-attention that asks its schemes: what it projects, rotates and hands to a backend."""
+"""The self-attention with schemes: what it projects, rotates and passes to a backend."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from .family import Family
 
 
 # Under these names the encoder, which has the parameters that layers share, and the embeddings, which have the table of
-# absolute positions, come to each layer beside the schemes' own.
+# absolute positions, come to each layer in addition to the schemes' own.
 ENCODER, EMBEDDINGS = "encoder", "embeddings"
 
 
@@ -35,13 +35,13 @@ class ModuleReference:
 
 
 class PositionSelfAttention:
-    """Mixin over a family's stock self-attention; [`modeling_posenc.install_positions`] turns the stock module into it.
+    """Mixin over a family's original self-attention; [`modeling_posenc.install_positions`] turns the original module into it.
 
     Attributes:
         family: the family's description.
         position_schemes: the attention-level schemes, in the order of `position_scheme`.
-        reach: how many places away keys are seen; None for all.
-        receives: how the stock self-attention is called.
+        reach: how many tokens away keys are seen; None for all.
+        receives: how the original self-attention is called.
     """
 
     family: ClassVar[Family]

@@ -1,4 +1,4 @@
-"""The stock table of learned absolute positions, and its absence."""
+"""The original table of learned absolute positions, and its absence."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from .flags import Flag, Integer
 
 
 class Absolute(EmbeddingScheme):
-    """w + p_(s·i), p the stock table `embeddings.position_embeddings.weight` (max_position_embeddings, width).
+    """w + p_(s·i), p the original table `embeddings.position_embeddings.weight` (max_position_embeddings, width).
 
     The only scheme that cannot read beyond its table. The stride s is 1 unless `position_stride` says otherwise, in a table
     that was stretched by so much: for each sequence it is the largest integer up to that with which the table is long
     enough. Short sequences then use the rows that were trained, and long ones those between them too.
 
-    Source: Devlin et al. 2019 (https://arxiv.org/abs/1810.04805); it computes what transformers' stock embeddings
+    Source: Devlin et al. 2019 (https://arxiv.org/abs/1810.04805); it computes what transformers' original embeddings
     compute. The stride: Zhu et al. 2024 (https://arxiv.org/abs/2404.12096), whose E5-Base-4k has its position ids
     multiplied for inputs that are short enough.
     """
@@ -36,7 +36,7 @@ class Absolute(EmbeddingScheme):
     extrapolates = "no: the position embedding matrix ends"
     ends_with_table = True
     uses_table = True
-    # Of the flags.
+    # Of the options.
     stride: int
 
     def check(self, config) -> None:
@@ -49,16 +49,17 @@ class Absolute(EmbeddingScheme):
             )
         if self.every_layer:
             raise ValueError(
-                "position_stride cannot be used with position_every_layer: only the words get strided positions"
+                "position_stride cannot be used with position_every_layer: only the token embeddings get strided positions"
             )
         readers = [name for name, scheme in config.schemes.items() if scheme.reads_table]
         if readers:
             raise ValueError(
-                f"position_stride cannot be used beside {readers[0]!r}, which reads the table at every position"
+                f"position_stride cannot be used with {readers[0]!r}, which reads the position embedding matrix at every position"
             )
         if config.sizes.max_position_embeddings - config.sizes.first_position < self.stride:
             raise ValueError(
-                f"position_stride={self.stride} is more than the rows of the table ({config.sizes.max_position_embeddings})"
+                f"position_stride={self.stride} is more than the rows of the position embedding matrix "
+                f"({config.sizes.max_position_embeddings})"
             )
 
     def vectors(self, embeddings: nn.Module, position_ids: torch.Tensor | None, slots: torch.Tensor) -> torch.Tensor:
@@ -91,7 +92,7 @@ class Absolute(EmbeddingScheme):
         counted = places if input_ids is None or padding is None else places.masked_fill(input_ids == padding, 0)
         length = counted.amax(dim=-1, keepdim=True) + 1
         stride = (embeddings.table_length() // length).clamp(1, self.stride)
-        # Padding stays where it is: its own row may lie before the first position, and its place beyond the sequence's end.
+        # Padding stays where it is: its own row may lie before the first position, and its index beyond the sequence's end.
         return torch.where(counted > 0, counted * stride, places) + first
 
 

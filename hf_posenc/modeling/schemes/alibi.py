@@ -1,4 +1,4 @@
-"""ALiBi: a penalty that grows with the distance, at a slope of its own in every head."""
+"""ALiBi: a penalty that grows with the distance, with another slope in every attention head."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""What a position scheme is: the two base classes, and the context that a scheme is asked in.
+"""What a position scheme is: the two base classes, and the context that a scheme gets.
 
-A scheme object holds its flags and nothing else. Its parameters live on the stock modules (`embeddings`, `encoder`,
+A scheme object holds its options and nothing else. Its parameters live on the original modules (`embeddings`, `encoder`,
 `encoder.layer.N.attention.self`) in modules whose names are part of the checkpoint format, so a scheme registers them
 there and calls them there. Adding a scheme is one file with a subclass and a line in built_in.py.
 """
@@ -56,19 +56,19 @@ class AttentionContext:
 
 
 class PositionScheme:
-    """What all schemes have: a name, flags, and a word about themselves.
+    """What all schemes have: a name, options, and a word about themselves.
 
     Attributes:
         name: the name in `position_scheme`.
-        flags: those that apply to the scheme.
+        flags: the options that apply to the scheme.
         formula, paper: one line each, for the tables that people read.
         extrapolates: for people, what happens to sequences longer than those of training.
         ends_with_table: sequences longer than the table of absolute positions are refused.
-        silent: whether the scheme, added to what a checkpoint has, can start by changing nothing.
-        uses_table: the vectors that join the words are the rows of the stock table of absolute positions.
+        silent: whether the scheme, added to what a checkpoint has, can start output-preserving.
+        uses_table: the vectors that are added to the token embeddings are the rows of the original table of absolute positions.
         reads_table: the scheme reads that table inside the attention.
-        unties_cls: [CLS] stands outside the order of the words, for the schemes beside this one too (TUPE).
-        reads_positions: it asks where a caller says that tokens are, by `position_ids`.
+        unties_cls: [CLS] stands outside the order of the tokens, for the schemes combined with this one too (TUPE).
+        reads_positions: it reads where a caller says that tokens are, by `position_ids`.
         distillation_rate: the learning rate of a conversion to the scheme; None for that of all.
         orders_heads: its start puts attention heads in another order, for which SciPy is needed.
     """
@@ -98,7 +98,7 @@ class PositionScheme:
         cls._code_of_file = frame.f_code if own else None
 
     def __init__(self, config):
-        """Read the flags from `config`; raises ValueError for values that the scheme cannot take."""
+        """Read the options from `config`; raises ValueError for values that the scheme cannot take."""
         for flag in self.flags:
             value = getattr(config, flag.name, None)
             setattr(self, flag.attribute, flag.default if value is None else value)
@@ -109,10 +109,10 @@ class PositionScheme:
         """Set what else the scheme needs to know of the model; anything may still be wrong with it."""
 
     def check(self, config) -> None:
-        """Raise ValueError, naming the flag, where the flags do not fit each other or the model's sizes."""
+        """Raise ValueError, naming the option, where the options do not fit each other or the model's sizes."""
 
     def settings(self) -> dict[str, Any]:
-        """What the scheme computes with, beside its parameters and how they start: two with equal settings compute the same."""
+        """What the scheme computes with, except its parameters and how they start: two with equal settings compute the same."""
         return {name: value for name, value in vars(self).items() if name != "init"}
 
     @classmethod
@@ -125,7 +125,7 @@ class PositionScheme:
         """Config options that a conversion to the scheme chooses, where its caller gives none of them.
 
         Args:
-            aims: `hf_posenc.conversion.start.Aims`. It is asked for twice: before weights are loaded, and after, with the teacher.
+            aims: `hf_posenc.conversion.start.Aims`. It is called twice: before weights are loaded, and after, with the teacher.
         """
         return {}
 
@@ -139,7 +139,7 @@ class PositionScheme:
         """
 
     def starts_silent(self) -> bool:
-        """Whether the scheme, with its flags as they are, keeps the function of a checkpoint that it is added to."""
+        """Whether the scheme, with its options as they are, keeps the function of a checkpoint that it is added to."""
         return self.silent and getattr(self, "init", "silent") == "silent"
 
     def starts_silent_beside(self, trained: set[str]) -> bool:
@@ -148,14 +148,14 @@ class PositionScheme:
 
 
 class EmbeddingScheme(PositionScheme):
-    """Positions as vectors that join the word embeddings.
+    """Positions as vectors that are added to the token embeddings.
 
     Attributes:
         adds_vectors: there are such vectors.
     """
 
     adds_vectors: ClassVar[bool] = True
-    # Of schemes that do not have all of the flags.
+    # Of schemes that do not have all of the options.
     combine, width, every_layer, every_layer_weight = "add", 0, False, 0.0
     flags: ClassVar[tuple[Flag, ...]] = (
         Flag(
@@ -220,11 +220,11 @@ class AttentionScheme(PositionScheme):
     """Positions inside the self-attention: rotated queries and keys, score terms, value-side terms.
 
     Attributes:
-        backends: attention implementations that can carry the scheme.
-        adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is carried by all.
-        reads_key_positions: the scheme asks where keys are, those in a cache too, and not where queries are alone.
+        backends: attention implementations that support the scheme.
+        adds_scores: the scheme has terms of the attention score; one without, which rotates queries and keys, is supported by all.
+        reads_key_positions: the scheme reads where keys are, those in a cache too, and not where queries are alone.
         pure_relative: outputs depend on differences of positions alone.
-        table_has_versions: with buckets, its table was read in another way before 0.3.0; see [`Deberta`].
+        table_has_versions: with buckets, 0.3.0 and earlier read its matrix in another way; see [`Deberta`].
         reads_content: it multiplies queries or keys, or rotates them; where no scheme does, they may have another basis.
     """
 
@@ -247,7 +247,7 @@ class AttentionScheme(PositionScheme):
 
     @classmethod
     def scales_content(cls) -> bool:
-        """Whether the scheme, with some value of its flags, scales the content score."""
+        """Whether the scheme, with some value of its options, scales the content score."""
         return cls.scaling is not AttentionScheme.scaling
 
     @property
@@ -264,7 +264,7 @@ class AttentionScheme(PositionScheme):
         return context.query, context.key
 
     def keep(self, context: AttentionContext) -> torch.Tensor | None:
-        """What a cache keeps of each token beside its key, (batch, any, query); `context.kept` in `terms` has it of all keys."""
+        """What a cache keeps of each token in addition to its key, (batch, any, query); `context.kept` in `terms` has it of all keys."""
         return None
 
     def content_query(self, attention: nn.Module, query: torch.Tensor) -> torch.Tensor:

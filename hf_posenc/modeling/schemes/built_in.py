@@ -33,5 +33,5 @@ BUILT_IN = (
 )
 # Where a scheme may come from that is not among them.
 OTHERS = (
-    "one of your own has to be registered first, by hf_posenc.register_scheme or, on the command line, --scheme-file"
+    "a custom scheme has to be registered first, by hf_posenc.register_scheme or, on the command line, --scheme-file"
 )

@@ -15,10 +15,10 @@ class Cable(AttentionScheme):
 
     x is the layer's input, and w_c, w_s and a are those of a head: in each `encoder.layer.N.attention.self`, `cable_step.weight` and
     `cable_scale.weight` (heads, hidden_size), and `cable_amplitude.weight` (heads,). c is 0 at padding, and where a mask of pairs tells
-    documents apart, each has sums of its own. S is in float32 at least. A cache keeps c beside its keys. Where positions are given, they
-    are not asked: what stands between two tokens does.
+    documents apart, each has its own sums. S is in float32 at least. A cache keeps c with its keys. Where positions are given, they
+    are not read: what stands between two tokens does.
 
-    It starts silent with a = 0, which has a gradient there; w_c and w_s are random, since a zero w_c would never leave 0 under ReLU.
+    It is output-preserving with a = 0, which has a gradient there; w_c and w_s are random, since a zero w_c would stay 0 under ReLU.
 
     |S_i - S_j| hardly tells left from right. With `position_two_sums`, keys on the left have the sums of one w_c, g and a, and keys on the
     right those of another: (2·heads, ...) parameters, the left first.
@@ -27,7 +27,7 @@ class Cable(AttentionScheme):
     public code has -g_i·log(|S_i - S_j|² + 1) without a (class `Kernel_CABLE6`; it sums -c, so that distance is a penalty).
 
     Source: Veisi et al. 2025 (https://arxiv.org/abs/2503.08067). c, S and g are checked against `Kernel_CABLE6` of github.com/axiomlab/Cable,
-    and the whole by explicit loops. The first version of that code (src/Cable.py, 2025) has softplus in the place of ReLU and no g.
+    and the whole by explicit loops. The first version of that code (src/Cable.py, 2025) has softplus in place of ReLU and no g.
     """
 
     name = "cable"
@@ -40,7 +40,7 @@ class Cable(AttentionScheme):
     extrapolates = "yes: any length"
     reads_content = False
     reads_positions = False
-    # Of the flags.
+    # Of the options.
     init: str
     two_sums: bool
 
@@ -54,7 +54,7 @@ class Cable(AttentionScheme):
         attention.cable_amplitude = PositionParameter((count,), zeros if self.init == "silent" else ones)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple:
-        """Which are tokens, and of which document; and all places, one document after the other."""
+        """Which are tokens, and of which document; and all indices, one document after the other."""
         documents, order = positions.documents, None
         if documents is not None:
             places = torch.arange(documents.shape[1], device=documents.device)

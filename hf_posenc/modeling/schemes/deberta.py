@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: content asks for positions, positions ask for content."""
+"""DeBERTa's disentangled attention: content queries meet position keys, and position queries content keys."""
 
 import math
 from functools import partial
@@ -39,7 +39,7 @@ class DistanceTable(PositionTable):
     ) -> None:
         name, version = f"{prefix}weight", local_metadata.get(TABLE_VERSION, self.table_version)
         if name in state_dict and version < self.table_version:
-            # Rows that were not read get what was read in their place.
+            # Rows that were not read get what was read instead of them.
             rows = torch.arange(self.num_embeddings, device=state_dict[name].device).clamp(*self.reached)
             state_dict[name] = state_dict[name][rows]
         if name in state_dict and version > self.table_version:
@@ -58,14 +58,14 @@ class Deberta(AttentionScheme):
     `query - key` here. span is `position_buckets`, or `position_max_distance` with 0 buckets (then bucket(r) = r). From
     `position_max_distance` on, keys on the right share row 0 and those on the left the last row.
 
-    Before 0.3.0, distances were clamped to ±(`position_max_distance` - 1) where there are buckets: row 0 was not read, and keys on the
-    right shared row 1. Checkpoints of that time are still read so. Their configs lack `position_table_version`, which is 2 in new ones.
+    With buckets, 0.3.0 and earlier clamped distances to ±(`position_max_distance` - 1): row 0 was not read, and keys on the right
+    shared row 1. Checkpoints of that time are still read so. Their configs lack `position_table_version`, which is 2 in new ones.
 
     - `position_share_projections`: W_q and W_k are the layer's own query and key projections, without their biases;
       otherwise `encoder.layer.N.attention.self.pos_query_proj` and `pos_key_proj`, with biases.
     - `position_norm`: LayerNorm over P first, `encoder.LayerNorm`.
     - Form `paper`: the whole sum over √(d·(1 + number of terms)), shared projections with their biases. That is what
-      DeBERTa's checkpoints compute, and no silent start.
+      DeBERTa's checkpoints compute, and is not output-preserving.
 
     The paper writes p2c with δ(j,i); every released checkpoint and both public codes have δ(i,j).
 
@@ -92,7 +92,7 @@ class Deberta(AttentionScheme):
     paper = "He et al. 2021, arXiv:2006.03654"
     extrapolates = "yes: distances beyond max_distance share a row"
     table_has_versions = True
-    # Of the flags.
+    # Of the options.
     attention_types: tuple[str, ...]
     buckets: int  # 0 and None: none
     form: str
@@ -235,7 +235,7 @@ class Deberta(AttentionScheme):
     def _tables(
         self, attention: nn.Module, encoder: nn.Module, device: torch.device, reach: int
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-        """Of c2p and p2c, (heads, rows, head_dim), and of p2p, (heads, rows); None for what is not asked for."""
+        """Of c2p and p2c, (heads, rows, head_dim), and of p2p, (heads, rows); None for a term that is not chosen."""
         table = self._rows_of_table(attention, encoder, device, reach)
         key = self._project(attention, attention.key_projection, "pos_key_proj", table) if self.needs_key else None
         query = (

@@ -29,7 +29,7 @@ class Fire(AttentionScheme):
     `fire_output.weight` (heads, 32); an output bias, which public code has, adds the same to all scores of a query, and softmax
     does not see it. |c| is `fire_c.weight` (1,) and L = 512·|`fire_length.weight`| (1,). All of them are in each
     `encoder.layer.N.attention.self`, or without `position_per_layer` once in the `encoder`. It starts
-    silent with the output at 0, which has a gradient there; the others have one after a step.
+    output-preserving with the output at 0, which has a gradient there; the others have one after a step.
 
     Source: Li et al. 2024 (https://arxiv.org/abs/2310.04418); checked by explicit loops, and against the public code of
     mcleish7/arithmetic (class `FIRE`), whose hidden layer, initial c and L, multiplier and 10^-6 these are.
@@ -44,7 +44,7 @@ class Fire(AttentionScheme):
     paper = "Li et al. 2024, arXiv:2310.04418"
     extrapolates = "yes: distances are shares of the length"
     reads_content = False
-    # Of the flags.
+    # Of the options.
     init: str
     per_layer: bool
 

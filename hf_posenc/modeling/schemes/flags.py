@@ -1,4 +1,4 @@
-"""What a `position_*` flag is: its name, what it may be, its default, and what it is for, in the file of its scheme."""
+"""What a `position_*` option is: its name, what it may be, its default, and what it is for, in the file of its scheme."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
-# Tokens of the longest text that a flag may speak of. More would fit no integer, or no memory where a table has rows for it.
+# Tokens of the longest text that an option may speak of. More would fit no integer, or no memory where a table has rows for it.
 MOST_TOKENS = 2**20
 # What float32 holds, with room to multiply.
 LARGEST = 1e30
@@ -24,7 +24,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: f
 
 
 def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str) -> None:
-    """Raise TypeError or ValueError that name the flag and say what it may be."""
+    """Raise TypeError or ValueError that name the option and say what it may be."""
     if not of_type:
         raise TypeError(f"{flag} must be {possible}, got {value!r} of type {type(value).__name__}")
     if not in_range:
@@ -32,7 +32,7 @@ def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str)
 
 
 class Kind:
-    """The values that a flag may have.
+    """The values that an option may have.
 
     Attributes:
         annotation: their type.
@@ -43,7 +43,7 @@ class Kind:
     values: str
 
     def check(self, flag: str, value: Any) -> None:
-        """Raise TypeError or ValueError, naming the flag, for a value that it cannot have by itself."""
+        """Raise TypeError or ValueError, naming the option, for a value that it cannot have by itself."""
         raise NotImplementedError
 
 
@@ -173,7 +173,7 @@ class Flag:
         return ", ".join(self.default) if isinstance(self.default, tuple) else str(self.default)
 
 
-# Of all variants: it is no scheme's, and changes no output but what stands at padding.
+# Of all models with a position scheme: it is no scheme's, and changes no output but what stands at padding.
 UNPAD = Flag("unpad", Boolean(), True, "padding-free layers on CPUs, where that is faster")
 
 

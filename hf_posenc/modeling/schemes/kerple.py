@@ -26,8 +26,8 @@ class Kerple(AttentionScheme):
     """score(i, j) = q_i·k_j/√d - r1_h log(1 + r2_h |i - j|), or with kernel `power` - r1_h |i - j|^r2_h.
 
     r1 >= 0 and r2 >= 0.01 (at most 2 for `power`), the parameters projected to that: in each
-    `encoder.layer.N.attention.self`, `kerple_r1.weight` and `kerple_r2.weight` (heads,). It starts silent with r1 = 0, where r1
-    has a gradient. |i - j| cannot tell left from right: beside it, only a scheme that can makes "a b" another text than "b a".
+    `encoder.layer.N.attention.self`, `kerple_r1.weight` and `kerple_r2.weight` (heads,). It is output-preserving with r1 = 0, where r1
+    has a gradient. |i - j| cannot tell left from right: combined with it, only a scheme that can makes "a b" another text than "b a".
 
     Source: Chi et al. 2022 (https://arxiv.org/abs/2205.09921), equation 4; checked by explicit loops. The official
     code keeps r1 at 0.01 at least.
@@ -47,7 +47,7 @@ class Kerple(AttentionScheme):
     paper = "Chi et al. 2022, arXiv:2205.09921"
     extrapolates = "yes: any length"
     reads_content = False
-    # Of the flags.
+    # Of the options.
     init: str
     kernel: str
 
@@ -72,7 +72,7 @@ class Kerple(AttentionScheme):
             if self.kernel == "log":
                 grown = torch.log1p(r2 * distance)
             else:
-                # 0 has no logarithm, which the gradient of a power asks for; there it is 0.
+                # 0 has no logarithm, which the gradient of a power needs; there it is 0.
                 grown = torch.where(distance > 0, distance.clamp(min=1) ** r2, 0.0)
             return (-r1 * grown).clamp(min=torch.finfo(dtype).min / 2).to(dtype)
 

@@ -121,7 +121,7 @@ class PositionLayerNorm(nn.LayerNorm):
 class PositionParameter(nn.Module):
     """A single tensor of a scheme, `weight`, whose initial value belongs to the scheme. Calling it gives the tensor.
 
-    A module, so that whatever stands in its place is obeyed: PEFT's `modules_to_save`, offloading, a unit of FSDP. Schemes
+    A module, so that whatever replaces it is used: PEFT's `modules_to_save`, offloading, a unit of FSDP. Schemes
     call it and never read `weight`. Learned scalars have shape (1,): FSDP2 takes no 0-dim parameters.
     """
 
@@ -167,7 +167,7 @@ class PositionConstant(PositionParameter):
 
 
 def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tensor:
-    """All rows of an embedding, (rows, width), asked of the module.
+    """All rows of an embedding, (rows, width), as the module gives them.
 
     Reading `table.weight` instead would miss what LoRA adds to it, and fail where the weight arrives with the call
     (offloading).

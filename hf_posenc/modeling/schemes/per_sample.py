@@ -19,7 +19,7 @@ def may_be_measured(module: nn.Module) -> bool:
 
 def is_measured(module: nn.Module) -> bool:
     """Whether gradients of each sample are computed of a module or of one of its parts: by Opacus's hooks, or by PyTorch's
-    `ExpandedWeight` in the place of parameters."""
+    `ExpandedWeight` in place of parameters."""
     for part in module.modules():
         if any(str(getattr(hook, "__module__", "")).startswith("opacus.") for hook in part._forward_hooks.values()):
             return True
@@ -72,7 +72,7 @@ def _read_once(encoder: nn.Module, base_model: nn.Module | None) -> Iterator[tup
     family = encoder.family
     embeddings = family.embeddings_of(base_model)
     if embeddings.has_table:
-        yield "the table of absolute positions, which layers read,", embeddings.table
+        yield "the position embedding matrix, which layers read,", embeddings.table
     if encoder.every_layer and family.projection and hasattr(base_model, family.projection):
         yield (
             "the projection of embeddings, which positions go through before each layer,",

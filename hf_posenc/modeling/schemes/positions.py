@@ -91,7 +91,7 @@ class Positions:
             scheme may work per distance instead of per pair.
         first: the family's first position (0, and padding_idx + 1 in RoBERTa-like families).
         mask: as the caller gave it: by token, (batch, key), by pair in the form of any backend, or None.
-        is_causal: beside a mask by token, or none, queries do not see what follows them (decoders).
+        is_causal: with a mask by token, or none, queries do not see what follows them (decoders).
     """
 
     query: torch.Tensor
@@ -113,7 +113,7 @@ class Positions:
         """How many tokens queries may attend to, int64 (batch or 1, 1), or (batch or 1, query) where queries of a sequence differ.
 
         In an encoder the length of the sequence without its padding, or of the document where several are packed in a row; in a
-        decoder the place of the query in it, counted from 1.
+        decoder the index of the query in it, counted from 1.
         """
         visible = self.visible
         if visible is not None and visible.dim() == 3:
@@ -139,7 +139,7 @@ class Positions:
         Tokens that may attend to each other are of one document, whatever stands between them: padding, or another document. Padding is
         of none but its own. Where pairs say that there are no documents (a window), all of a sequence is one.
 
-        None where no mask of pairs says so, or it has no row for each key (a cache).
+        None where no mask of pairs shows it, or it has no row for each key (a cache).
         """
         visible = self.visible
         if visible is None or visible.dim() == 2 or visible.shape[1] != visible.shape[2]:

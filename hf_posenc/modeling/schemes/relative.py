@@ -29,7 +29,7 @@ class Relative(AttentionScheme):
     formula = "q_i·(k_j + a^K[c(j−i)])/√d, output Σ_j α_ij (v_j + a^V[c(j−i)])"
     paper = "Shaw et al. 2018, arXiv:1803.02155"
     extrapolates = "yes: distances beyond position_max_distance share a vector"
-    # Of the flags.
+    # Of the options.
     init: str
     max_distance: int
     on_values: bool
@@ -69,7 +69,7 @@ class RelativeKey(AttentionScheme):
     formula = "(q_i·k_j + q_i·a[i−j])/√d"
     paper = "Huang et al. 2020, arXiv:2009.13658"
     extrapolates = "yes: distances beyond max_position_embeddings share a vector"
-    # Of the flags.
+    # Of the options.
     init: str
 
     def read(self, config) -> None:

@@ -135,7 +135,7 @@ class Rope(AttentionScheme):
     reads_key_positions = False  # keys are rotated before they are cached
     backends = ("sdpa", "flex_attention", "flash_attention_2", "eager")
     adds_scores = False
-    # Of the flags.
+    # Of the options.
     base: float
     layout: str
     init: str

@@ -114,7 +114,7 @@ class Sinusoidal(EmbeddingScheme):
     paper = "Vaswani et al. 2017, arXiv:1706.03762"
     extrapolates = "yes: any length"
     silent = False
-    # Of the flags.
+    # Of the options.
     amplitude: float | None
     base: float
     frequency: float
@@ -133,12 +133,12 @@ class Sinusoidal(EmbeddingScheme):
             raise ValueError(f"position_frequency must be greater than 0 and at most π, got {self.frequency}")
         if self.combine == "concat" and self.learn_amplitude:
             raise ValueError(
-                "position_combine='concat' scales positions by its projection: position_learn_amplitude has no use beside it"
+                "position_combine='concat' scales positions by its projection: position_learn_amplitude has no use with it"
             )
         if self.amplitude == 0 and not self.learn_amplitude:
             why = "position_combine='concat'" if self.combine == "concat" else "position_learn_amplitude=False"
             raise ValueError(
-                f"{why} does not train the amplitude, and with position_amplitude=0 no position would ever join: leave one of "
+                f"{why} does not train the amplitude, and with position_amplitude=0 no position would ever be added: leave one of "
                 "them out"
             )
 

@@ -17,9 +17,9 @@ class T5(AttentionScheme):
 
     b is `encoder.relative_attention_bias.weight` (buckets, heads), one table for all layers, or with
     `position_per_layer` one in each `encoder.layer.N.attention.self`. The bias is not divided by √d. Buckets are bidirectional in
-    an encoder and unidirectional in a decoder. Beside `tupe` (TUPE-R) the bias is 0 in [CLS]'s row and column.
+    an encoder and unidirectional in a decoder. With `tupe` (TUPE-R) the bias is 0 in [CLS]'s row and column.
 
-    MPNet's checkpoints have such a table, of 32 buckets and distance 128, in the same place: `absolute+t5` computes what they do.
+    MPNet's checkpoints have such a table, of 32 buckets and distance 128, under the same key: `absolute+t5` computes what they do.
 
     Source: Raffel et al. 2020 (https://arxiv.org/abs/1910.10683); buckets and bias checked against `T5Attention` of
     transformers.
@@ -36,7 +36,7 @@ class T5(AttentionScheme):
     paper = "Raffel et al. 2020, arXiv:1910.10683"
     extrapolates = "yes: distances beyond max_distance share a bucket"
     reads_content = False
-    # Of the flags.
+    # Of the options.
     buckets: int
     init: str
     max_distance: int
@@ -48,7 +48,7 @@ class T5(AttentionScheme):
         exact = self.buckets // 2 if config.sizes.is_decoder else self.buckets // 4
         if self.max_distance <= exact:
             raise ValueError(
-                f"position_max_distance must be greater than {exact} (the distances that have a bucket of their own "
+                f"position_max_distance must be greater than {exact} (the distances that have a bucket each "
                 f"with position_buckets={self.buckets}) for t5, got {self.max_distance}"
             )
 
@@ -81,7 +81,7 @@ class T5(AttentionScheme):
         )
 
     def _table(self, config) -> PositionTable:
-        # Where stock checkpoints have the table, it starts as stock's.
+        # Where original checkpoints have the table, it starts as Transformers'.
         is_native = self.name in config.family.native_keys and self.name in config.trained_schemes
         silent = self.init == "silent" and not is_native
         initial = zeros if silent else Normal(config.sizes.initializer_range)

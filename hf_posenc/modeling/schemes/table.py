@@ -11,14 +11,14 @@ from .flags import WINDOW_FLAGS, Flag, Kind, did_you_mean
 
 
 SCHEMES: dict[str, type[PositionScheme]] = {scheme.name: scheme for scheme in BUILT_IN}
-# In the place of a scheme's name: a flag that all have.
+# In place of a scheme's name: an option that all have.
 ALL = "all"
-# Flag -> what each scheme that has it says of it, by the scheme's name.
+# Option -> what each scheme that has it says of it, by the scheme's name.
 FLAGS: dict[str, dict[str, Flag]] = {"position_scheme": {}}
 ALIASES: dict[str, str] = {"disentangled": "deberta", "rotary": "rope", "shaw": "relative"}
 # Pairs that exclude each other, and why.
 EXCLUSIVE: dict[tuple[str, str], str] = {
-    ("relative_key", "relative_key_query"): "their tables have the same checkpoint key, `distance_embedding`",
+    ("relative_key", "relative_key_query"): "their vectors have the same checkpoint key, `distance_embedding`",
 }
 
 
@@ -35,11 +35,11 @@ for _flag in WINDOW_FLAGS:
 
 @dataclass(frozen=True)
 class Source:
-    """The file of a registered scheme, which checkpoints carry.
+    """The file of a registered scheme, which is saved with checkpoints.
 
     Attributes:
         path: where it was read.
-        text: what it holds beside a checkpoint, where it imports the files of this package as its siblings.
+        text: what it holds next to a checkpoint, where it imports the files of this package as its siblings.
     """
 
     path: Path
@@ -58,11 +58,11 @@ SOURCES: dict[str, Source] = {}
 def register(scheme: type[PositionScheme], source: Source | None = None) -> type[PositionScheme]:
     """Add a scheme to the table; one that is there already, from a file with the same text, is left as it is.
 
-    A scheme takes the place of one of the same name and file, for a file that was changed and read again.
+    A scheme replaces one of the same name and file, for a file that was changed and read again.
 
     Args:
         scheme: its class.
-        source: its file; by default as it is where the class was defined, for files that lie beside a checkpoint.
+        source: its file; by default as it is where the class was defined, for files next to a checkpoint.
 
     Returns:
         The class, so that this can decorate it.
@@ -97,7 +97,7 @@ def sources_of(position_scheme: str) -> dict[str, Source]:
 
 
 def kind_of(flag: str) -> Kind:
-    """What a flag may be, in which all schemes that have it agree."""
+    """What an option may be, in which all schemes that have it agree."""
     return next(iter(FLAGS[flag].values())).kind
 
 
@@ -137,7 +137,7 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
     if len(embedding_level) > 1:
         raise ValueError(
             f"position_scheme={position_scheme!r} has {len(embedding_level)} embedding-level schemes "
-            f"({', '.join(embedding_level)}); at most one can be put into the word embeddings"
+            f"({', '.join(embedding_level)}); at most one can be added to the token embeddings"
         )
     for pair, reason in EXCLUSIVE.items():
         if {*pair} <= {*names}:
@@ -147,8 +147,8 @@ def _parsed(position_scheme: str) -> tuple[str, ...]:
         first = files.setdefault(SOURCES[name].module, name) if name in SOURCES else name
         if first != name and SOURCES[first].text != SOURCES[name].text:
             raise ValueError(
-                f"position_scheme={position_scheme!r} cannot have both {first} and {name}: a checkpoint would bring both of their files, "
-                f"which have one name ({SOURCES[first].path}, {SOURCES[name].path}); rename one of them"
+                f"position_scheme={position_scheme!r} cannot have both {first} and {name}: a checkpoint would contain both of their "
+                f"files, which have the same name ({SOURCES[first].path}, {SOURCES[name].path}); rename one of them"
             )
     return names
 

@@ -86,7 +86,7 @@ class Term:
         return self
 
     def is_for_each_head(self, batch: int, heads: int) -> bool:
-        """Whether each sequence and each head has scores of its own, as far as there are several."""
+        """Whether each sequence and each head has its own scores, as far as there are several."""
         return False
 
 
@@ -102,7 +102,7 @@ class RelativeTerm(Term):
 
     Attributes:
         rows: int64, (query + key - 1,) per distance in the order of [`relative_distances`], or (batch or 1, query, key).
-        query_table, key_table: (heads or 1, rows, head_dim). They carry their scale themselves.
+        query_table, key_table: (heads or 1, rows, head_dim). They are scaled already.
         query_bias: (heads, head_dim), added to the queries for a query table.
         bias: (heads or 1, rows), or (batch, heads or 1, rows) where each sequence has its own; then rows are per distance.
         value_table: (rows, head_dim).
@@ -130,7 +130,7 @@ class RelativeTerm(Term):
 
     @property
     def differs_by_sequence(self) -> bool:
-        """Whether each sequence has a bias of its own."""
+        """Whether each sequence has its own bias."""
         return self.bias is not None and self.bias.dim() == 3
 
     def biased_query(self, query: torch.Tensor) -> torch.Tensor:

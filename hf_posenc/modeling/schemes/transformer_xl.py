@@ -1,4 +1,4 @@
-"""Transformer-XL's attention: sinusoids of the distance, projected, and two learned biases in place of the query."""
+"""Transformer-XL's attention: sinusoids of the distance, projected, and two learned biases instead of the query's position."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class TransformerXL(AttentionScheme):
     formula = "[(q_i + u)·k_j + (q_i + v)·(W_R f(i−j))]/√d, f(r) = [sin, cos](r/base^(2k/E))"
     paper = "Dai et al. 2019, arXiv:1901.02860"
     extrapolates = "yes: any length"
-    # Of the flags.
+    # Of the options.
     base: float
     init: str
 

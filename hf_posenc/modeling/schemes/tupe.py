@@ -1,4 +1,4 @@
-"""TUPE: positions attend to positions by projections of their own, and [CLS] is untied from them."""
+"""TUPE: positions attend to positions by their own projections, and [CLS] is untied from them."""
 
 import math
 from typing import Any
@@ -17,14 +17,14 @@ from .terms import ProductTerm
 class Tupe(AttentionScheme):
     """score(i, j) = q_i·k_j/√d + (U_q LN(p_i))·(U_k LN(p_j))/√d, and [CLS] untied.
 
-    p is the stock table of absolute positions, which joins the words only beside `absolute`. U_q, U_k and LN are
+    p is the original table of absolute positions, which is added to the token embeddings only with `absolute`. U_q, U_k and LN are
     `encoder.pos_q_linear`, `encoder.pos_k_linear` (hidden_size, table width) with bias, and `encoder.pos_ln`: one for
     the model. [CLS] is the token at the family's first position. In place of the position term its column gets
     `encoder.others_to_cls.weight` and its row `encoder.cls_to_others.weight` (heads,); the row wins where they meet, as
     published. A whole row at one value is nothing to softmax: `cls_to_others` is there for the formula and its
     checkpoints.
 
-    Form `paper`: content and position both over √(2d). Beside `t5` (TUPE-R) the bias of `t5` is 0 for [CLS].
+    Form `paper`: content and position both over √(2d). With `t5` (TUPE-R) the bias of `t5` is 0 for [CLS].
 
     Source: Ke et al. 2021 (https://arxiv.org/abs/2006.15595), equations 7 and 8; checked by explicit loops.
     """
@@ -41,7 +41,7 @@ class Tupe(AttentionScheme):
     pure_relative = False
     distillation_rate = 3e-4  # positions act by projections, which have to move further
     orders_heads = True
-    # Of the flags.
+    # Of the options.
     form: str
     init: str
 

@@ -293,7 +293,7 @@ def test_a_static_cache_does_not_lead_past_the_table_either(scheme, family):
     cache, batch = StaticCache(model.config, max_cache_len=100), inputs(length=60, family=family, padding=None)
     with torch.no_grad():
         model(**batch, **{CACHE: cache}, use_cache=True)
-        with pytest.raises(ValueError, match="longer than the table of absolute positions"):
+        with pytest.raises(ValueError, match="longer than the position embedding matrix"):
             model(batch["input_ids"][:, :8], **{CACHE: cache}, use_cache=True)
 
 

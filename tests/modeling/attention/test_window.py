@@ -157,7 +157,7 @@ def test_a_cache_that_forgets_its_first_tokens_is_refused():
     model.config.sliding_window = 4
     cache = StaticCache(config=model.config, max_cache_len=LENGTH)
     model.config.sliding_window = None
-    with pytest.raises(ValueError, match="forgets its first tokens"):
+    with pytest.raises(ValueError, match="drops its first tokens"):
         model(**tiny.inputs(batch=1, length=6, padding=None), **{tiny.CACHE: cache}, use_cache=True)
 
 
@@ -236,7 +236,7 @@ class TestFlags:
             tiny.variant_config(position_scheme="t5", **flags)
 
     def test_flash_attention_is_refused(self):
-        message = "cannot carry position_window=8; these can: sdpa, flex_attention, eager"
+        message = "does not support position_window=8; these do: sdpa, flex_attention, eager"
         with pytest.raises(ValueError, match=message):
             tiny.build("none", position_window=8, attn_implementation="flash_attention_2")
         with pytest.raises(ValueError, match=message):
@@ -274,5 +274,5 @@ class TestFlags:
         AutoModel.from_pretrained(tmp_path / "saved")
         [line] = said
         assert line.startswith(
-            "position_window=4: its layers, but for the global ones, see no key more than 2 places away"
+            "position_window=4: its layers, except the global ones, attend to no key more than 2 tokens away"
         )

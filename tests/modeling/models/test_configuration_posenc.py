@@ -84,7 +84,7 @@ def test_a_flag_of_an_impossible_type_is_refused_by_name():
 
 @pytest.mark.parametrize("name", ["postion_scheme", "position_shceme", "pos_scheme", "position_bucket"])
 def test_misspelt_names_lead_to_the_right_ones(name):
-    with pytest.raises(ValueError, match="unknown flag .* did you mean 'position_"):
+    with pytest.raises(ValueError, match="unknown config option .* did you mean 'position_"):
         check_names([name])
 
 

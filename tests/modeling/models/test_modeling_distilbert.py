@@ -88,7 +88,7 @@ def test_the_table_is_had_and_resized_where_there_is_one():
     assert model(**inputs(length=78, family="distilbert")).last_hidden_state.shape == (3, 78, 32)
     for head in ("Model", "ForMaskedLM"):
         without = build("t5", "distilbert", head)
-        refused = pytest.raises(ValueError, match="position_scheme='t5' has no table of absolute positions")
+        refused = pytest.raises(ValueError, match="position_scheme='t5' has no position embedding matrix")
         with refused:
             without.get_position_embeddings()
         with refused:

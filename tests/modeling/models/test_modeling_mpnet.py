@@ -185,7 +185,9 @@ def test_other_buckets_beside_the_trained_bias_are_refused_before_weights_load(f
 
 def test_a_table_per_layer_in_a_config_made_by_hand_is_refused_for_a_checkpoint_with_one(folder):
     config = variant_config("mpnet", position_per_layer=True, max_position_embeddings=LENGTH + 2)
-    with pytest.raises(ValueError, match="one table for all layers for t5; load it without position_per_layer"):
+    with pytest.raises(
+        ValueError, match="one position embedding matrix for all layers for t5; load it without position_per_layer"
+    ):
         AutoModel.from_pretrained(folder, config=config)
 
 

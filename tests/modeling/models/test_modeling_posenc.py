@@ -131,7 +131,7 @@ def test_what_stands_for_a_table_has_its_rows(scheme, family, kind):
     model.embeddings.position_embeddings = wrap[kind](model.embeddings.position_embeddings)
     assert model.embeddings.table_length() == rows
     torch.testing.assert_close(output(model, **batch), expected, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError, match=f"{rows + 1} tokens is longer than the table of absolute positions"):
+    with pytest.raises(ValueError, match=f"{rows + 1} tokens is longer than the position embedding matrix"):
         output(model, **inputs(length=rows + 1, family=family))
 
 

@@ -203,7 +203,7 @@ def test_a_stride_is_traced_with_any_length():
         ({"is_decoder": True}, "decoder"),
         ({"position_every_layer": True}, "position_every_layer"),
         ({"position_scheme": "absolute+tupe"}, "tupe"),
-        ({"position_stride": 65}, "rows of the table"),
+        ({"position_stride": 65}, "rows of the position embedding matrix"),
     ],
 )
 def test_what_cannot_have_a_stride_says_so(flags, said):

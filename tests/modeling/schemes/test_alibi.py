@@ -149,7 +149,7 @@ def test_has_no_parameters_and_says_that_it_cannot_start_silent(tmp_path, caplog
         logger.removeHandler(caplog.handler)
     assert not position_parameters(model)
     assert set(model.state_dict()) == set(stock.state_dict())
-    assert "alibi cannot start silent" in caplog.text
+    assert "alibi cannot start output-preserving" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])

@@ -270,5 +270,5 @@ def test_two_schemes_with_one_checkpoint_key_exclude_each_other(composite):
 
 @each_variant
 def test_flash_attention_is_refused(flags):
-    with pytest.raises(ValueError, match="flash_attention_2.*these can: sdpa, flex_attention, eager"):
+    with pytest.raises(ValueError, match="flash_attention_2.*these do: sdpa, flex_attention, eager"):
         tiny.build(**flags, attn_implementation="flash_attention_2")

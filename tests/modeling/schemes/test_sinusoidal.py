@@ -160,8 +160,8 @@ def test_concatenated_the_amplitude_is_a_constant_under_the_same_key(tmp_path):
 @pytest.mark.parametrize(
     "flags, why",
     [
-        ({"position_combine": "concat"}, "position_amplitude=0 no position would ever join"),
-        ({"position_learn_amplitude": False}, "position_amplitude=0 no position would ever join"),
+        ({"position_combine": "concat"}, "position_amplitude=0 no position would ever be added"),
+        ({"position_learn_amplitude": False}, "position_amplitude=0 no position would ever be added"),
         ({"position_combine": "concat", "position_learn_amplitude": True}, "position_learn_amplitude has no use"),
     ],
 )

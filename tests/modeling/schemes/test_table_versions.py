@@ -211,7 +211,9 @@ def test_flags_beside_an_old_checkpoint(name):
     assert_as_before(again, name)
     assert_as_before(AutoModel.from_pretrained(BEFORE / name, position_scheme=f"{scheme}+kerple"), name)
     assert_as_before(AutoModel.from_pretrained(BEFORE / name, position_table_version=1), name)
-    with pytest.raises(ValueError, match="position_table_version=2: this checkpoint was saved before"):
+    with pytest.raises(
+        ValueError, match="position_table_version=2: this checkpoint was saved by hf_posenc 0.3.0 or earlier"
+    ):
         AutoModel.from_pretrained(BEFORE / name, position_table_version=2)
     for wrong, error in ((3, ValueError), ("2", TypeError)):
         with pytest.raises(error, match="position_table_version must be 1 or 2"):

@@ -344,7 +344,7 @@ def test_positions_beyond_the_table_are_an_error_that_says_so(family, scheme):
         {"inputs_embeds": torch.zeros(1, length + 1, 32)},
         {"input_ids": fits, "position_ids": torch.arange(length)[None] + first + 1},
     ):
-        with pytest.raises(ValueError, match=f"{length + 1} tokens is longer than the table of absolute positions"):
+        with pytest.raises(ValueError, match=f"{length + 1} tokens is longer than the position embedding matrix"):
             model(**inputs)
 
 
@@ -353,7 +353,7 @@ def test_a_cache_that_reaches_beyond_the_table_is_an_error_that_says_so():
     input_ids = tiny.inputs(batch=1, length=64, padding=None)["input_ids"]
     with torch.no_grad():
         cache = getattr(model(input_ids, use_cache=True), tiny.CACHE)
-        with pytest.raises(ValueError, match="65 tokens is longer than the table"):
+        with pytest.raises(ValueError, match="65 tokens is longer than the position embedding matrix"):
             model(input_ids[:, :1], **{tiny.CACHE: cache})
 
 
