@@ -7,7 +7,7 @@ import re
 import shlex
 import statistics
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ def _without_folders(argument: str) -> str:
     return Path(argument).name if Path(argument).is_absolute() else argument
 
 
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # hf_posenc may be run from its folder
+        return "not installed"
+
+
 def circumstances() -> dict[str, Any]:
     """The machine, the versions and the command of this run, without anything that names the machine."""
     script = Path(sys.argv[0]).resolve()
@@ -40,7 +47,7 @@ def circumstances() -> dict[str, Any]:
         "machine": machine,
         "torch_threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {package: _version(package) for package in PACKAGES},
         "command": shlex.join(["python", named, *map(_without_folders, sys.argv[1:])]),
     }
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from .integrations.unpadding import remove_hooks
+from .integrations.unpadding import is_unpadded, remove_hooks, unpad
 from .modeling.attention.window import window_settings
 from .modeling.models.configuration_posenc import PositionConfigMixin, stored_flags
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
@@ -47,7 +47,8 @@ def change_scheme(
     if reports and position_scheme is not None:
         names = {*before.state_dict()}, {*after.state_dict()}
         after.report_positions(names[1] - names[0], names[0] - names[1])
-    remove_hooks(model)  # of `unpad`: variants leave padding out by themselves
+    is_requested = is_unpadded(model.base_model)
+    remove_hooks(model)
     was = model.config
     for module, made, wanted, _ in [*_matched(model, before, after)]:
         has_one = "config" in vars(made) and "config" in vars(wanted)
@@ -58,6 +59,8 @@ def change_scheme(
     with torch.no_grad():
         for part in new:
             model._init_weights(part)
+    if is_requested and getattr(model.config, "unpad", True):
+        unpad(model)
     return model
 
 

@@ -1,17 +1,18 @@
-"""Original models that skip padding: [`unpad`].
+"""Models that skip padding on request: [`unpad`].
 
-Models with a position scheme compute packed states themselves. Original models get hooks, which keep their classes and their code: the
-first layer that runs is given packed states, and what the encoder returns is padded again. In between, the `forward` of an original
-self-attention, hooked in its class from the first `unpad` on, computes packed states as models with a scheme do: group by group of
-sequences of similar length. Layers may be added, removed and reordered: each call looks at the encoder as it is.
+Models with a position scheme compute packed states themselves. Original models get two hooks on their encoder, which keep classes and code:
+it is given packed states, and what it returns is padded again. In between, the `forward` of an original self-attention, hooked in its class from the
+first `unpad` on, computes packed states by the same backends. Layers and encoders may be added, removed and replaced: each call looks at the model as it is.
+
+Hooks are copied and pickled with a model, and refer to the copy then. A replaced `forward` of an instance would go on calling the original, and
+what accelerate or PEFT puts there would replace it.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,10 +22,10 @@ from transformers.utils import ModelOutput, logging, output_capturing
 from .._utils import module_inside
 from ..modeling.attention.backends import Attention, attend
 from ..modeling.kernels.fast import split_heads
-from ..modeling.kernels.packing import Packing, loss_reads_padding, packing_of
+from ..modeling.kernels.packing import ON_REQUEST, Packing, loss_reads_padding, packing_of
 from ..modeling.masks import Mask, allowed, is_tensor
 from ..modeling.models.family import Family
-from ..modeling.models.modeling_posenc import PosencPreTrainedModel
+from ..modeling.models.modeling_posenc import PosencPreTrainedModel, PositionModel
 from ..modeling.stock_interface import ModelInputs, Receives, tells_versions
 from ..modeling.torch_state import is_traced
 from .changes import INSTALLED, Changes
@@ -38,39 +39,25 @@ DEBERTA = Family("deberta", "Deberta", heads={}, query="in_proj", key="in_proj",
 DEBERTA_V2 = Family("deberta-v2", "DebertaV2", heads={}, query="query_proj", key="key_proj", value="value_proj")
 
 
-@dataclass
-class Call:
-    """A call of a base model that leaves padding out.
+class Call(NamedTuple):
+    """A call of an encoder of [`unpad`].
 
     Attributes:
-        in_layers: layers run on packed states by now.
+        packing: of its states; None where padding is computed.
         around: the call that this one is a part of.
-        is_direct: it was the model's `forward` that was called, past the hooks of the model.
     """
 
     packing: Packing | None
     around: "Call | None"
-    is_direct: bool = False
-    in_layers: bool = False
 
 
 _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
-def _call() -> Call | None:
-    return None if is_traced() else _current.get()
-
-
 def current_packing() -> Packing | None:
-    """The packing of the call of an original base model that runs, if it leaves padding out."""
-    call = _call()
+    """The packing of the states of the original encoder that runs, if it skips padding."""
+    call = None if is_traced() else _current.get()
     return None if call is None else call.packing
-
-
-def packing_of_states() -> Packing | None:
-    """The same within its layers, whose states are packed."""
-    call = _call()
-    return call.packing if call is not None and call.in_layers else None
 
 
 @functools.cache
@@ -92,11 +79,14 @@ def _family_of(model: nn.Module) -> Family | None:
 
 
 def unpad(model: Any, on: bool = True) -> int:
-    """Have original models skip padding, on CPUs, where that is faster; with `on=False`, have them compute it again.
+    """Have models skip padding, on CPUs and CUDA, where that saves enough; with `on=False`, have them compute it again.
 
     For base models and task heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
     for all that contains some: `SentenceTransformer`, `CrossEncoder`, pipelines, your modules. Every token that is not
-    padding gets the same hidden state as before, and padding gets zeros. Nothing of it is saved with a model; copies have it.
+    padding gets the same hidden state as before, and padding gets zeros. Copies of a model have it, too.
+
+    Models with a position scheme skip padding on CPUs by themselves. There, this call is for CUDA, and it sets the config option `unpad`,
+    which is saved where it is `False`. Nothing of it is saved with original models.
 
     Returns:
         The number of base models in which it is on now, or off.
@@ -108,23 +98,29 @@ def unpad(model: Any, on: bool = True) -> int:
     """
     model = module_inside(model)
     found = {part: family for part in model.modules() if (family := _family_of(part)) is not None}
-    if not found:
+    with_scheme = [part for part in model.modules() if isinstance(part, PositionModel)]
+    if not found and not with_scheme:
         families = ", ".join(family.model_type for family in stock_families().values())
-        told = f"unpad works on original models of {families}, and there is none in this {type(model).__name__}"
-        if any(isinstance(part, PosencPreTrainedModel) for part in model.modules()):
-            told += "; a model with a position_scheme skips padding by itself, unless its config has unpad=False"
-        raise ValueError(told)
-    around = _outside(model, found)
+        raise ValueError(f"unpad works on models of {families}, and there is none in this {type(model).__name__}")
+    around = _outside(model, [*found, *with_scheme])
     if on:
         _refuse_readers_of_padding(around)
     remove_hooks(model)
+    for part in with_scheme:
+        part.unpad_is_requested = part.config.unpad = on
     if on:
-        for part, family in found.items():
-            _hook_model(part, family)
+        for part in found:
+            part.register_forward_pre_hook(_hook_encoder)
+            _hook_encoder(part)
         for part in around.values():
             if isinstance(part, nn.RNNBase):
                 part.register_forward_pre_hook(_refuse_padded)
-    return len(found)
+    return len(found) + len(with_scheme)
+
+
+def is_unpadded(model: nn.Module) -> bool:
+    """Whether [`unpad`] was called for a base model."""
+    return getattr(model, "unpad_is_requested", False) or _has_hook(model, _hook_encoder)
 
 
 # What mixes the states of neighbours, whatever a mask says. (Attention takes masks, and so does pooling.)
@@ -166,38 +162,24 @@ def _refuse_padded(network: nn.RNNBase, args: tuple) -> None:
         )
 
 
-def _hook_model(model: PreTrainedModel, family: Family) -> None:
-    model.register_forward_pre_hook(_begin, with_kwargs=True)
-    model.register_forward_hook(_end, always_call=True)
-    _hook_encoder(model, family)
-
-
 def _has_hook(module: nn.Module, hook: Callable, kind: str = "_forward_pre_hooks") -> bool:
     return any(found is hook for found in vars(module)[kind].values())
 
 
-def _hook_encoder(model: PreTrainedModel, family: Family) -> bool:
-    """Hook what is not hooked of an encoder; False if a layer is not like the family's own."""
-    encoder = family.encoder_of(model)
+def _hook_encoder(model: PreTrainedModel, args: tuple = ()) -> None:
+    """Hook a model's encoder, unless it is hooked. As a hook of the model, it finds an encoder that was replaced."""
+    encoder = _family_of(model).encoder_of(model)
     if not _has_hook(encoder, _pad_output, "_forward_hooks"):
-        encoder.register_forward_pre_hook(DirectCall(model), with_kwargs=True)
-        encoder.register_forward_hook(_pad_output)
-        encoder.register_forward_hook(_end_direct, always_call=True)
-    return _hook_layers(family.layers_of(encoder), family)
+        encoder.register_forward_pre_hook(UnpadInput(model), with_kwargs=True)
+        encoder.register_forward_hook(_pad_output, always_call=True)
 
 
-def _hook_layers(layers: nn.ModuleList, family: Family) -> bool:
-    """Hook the layers that are not hooked; False if one has a self-attention that does not know packed states."""
-    for layer in layers:
-        try:
-            attention = family.self_attention_of(layer)
-        except AttributeError:
-            return False
-        if not _takes_packed_states(attention):
-            return False
-        if not _has_hook(layer, _unpad_layer_input):
-            layer.register_forward_pre_hook(_unpad_layer_input, with_kwargs=True)
-    return True
+def _take_packed_states(layers: nn.ModuleList, family: Family) -> bool:
+    """Whether all layers have a self-attention that knows packed states."""
+    try:
+        return all(_takes_packed_states(family.self_attention_of(layer)) for layer in layers)
+    except AttributeError:
+        return False
 
 
 # Self-attentions of transformers that compute packed states: what hooked them, and the hook.
@@ -205,7 +187,7 @@ _hooked: dict[type[nn.Module], tuple[Changes, Callable]] = {}
 
 
 def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
-    """Note that the `forward` of an original self-attention, as it is now, computes packed states where [`packing_of_states`] has a packing."""
+    """Note that the `forward` of a stock self-attention, as it is now, computes packed states where [`current_packing`] has a packing."""
     _hooked[cls] = changes, cls.forward
 
 
@@ -243,7 +225,7 @@ def _hook_self_attention(changes: Changes, cls: type[nn.Module], family: Family,
     # What it found is called as a function: as a bound method, torch.compile would look it up again by its name.
     @functools.wraps(stock)
     def forward(self, *args, **kwargs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        packing = packing_of_states() if changes.active else None
+        packing = current_packing() if changes.active else None
         if packing is None:
             return stock(self, *args, **kwargs)
         return _attend_packed(self, _states(self, args, kwargs), packing, family, eager), None
@@ -261,12 +243,12 @@ def _attend_packed(
         split_heads(getattr(attention, name)(states), heads) for name in (family.query, family.key, family.value)
     )
 
-    def attend_to(query, key, value, terms, mask):
-        states, mask = (query, query, key, value), Mask.of(mask, query, key)
-        implementation, scaling = attention.config._attn_implementation, attention.scaling
-        return attend(Attention(attention, implementation, *states, terms, mask, scaling, dropout, eager=eager))[0]
-
-    output = packing.attend(attend_to, (query, key, value))
+    implementation, mask = attention.config._attn_implementation, Mask.of(None, query, key, packing=packing)
+    states = query, query, key, value
+    output, _ = attend(
+        Attention(attention, implementation, *states, [], mask, attention.scaling, dropout, eager=eager)
+    )
+    output = output.flatten(2)
     return output if family.output is None else getattr(attention, family.output)(output)
 
 
@@ -291,21 +273,6 @@ def _inputs(module: nn.Module, args: tuple, kwargs: dict) -> ModelInputs:
     return ModelInputs.of(_receives(type(module)), args, kwargs)
 
 
-def _begin(model: PreTrainedModel, args: tuple, kwargs: dict) -> None:
-    if is_traced():
-        return
-    inputs, family, packing = _inputs(model, args, kwargs), _family_of(model), None
-    if not _may_pack(model, family, inputs.attention_mask):
-        logger.debug(
-            "padding is computed: no mask on a CPU, other layers than the family's, gradient checkpointing, or an option of DeBERTa"
-        )
-    elif _head_reads_padding(model):
-        logger.debug("padding is computed: the loss reads positions that are padding")
-    else:
-        packing = packing_of(model.config, family.encoder_of(model), _heads_of(model, family), inputs)
-    _current.set(Call(packing, _current.get()))
-
-
 def _head_reads_padding(model: PreTrainedModel) -> bool:
     """Whether the loss of the head that calls a base model reads padding.
 
@@ -314,7 +281,8 @@ def _head_reads_padding(model: PreTrainedModel) -> bool:
     """
     for caller, arguments in _calling_forwards():
         if isinstance(caller, PreTrainedModel) and caller is not model and caller.base_model is model:
-            return loss_reads_padding(ModelInputs(arguments, arguments.get(_receives(type(caller)).mask)))
+            inputs = ModelInputs(arguments, arguments.get(_receives(type(caller)).mask))
+            return loss_reads_padding(inputs, is_requested=True)
     return False
 
 
@@ -327,38 +295,48 @@ def _calling_forwards() -> Iterator[tuple[object, dict]]:
         frame = frame.f_back
 
 
-class DirectCall:
-    """Hook of an encoder whose model's `forward` was called directly, as sentence-transformers does.
+class UnpadInput:
+    """Hook of an encoder that is given packed states where its padding is left out.
 
-    It knows the mask of pairs that the model has made, and not what the model was called with. DeBERTa's model hands its mask on, and
-    asks for all hidden states whether it was asked or not.
+    The encoder knows the mask of pairs that its model has made, whether that or its `forward` was called, as sentence-transformers does.
+    DeBERTa's model hands its mask on, and asks for all hidden states whether it was asked or not.
     """
 
     def __init__(self, model: PreTrainedModel):
         self.model = model
 
-    def __call__(self, encoder: nn.Module, args: tuple, kwargs: dict) -> None:
-        if is_traced() or ((call := _current.get()) is not None and not call.is_direct):
-            return
-        inputs, states, packing = _inputs(encoder, args, kwargs), _states(encoder, args, kwargs), None
-        mask, asked = _mask_of_keys(inputs.attention_mask, states, self.model.config._attn_implementation), {}
-        if (family := _family_of(self.model)) in (DEBERTA, DEBERTA_V2):
+    def __call__(self, encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        if is_traced():
+            return None
+        states = _states(encoder, args, kwargs)
+        packing = self.packing_of(encoder, states, _inputs(encoder, args, kwargs))
+        _current.set(Call(packing, _current.get()))
+        return None if packing is None else _with_states(encoder, args, kwargs, packing.unpad_input(states))
+
+    def packing_of(self, encoder: nn.Module, states: torch.Tensor, inputs: ModelInputs) -> Packing | None:
+        """The packing of a call; None where padding is computed."""
+        model, family, asked = self.model, _family_of(self.model), {}
+        if family in (DEBERTA, DEBERTA_V2):
             caller, arguments = next(_calling_forwards(), (None, {}))
-            if caller is not self.model:  # the encoder was called by itself
-                return
+            if caller is not model:  # the encoder was called by itself
+                return None
             mask = inputs.attention_mask
             asked = {name: arguments.get(name) for name in ("output_hidden_states", "output_attentions")}
+        else:
+            mask = _mask_of_keys(inputs.attention_mask, states, model.config._attn_implementation)
         # What records outputs is a dictionary of them.
-        if not output_capturing._active_collector.get() and _may_pack(self.model, family, mask):
-            as_called = {**inputs.arguments, **asked, "inputs_embeds": states}
-            heads = _heads_of(self.model, family)
-            packing = packing_of(self.model.config, encoder, heads, ModelInputs(as_called, mask, inputs.cache))
-        _current.set(None if packing is None else Call(packing, None, is_direct=True))
-
-
-def _end_direct(encoder: nn.Module, args: tuple, output) -> None:
-    if (call := _call()) is not None and call.is_direct:
-        _current.set(None)
+        if output_capturing._active_collector.get() or not _may_pack(model, encoder, family, mask):
+            logger.debug(
+                "padding is computed: no mask of tokens, outputs that are recorded, other layers than the family's, gradient checkpointing, or "
+                "an option of DeBERTa"
+            )
+            return None
+        if _head_reads_padding(model):
+            logger.debug("padding is computed: the loss reads positions that are padding")
+            return None
+        as_called = ModelInputs({**inputs.arguments, **asked, "inputs_embeds": states}, mask, inputs.cache)
+        heads = family.setting(model.config, "num_attention_heads")
+        return packing_of(model.config, encoder, heads, as_called, is_requested=True)
 
 
 def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementation: str) -> torch.Tensor | None:
@@ -371,11 +349,11 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementatio
     return mask[:, 0, 0] if torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
 
 
-def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None) -> bool:
+def _may_pack(model: PreTrainedModel, encoder: nn.Module, family: Family, mask: torch.Tensor | None) -> bool:
     """Whether nothing that original models alone have stands against it."""
-    if not is_tensor(mask) or mask.device.type != "cpu" or not _hook_encoder(model, family):
+    layers = family.layers_of(encoder)
+    if not is_tensor(mask) or mask.device.type not in ON_REQUEST or not _take_packed_states(layers, family):
         return False
-    layers = family.layers_of(family.encoder_of(model))
     if any(getattr(layer, "gradient_checkpointing", False) and layer.training for layer in layers):
         return False  # layers run again in the backward pass, outside of the call
     if family not in (DEBERTA, DEBERTA_V2):
@@ -384,16 +362,7 @@ def _may_pack(model: PreTrainedModel, family: Family, mask: torch.Tensor | None)
     # before.
     starts_with_token = mask.dim() == 2 and bool(mask[:, 0].all())
     has_eager_options = getattr(model.config, "talking_head", False) or model.z_steps > 1
-    return starts_with_token and getattr(model.encoder, "conv", None) is None and not has_eager_options
-
-
-def _heads_of(model: PreTrainedModel, family: Family) -> int:
-    return family.setting(model.config, "num_attention_heads")
-
-
-def _end(model: PreTrainedModel, args: tuple, output) -> None:
-    if (call := _call()) is not None and not call.is_direct:
-        _current.set(call.around)
+    return starts_with_token and getattr(encoder, "conv", None) is None and not has_eager_options
 
 
 def _states(module: nn.Module, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -408,21 +377,13 @@ def _with_states(module: nn.Module, args: tuple, kwargs: dict, states: torch.Ten
     return args, {**kwargs, _receives(type(module)).names[0]: states}
 
 
-def _unpad_layer_input(layer: nn.Module, args: tuple, kwargs: dict):
-    if (packing := current_packing()) is None or _call().in_layers:
-        return None
-    states = _states(layer, args, kwargs)
-    if states.shape[:2] != packing.shape:  # one sequence at several positions
-        _call().packing = None
-        return None
-    _call().in_layers = True
-    return _with_states(layer, args, kwargs, packing.unpad_input(states))
-
-
 def _pad_output(encoder: nn.Module, args: tuple, output):
-    if (packing := current_packing()) is None or not _call().in_layers:
+    """What an encoder returns, padded again; None after an error."""
+    packing = current_packing()
+    if not is_traced() and (call := _current.get()) is not None:
+        _current.set(call.around)
+    if packing is None or output is None:
         return None
-    _call().in_layers = False
     packed = output if isinstance(output, torch.Tensor) else output[0]
     unpacked = packing.pad_input(packed)
 

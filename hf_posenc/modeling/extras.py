@@ -36,6 +36,7 @@ class Extras:
         products: of queries and keys with the tables of a term; None for those that are gathered per pair.
         faster_than_sdpa: the name of the backend that computes an attention under "sdpa" faster than PyTorch's kernel, or None.
         packing_of: which tokens of a batch are no padding, where the others are left out, or None.
+        backend_of_packed: the name of the backend that computes an attention of packed states.
         computes_padding_that_is_read: a task head's forward that has padding computed where its loss reads it.
         checked_terms, checked_rotation: what `terms` and `rotate` of a scheme returned, checked.
         nothing_replaced: a context in which a scheme registers its parameters on a module.
@@ -47,6 +48,7 @@ class Extras:
     products: Callable | None = None
     faster_than_sdpa: Callable = _nothing
     packing_of: Callable = _nothing
+    backend_of_packed: Callable = _nothing
     computes_padding_that_is_read: Callable = lambda forward: forward
     checked_terms: Callable = _returned
     checked_rotation: Callable = _returned

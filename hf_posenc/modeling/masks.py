@@ -121,6 +121,7 @@ class Mask:
         window: of the queries; None for all.
         attending: bool (batch, query or 1), the queries that attend to something, where the others are to give every key the same weight;
             None where none is left to itself so.
+        packing: a `Packing` of hf_posenc where queries and keys are packed, (1, heads, tokens, head_dim): each attends to its own sequence.
     """
 
     given: Any
@@ -131,10 +132,17 @@ class Mask:
     is_causal: bool = False
     window: Window | None = None
     attending: torch.Tensor | None = None
+    packing: Any = None
 
     @classmethod
     def of(
-        cls, given: Any, query: torch.Tensor, key: torch.Tensor, is_causal: bool = False, window: Window | None = None
+        cls,
+        given: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        is_causal: bool = False,
+        window: Window | None = None,
+        packing: Any = None,
     ) -> "Mask":
         """The mask of a self-attention.
 
@@ -142,9 +150,12 @@ class Mask:
             given: see above; a [`Mask`] is left as it is.
             query, key: (batch, heads, query or key, head_dim).
             is_causal: of the module: no query attends to a later key where nothing is given. A single query may see the whole cache.
+            packing: of packed queries and keys, which knows what was given.
         """
         if isinstance(given, Mask):
             return given
+        if packing is not None:
+            given = None
         return cls(
             given,
             query.shape[0],
@@ -153,6 +164,7 @@ class Mask:
             query.device,
             is_causal and given is None and query.shape[2] > 1,
             window,
+            packing=packing,
         )
 
     @property
@@ -168,7 +180,7 @@ class Mask:
     @property
     def is_everything(self) -> bool:
         """Whether each query may attend to each key."""
-        return self.given is None and self.window is None and not self.is_causal
+        return self.given is None and self.window is None and self.packing is None and not self.is_causal
 
     def check(self) -> None:
         """Raise TypeError for numbers that are neither boolean nor added to scores."""

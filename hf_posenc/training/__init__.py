@@ -1,6 +1,7 @@
 """Training: a separate learning rate for position parameters, and the hooks of any `Trainer`.
 
-`trainer` has `PositionTrainer`, `learning_rates` its parts, and `collators` batches with random positions.
+`trainer` has `PositionTrainer`, `learning_rates` its parts, `collators` batches with random positions, and `token_batches` batches by a limit of
+tokens.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from .learning_rates import (
     tables_and_biases,
     warn_of_tables_that_stay,
 )
+from .token_batches import TokenBatchSampler
 
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PositionTrainer",
     "RandomizedPositions",
+    "TokenBatchSampler",
     "check_rate",
     "frequencies",
     "move_to_own_groups",

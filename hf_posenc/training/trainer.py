@@ -6,9 +6,11 @@ trainer = PositionTrainer(model=model, args=TrainingArguments("out"), train_data
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from .learning_rates import FREQUENCY_RATE, check_rate, frequencies, move_to_own_groups, tables_and_biases
+from .token_batches import TokenBatchSampler
 
 
 class PositionTrainer(Trainer):
@@ -20,20 +22,53 @@ class PositionTrainer(Trainer):
     Args:
         position_learning_rate: their learning rate. Default: `args.position_learning_rate` if there is one, else the same rate as for all other
             parameters, with a warning if that would leave zero-initialized tables near zero.
+        max_tokens_per_batch: limit of the tokens of a training batch in each process, padding included, in place of
+            `per_device_train_batch_size`; see [`TokenBatchSampler`]. A text's length is that of its `input_ids`, or in the column
+            `args.length_column_name` of a `datasets.Dataset`.
         args, kwargs: the arguments of `Trainer`.
 
     Raises:
         TypeError: the rate is not a number.
-        ValueError: the rate is negative, infinite or NaN.
+        ValueError: the rate is negative, infinite or NaN, or there is a limit of tokens for data without a length.
     """
 
-    def __init__(self, *args: Any, position_learning_rate: float | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        position_learning_rate: float | None = None,
+        max_tokens_per_batch: int | None = None,
+        **kwargs: Any,
+    ):
         check_rate(position_learning_rate)
         super().__init__(*args, **kwargs)
+        self.max_tokens_per_batch = max_tokens_per_batch
+        if max_tokens_per_batch is not None and not hasattr(self.train_dataset, "__len__"):
+            raise ValueError("max_tokens_per_batch needs a train_dataset with a length")
         if position_learning_rate is None:
             position_learning_rate = getattr(self.args, "position_learning_rate", None)
             check_rate(position_learning_rate)
         self.position_learning_rate = position_learning_rate
+
+    def get_train_dataloader(self) -> DataLoader:
+        """As in `Trainer`; with a limit of tokens, of batches by that."""
+        loader = super().get_train_dataloader()
+        if self.max_tokens_per_batch is None:
+            return loader
+        sampler = TokenBatchSampler(
+            self._train_lengths(),
+            self.max_tokens_per_batch,
+            multiple_of=self.accelerator.num_processes,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+        )
+        kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "persistent_workers", "prefetch_factor")
+        settings = {name: getattr(loader, name) for name in (*kept, "multiprocessing_context")}
+        return self.accelerator.prepare(DataLoader(loader.dataset, batch_sampler=sampler, **settings))
+
+    def _train_lengths(self) -> list[int]:
+        data, column = self.train_dataset, self.args.length_column_name
+        if column in getattr(data, "column_names", ()):
+            return list(data[column])
+        return [len(data[index]["input_ids"]) for index in range(len(data))]
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in `Trainer`, with the position tables and biases in separate parameter groups.

@@ -11,7 +11,7 @@ from ...modeling.kernels.fast import is_compiled
 from ...modeling.masks import Mask, as_pairs
 from ...modeling.schemes.terms import Term
 from ...modeling.torch_state import is_exporting, is_traced
-from ..unpadding import packing_of_states
+from ..unpadding import current_packing
 
 
 if TYPE_CHECKING:
@@ -69,22 +69,17 @@ def self_attend(
     Raises:
         ValueError: the mask does not fit the sequences, or FlexAttention would need dropout.
     """
-
-    def attend_to(query, key, value, terms, mask):
-        mask = _prepared(Mask.of(mask, query, key), implementation)
-        if mask.tensor is not None:
-            check_mask(mask.given, query)
-        in_blocks = not all(term.is_laid_out for term in terms)
-        output, _ = attend(
-            Attention(module, implementation, query, query, key, value, terms, mask, scaling, dropout, in_blocks)
-        )
-        if mask.attending is not None:
-            output = torch.where(mask.attending[..., None, None], output, _of_padding(value, mask.attending, dropout))
-        return output
-
-    if (packing := packing_of_states()) is None:
-        return attend_to(query, key, value, terms, mask).flatten(2)
-    return packing.attend(attend_to, (query, key, value), terms)
+    packing = current_packing()
+    mask = _prepared(Mask.of(mask if packing is None else None, query, key, packing=packing), implementation)
+    if mask.tensor is not None:
+        check_mask(mask.given, query)
+    in_blocks = not all(term.is_laid_out for term in terms)
+    output, _ = attend(
+        Attention(module, implementation, query, query, key, value, terms, mask, scaling, dropout, in_blocks)
+    )
+    if mask.attending is not None:
+        output = torch.where(mask.attending[..., None, None], output, _of_padding(value, mask.attending, dropout))
+    return output.flatten(2)
 
 
 def _prepared(mask: Mask, implementation: str) -> Mask:

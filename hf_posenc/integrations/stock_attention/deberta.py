@@ -135,7 +135,8 @@ def _distances(original: Callable, encoder: nn.Module, hidden_states, query_stat
     buckets = getattr(encoder, "position_buckets", -1)
     max_distance = encoder.max_relative_positions
     span = buckets if buckets > 0 else max_distance
-    length, device = hidden_states.shape[1], hidden_states.device
+    packing, device = current_packing(), hidden_states.device
+    length = hidden_states.shape[1] if packing is None else packing.shape[1]
     if is_traced():
         relative, rows = rows_of_table(length, span, buckets, max_distance, device)
         return RelativeRows(implementation, relative, rows, 0, 2 * span)

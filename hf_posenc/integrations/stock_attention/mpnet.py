@@ -20,7 +20,7 @@ from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term, expand_to_pa
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
-from ..unpadding import current_packing, note_hooked, packing_of_states
+from ..unpadding import current_packing, note_hooked
 from .attention import computes, self_attend
 
 
@@ -86,16 +86,17 @@ def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tenso
 
 def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
-    implementation = encoder.config._attn_implementation
-    if current_packing() is not None and not computes(implementation):
+    implementation, packing = encoder.config._attn_implementation, current_packing()
+    if packing is not None and not computes(implementation):
         implementation = "sdpa"  # which computes packed states in place of eager
     if not computes(implementation) or position_ids is not None or not _has_stock_attention(encoder):
         return original(x, position_ids, num_buckets)
+    length = x.shape[1] if packing is None else packing.shape[1]
     if is_traced():
-        rows, stop = _buckets(x.shape[1], num_buckets, x.device), num_buckets
+        rows, stop = _buckets(length, num_buckets, x.device), num_buckets
     else:
-        rows, stop = _reached(x.shape[1], num_buckets)
-    length, rows = x.shape[1], rows.to(x.device)
+        rows, stop = _reached(length, num_buckets)
+    rows = rows.to(x.device)
     # As a batch of one: with an adapter for each sequence, PEFT would take buckets for sequences.
     bias = encoder.relative_attention_bias(torch.arange(stop, device=x.device)[None])[0].t()
     # A length that is traced is any length.
@@ -121,7 +122,7 @@ def _forward(original: Callable, attention: nn.Module, hidden_states: torch.Tens
     query, key, value = (split_heads(projection(hidden_states), heads) for projection in inputs)
     dropout = attention.dropout.p if attention.training else 0.0
     scaling, terms = attention.attention_head_size**-0.5, [bias.term]
-    looks_for_padding = is_tensor(mask) and packing_of_states() is None
+    looks_for_padding = is_tensor(mask) and current_packing() is None
     if looks_for_padding and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
         terms, mask = _attending_evenly(query, key, terms, mask, scaling)
     output = self_attend(bias.implementation, attention, query, key, value, terms, mask, scaling, dropout)

@@ -206,6 +206,8 @@ def takes_all(name: str) -> bool:
 
 def backend_of(attention: Attention) -> str:
     """The name of the backend that computes an attention."""
+    if attention.mask.packing is not None:
+        return EXTRAS.backend_of_packed(attention)
     name = attention.implementation
     if name == "sdpa" and (is_transformed() or may_carry_tangents()):
         # PyTorch's fused kernels have no forward derivatives, and under `torch.func` none of a mask.

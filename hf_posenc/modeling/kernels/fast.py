@@ -13,6 +13,7 @@ from .blockwise import blockwise_attention
 from .caching import cached, caches_on
 from .distance_products import RelativeShift, Table, reversed_rows
 from .flex import flex_attention
+from .packed_attention import backend_of_packed, groups, varlen
 from .packing import computes_padding_that_is_read, packing_of
 
 
@@ -174,8 +175,10 @@ BACKENDS |= {
     "blocks": Backend(blocks, takes_values=True),
     "views": Backend(views),
     "flex_attention": Backend(flex_attention),
+    "groups": Backend(groups, takes_values=True),
+    "varlen": Backend(varlen),
 }
 EXTRAS.cached, EXTRAS.caches_on = cached, caches_on
 EXTRAS.reads_through_views, EXTRAS.products = reads_through_views, products
-EXTRAS.faster_than_sdpa = faster_than_sdpa
+EXTRAS.faster_than_sdpa, EXTRAS.backend_of_packed = faster_than_sdpa, backend_of_packed
 EXTRAS.packing_of, EXTRAS.computes_padding_that_is_read = packing_of, computes_padding_that_is_read

@@ -7,9 +7,10 @@ padding gets what it would get with padding, and padding itself gets zeros.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -30,8 +31,10 @@ SMALLEST_SHARE, FEWEST_PLACES = 0.08, 32
 # Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
 # than the longest of the group before they must be.
 FEWEST_SAVED, SHORTER = 1 << 16, 0.8
-# Attention functions that take masks of pairs on CPUs.
+# Attention functions that take masks of pairs.
 BACKENDS = ("sdpa", "eager")
+# Where padding is skipped: where it was measured to be faster, and where `hf_posenc.unpad` asks for it.
+MEASURED, ON_REQUEST = ("cpu",), ("cpu", "cuda")
 
 
 class PadWithTokens(torch.autograd.Function):
@@ -110,6 +113,10 @@ class Group:
         """What terms of sequences of `length`, (batch or 1, ...), are for these, which end earlier."""
         return [term.of_group(self._of, length, self.shape[1]) for term in terms]
 
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Group":
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **{name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()})
+
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape[0] == 1 or self.sequences is None:
             return tensor
@@ -124,11 +131,15 @@ class Packing:
         shape: (batch, length).
         places: int64 (tokens,), where they are in (batch · length).
         groups: see [`Group`].
+        lengths: tokens of each sequence, in the order in which they are packed; None where some are attended to by nobody.
+        starts: int32 (sequences + 1,), of `lengths`: the first token of each sequence, and the number of tokens.
     """
 
     shape: tuple[int, int]
     places: torch.Tensor
     groups: list[Group]
+    lengths: list[int] | None = None
+    starts: torch.Tensor | None = None
 
     @classmethod
     def of(cls, attended: torch.Tensor, heads: int | None) -> "Packing":
@@ -138,7 +149,7 @@ class Packing:
         nobody attends to it. Heads read it, and so does what pools sentences.
 
         Args:
-            attended: bool (batch, length), the tokens that are not padding.
+            attended: bool (batch, length), the tokens that are not padding, on a CPU.
             heads: of the self-attention; None for a single group in the order of the batch.
         """
         batch, length = attended.shape
@@ -147,25 +158,35 @@ class Packing:
         lengths, order = attended.sum(1).sort(descending=True, stable=True)
         # Sequences that begin with padding, or have some inside, do not fit into fewer tokens by their first tokens.
         if heads is None or not torch.equal(attended, torch.arange(length) < attended.sum(1, keepdim=True)):
-            return cls((batch, length), kept.flatten().nonzero()[:, 0], [Group.of(kept, attended)])
-        places, groups = [], []
-        for start, stop in groups_of(lengths.tolist(), heads):
-            sequences, own = order[start:stop], int(lengths[start])
-            part = kept[sequences, :own]
+            own = attended.sum(1).tolist() if bool(attended[:, 0].all()) else None
+            return cls((batch, length), kept.flatten().nonzero()[:, 0], [Group.of(kept, attended)], *_with_starts(own))
+        places, groups, own = [], [], lengths.tolist()
+        for start, stop in groups_of(own, heads):
+            sequences, longest = order[start:stop], own[start]
+            part = kept[sequences, :longest]
             groups.append(Group.of(part, part, sequences))
-            places.append((sequences[:, None] * length + torch.arange(own))[part])
-        return cls((batch, length), torch.cat(places), groups)
+            places.append((sequences[:, None] * length + torch.arange(longest))[part])
+        return cls((batch, length), torch.cat(places), groups, *_with_starts(own))
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Packing":
+        """The same on a device. accelerate calls it where the layers of a model are on several."""
+        if torch.device(device) == self.places.device:
+            return self
+        places, groups = self.places.to(device), [group.to(device, non_blocking) for group in self.groups]
+        return replace(
+            self, places=places, groups=groups, starts=None if self.starts is None else self.starts.to(device)
+        )
 
     def unpad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (batch or 1, length, width) to (1, tokens, width)."""
         states = states.expand(self.shape[0], -1, -1)
-        return states.flatten(0, 1).index_select(0, self.places)[None]
+        return states.flatten(0, 1).index_select(0, self.places.to(states.device))[None]
 
     def pad_input(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, tokens, width) to (batch, length, width), zeros where nothing was packed."""
         batch, length = self.shape
         padded = states.new_zeros(batch * length, states.shape[-1])
-        return padded.index_copy(0, self.places, states[0]).view(batch, length, -1)
+        return padded.index_copy(0, self.places.to(states.device), states[0]).view(batch, length, -1)
 
     def pad_heads(self, states: torch.Tensor) -> torch.Tensor:
         """From (1, heads, tokens, head_dim) to (batch, heads, length, head_dim)."""
@@ -201,6 +222,13 @@ class Packing:
         return torch.cat(outputs)[None]
 
 
+def _with_starts(lengths: list[int] | None) -> tuple[list[int] | None, torch.Tensor | None]:
+    """`lengths` and `starts` of a [`Packing`]."""
+    if lengths is None:
+        return None, None
+    return lengths, torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
 def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
     """Where groups begin and end among sequences that are sorted by their lengths, the longest first."""
     starts = [0]
@@ -212,28 +240,38 @@ def groups_of(lengths: list[int], heads: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(lengths)]))
 
 
-def packing_of(config, encoder: nn.Module, heads: int | None, inputs: ModelInputs) -> Packing | None:
+def devices(is_requested: bool) -> tuple[str, ...]:
+    """The types of the devices on which padding is skipped."""
+    return ON_REQUEST if is_requested else MEASURED
+
+
+def packing_of(
+    config, encoder: nn.Module, heads: int | None, inputs: ModelInputs, is_requested: bool = False
+) -> Packing | None:
     """The packing of a batch, where it pays to leave its padding out and nothing stands against it.
 
     Args:
         config, encoder: of the base model that is called.
         heads: see [`Packing.of`].
         inputs: what it is called with.
+        is_requested: by `hf_posenc.unpad`.
     """
     if is_traced():
         return None
-    reason = reason_against(config, encoder, inputs)
+    reason = reason_against(config, encoder, inputs, is_requested)
     if reason is not None:
         logger.debug("padding is computed: %s", reason)
         return None
-    return Packing.of(inputs.attention_mask.bool(), heads)
+    # Worked out on a CPU, so that a device is waited for once, and not for each number.
+    mask = inputs.attention_mask
+    return Packing.of(mask.cpu().bool(), heads).to(mask.device)
 
 
-def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | None:
+def reason_against(config, encoder: nn.Module, inputs: ModelInputs, is_requested: bool) -> str | None:
     """Why the padding of a batch is computed, for people; None where it is left out. docs/padding.md lists the reasons.
 
     Args:
-        config, encoder, inputs: as for [`packing_of`].
+        config, encoder, inputs, is_requested: as for [`packing_of`].
     """
     mask = inputs.attention_mask
     if not is_tensor(mask) or mask.dim() != 2:
@@ -241,9 +279,12 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | Non
     # Of a mask of other sequences, Transformers makes what it makes, or an error.
     if tuple(mask.shape) != inputs.shape:
         return f"attention_mask has the shape {tuple(mask.shape)} and the input {inputs.shape}"
-    if mask.device.type != "cpu" or config._attn_implementation not in BACKENDS:
-        return f"it is skipped on CPUs with {' and '.join(BACKENDS)}, not on {mask.device} with {config._attn_implementation}"
-    lengths = mask.count_nonzero(1)
+    if mask.device.type not in devices(is_requested) or config._attn_implementation not in BACKENDS:
+        return (
+            f"it is skipped on CPUs, and on CUDA after hf_posenc.unpad, with {' and '.join(BACKENDS)}, not on {mask.device} with "
+            f"{config._attn_implementation}"
+        )
+    lengths = mask.cpu().count_nonzero(1)
     padding, least = mask.numel() - int(lengths.sum()), max(FEWEST_PLACES, SMALLEST_SHARE * mask.numel())
     if padding < least:
         return f"{padding} of {mask.numel()} tokens are padding, and skipping it is faster from {least:.0f} on"
@@ -267,12 +308,16 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs) -> str | Non
 padding_is_read: ContextVar[bool] = ContextVar("padding_is_read", default=False)
 
 
-def loss_reads_padding(inputs: ModelInputs) -> bool:
-    """Whether the loss of a head that is called so has a part at padding: labels there, or a softmax over the sequence."""
+def loss_reads_padding(inputs: ModelInputs, is_requested: bool) -> bool:
+    """Whether the loss of a head that is called so has a part at padding: labels there, or a softmax over the sequence.
+
+    Args:
+        is_requested: `hf_posenc.unpad` asked to skip it.
+    """
     mask, labels = inputs.attention_mask, inputs.arguments.get("labels")
     if inputs.arguments.get("start_positions") is not None:
         return True
-    if not is_tensor(mask) or mask.device.type != "cpu":  # nothing is packed
+    if not is_tensor(mask) or mask.device.type not in devices(is_requested):  # nothing is packed
         return False
     if not isinstance(labels, torch.Tensor) or labels.numel() != mask.numel():
         return False
@@ -291,7 +336,8 @@ def computes_padding_that_is_read(forward: Callable) -> Callable:
 
     @functools.wraps(forward)
     def forward_with_padding(self, *args, **kwargs):
-        if is_traced() or not loss_reads_padding(ModelInputs.of(receives, args, kwargs)):
+        is_requested = getattr(self.base_model, "unpad_is_requested", False)
+        if is_traced() or not loss_reads_padding(ModelInputs.of(receives, args, kwargs), is_requested):
             return forward(self, *args, **kwargs)
         token = padding_is_read.set(True)
         try:

@@ -340,7 +340,12 @@ class PositionModel:
     Its forward is Transformers', by [`hands_positions_on`]. In RoBERTa-like families, positions in the table count the
     tokens that are not padding, so they need the input. The embeddings work them out themselves; here they are worked
     out for what reads the table inside the encoder.
+
+    Attributes:
+        unpad_is_requested: `hf_posenc.unpad` asked to skip padding, on CUDA too.
     """
+
+    unpad_is_requested: bool = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -361,7 +366,7 @@ class PositionModel:
                 given["table_position_ids"] = embeddings.family_position_ids(inputs.input_ids, past_length)
         if self.config.unpad:
             heads = self.family.setting(self.config, "num_attention_heads")
-            given["packing"] = EXTRAS.packing_of(self.config, encoder, heads, inputs)
+            given["packing"] = EXTRAS.packing_of(self.config, encoder, heads, inputs, self.unpad_is_requested)
         return {name: value for name, value in given.items() if value is not None}
 
     def position_vectors(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers.cache_utils import Cache
 
-from ..attention.backends import Attention, Output, attend
+from ..attention.backends import Attention, attend
 from ..attention.cached_positions import keep_beside, past_length_of, self_attention_cache
 from ..attention.window import reach_of
 from ..extras import EXTRAS
@@ -181,12 +181,11 @@ class PositionSelfAttention:
         implementation = "eager" if kwargs.pop("wants_weights", False) else self.config._attn_implementation
         if window and not is_traced() and window.sees_all(key.shape[2]):
             window = None
-        settings, states = (window, implementation, kwargs), (content_query, key, value, query)
-        if packing is None:
-            output, weights = self._attend(*states, terms, attention_mask, *settings)
-        else:
-            output = packing.attend(lambda *given: self._attend(*given, *settings)[0], states, terms)
-            weights = None
+        mask = Mask.of(attention_mask, query, key, getattr(self, "is_causal", False), window, packing)
+        mask.check()
+        dropout = self.dropout.p if self.training else 0.0
+        given = implementation, content_query, query, key, value, terms, mask, self.scaling, dropout
+        output, weights = attend(Attention(self, *given, eager=self._eager, settings=kwargs))
         if is_exporting():
             # The kernel that is traced leaves this layout, so that no copy is recorded; the one it is decomposed to
             # (ONNX) leaves another, and the view below would not fit it.
@@ -205,13 +204,3 @@ class PositionSelfAttention:
         if self.reach is None or cache is None:
             return None if self.reach is None else Window(self.reach)
         return Window(self.reach, past_length_of(cache, self.layer_idx))
-
-    def _attend(
-        self, content_query, key, value, query, terms, attention_mask, window, implementation, kwargs
-    ) -> Output:
-        """The output of a backend, (batch, length, heads, head_dim), and its weights where it has them."""
-        mask = Mask.of(attention_mask, query, key, getattr(self, "is_causal", False), window)
-        mask.check()
-        dropout = self.dropout.p if self.training else 0.0
-        given = implementation, content_query, query, key, value, terms, mask, self.scaling, dropout
-        return attend(Attention(self, *given, eager=self._eager, settings=kwargs))
