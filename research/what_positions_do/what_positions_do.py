@@ -1,7 +1,8 @@
 """Measure what docs/what-positions-do.md and docs/questions.md say: convert MiniLM twice, report on all three, take numbers and pictures out of
-the report, and measure of MiniLM what the report has not (answers.py).
+the report, and measure what the report has not: of MiniLM (answers.py, pretrained.py), of all-mpnet-base-v2 (pretrained.py), and of small models
+(small_models.py).
 
-    python research/what_positions_do/what_positions_do.py [--data FOLDER]
+    python research/what_positions_do/what_positions_do.py [--data FOLDER] [--mpnet FOLDER] [--only PART ...]
 
 What is in outputs/positions already is not made again, so that the same command goes on where it was interrupted; delete
 that folder to begin anew. The numbers go to numbers.json, arrays to arrays.npz, the table and the pictures to the first page.
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,7 +57,82 @@ def commands(checkpoint: str) -> list[list[str]]:
     return [*convert, ["hf-posenc", "report", *models, "--out", f"{OUTPUTS}/report.html"]]
 
 
-def make(checkpoint: str, data: Path | None) -> None:
+@dataclass(frozen=True)
+class Part:
+    """What is measured without a report, and kept in a file of its own: the same key of numbers.json.
+
+    Attributes:
+        measure: what is made of the checkpoint and of the folders of the command line.
+        needs: names of these folders; without them, figures stay as they are.
+    """
+
+    measure: Callable[[str, dict[str, Path | None]], Numbers]
+    needs: tuple[str, ...] = ()
+
+
+def _answers(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
+    import answers
+
+    numbers, arrays = answers.measure(checkpoint)
+    answers.save(arrays, ROOT / OUTPUTS / "answers.npz")
+    return numbers
+
+
+def _other_text(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
+    import answers
+
+    return answers.on_other_text(checkpoint, folders["data"])
+
+
+def _pretrained(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
+    import pretrained
+
+    conversion = str(ROOT / OUTPUTS / "t5")
+    return {
+        name: pretrained.measure(own, name, pretrained.LARGE)
+        for name, own in ((ORIGINAL, checkpoint), ("t5", conversion))
+    }
+
+
+def _mpnet(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
+    import pretrained
+
+    return pretrained.measure(str(folders["mpnet"]), "mpnet", pretrained.SMALL)
+
+
+def _small_models(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
+    import small_models
+
+    small_models.make(folders["data"], [*small_models.PARTS], small_models.SEEDS)
+    return small_models.summary()
+
+
+PARTS = {
+    "answers": Part(_answers),
+    "pretrained": Part(_pretrained),
+    "other_text": Part(_other_text, ("data",)),
+    "small_models": Part(_small_models, ("data",)),
+    "mpnet": Part(_mpnet, ("mpnet",)),
+}
+
+
+def measure_parts(checkpoint: str, folders: dict[str, Path | None], names: list[str]) -> None:
+    """Measure those parts whose results are not there."""
+    for name in names:
+        part, made = PARTS[name], ROOT / OUTPUTS / f"{name}.json"
+        if not made.exists() and all(folders[need] is not None for need in part.needs):
+            write_whole({made: json.dumps(part.measure(checkpoint, folders), indent=1)})
+
+
+def kept_parts() -> Numbers:
+    """What was measured of each part, now or when the page was last made with it."""
+    before = json.loads(NUMBERS.read_text(encoding="utf-8"))
+    files = {name: ROOT / OUTPUTS / f"{name}.json" for name in PARTS}
+    now = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+    return {name: now.get(name, before.get(name)) for name in PARTS}
+
+
+def make(checkpoint: str) -> None:
     """Run those commands whose results are not there."""
     for command, made in zip(commands(checkpoint), (*CONVERSIONS, "report.html.json")):
         if not (ROOT / OUTPUTS / made).exists():
@@ -63,18 +140,6 @@ def make(checkpoint: str, data: Path | None) -> None:
             subprocess.run(
                 [sys.executable, "-m", *command[0].replace("-", "_").split(), *command[1:]], cwd=ROOT, check=True
             )
-    made = ROOT / OUTPUTS / "answers.json"
-    if not made.exists():
-        import answers
-
-        numbers, arrays = answers.measure(checkpoint)
-        answers.save(arrays, ROOT / OUTPUTS / "answers.npz")
-        write_whole({made: json.dumps(numbers, indent=1)})
-    other = ROOT / OUTPUTS / "other_text.json"
-    if data is not None and not other.exists():
-        import answers
-
-        write_whole({other: json.dumps(answers.on_other_text(checkpoint, data), indent=1)})
 
 
 def numbers_of(figures: dict[str, Any], model: str) -> Numbers:
@@ -286,17 +351,8 @@ def measured(checkpoint: str) -> Numbers:
         "conversions": conversions,
         "models": models,
         "first_row": first_row(checkpoint),
-        "answers": json.loads((ROOT / OUTPUTS / "answers.json").read_text(encoding="utf-8")),
-        "other_text": _other_text(),
+        **kept_parts(),
     }
-
-
-def _other_text() -> Numbers:
-    """What was measured on WikiText-2, now or when the page was last made with it."""
-    made = ROOT / OUTPUTS / "other_text.json"
-    if made.exists():
-        return json.loads(made.read_text(encoding="utf-8"))
-    return json.loads(NUMBERS.read_text(encoding="utf-8"))["other_text"]
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -363,12 +419,25 @@ def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="folder with wikitext2, to measure on that what depends on the text")
-    data = parser.parse_args().data
+    parser.add_argument(
+        "--data", type=Path, help="folder with wikitext2: another text, and what small models are trained on"
+    )
+    parser.add_argument("--mpnet", type=Path, help="folder with all-mpnet-base-v2, to measure that, too")
+    parser.add_argument(
+        "--only", nargs="+", choices=PARTS, help="measure these parts, and leave all other numbers as they are"
+    )
+    options = parser.parse_args()
     from minilm import packaged_minilm
 
     checkpoint = packaged_minilm()
-    make(checkpoint, data)
+    folders = {"data": options.data, "mpnet": options.mpnet}
+    if options.only:
+        measure_parts(checkpoint, folders, options.only)
+        before = json.loads(NUMBERS.read_text(encoding="utf-8"))
+        write_whole({NUMBERS: _written(_rounded(before | kept_parts()))})
+        return
+    make(checkpoint)
+    measure_parts(checkpoint, folders, [*PARTS])
     found = _rounded(measured(checkpoint))
     write_whole({NUMBERS: _written(found), ARRAYS: (ROOT / OUTPUTS / "answers.npz").read_bytes()})
     FOLDER.mkdir(exist_ok=True)
