@@ -5,9 +5,9 @@
     python examples/quickstart.py --model_name_or_path path/to/checkpoint --text_file text.txt --position_scheme t5
 
 The task is punctuation restoration (punctuation.py): commas and full stops, taken out of real English, are put back. All
-models are trained with the same data in the same order, on short windows; those that can also read windows of twice as
-many tokens as the checkpoint's table of positions has. The defaults need nothing but installed packages: the packaged MiniLM
-(minilm.py) and CPython's language reference. All flags of `TrainingArguments` and all `position_*` flags are accepted.
+models are trained with the same data in the same order, on windows of 64 tokens. The same held-out text is then read in windows of
+64 tokens, and of four times as many, by distance from the start. The defaults need nothing but installed packages: the packaged MiniLM
+(minilm.py) and CPython's language reference. All arguments of `TrainingArguments` and all `position_*` options are accepted.
 """
 
 import copy
@@ -27,6 +27,7 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
     DataCollatorForTokenClassification,
+    EvalPrediction,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     PrinterCallback,
@@ -69,7 +70,7 @@ class QuickstartArguments:
     long_window: int | None = field(
         default=None,
         metadata={
-            "help": "Tokens in the long windows that are read after training. Default: twice the checkpoint's table of positions."
+            "help": "Tokens in the long windows that are read after training. Default: four times those of a window."
         },
     )
     held_out_share: float = field(default=0.2, metadata={"help": "Share of the text that is held out."})
@@ -97,8 +98,6 @@ DEFAULTS = {
     "logging_steps": 20,
     "save_strategy": "no",
 }
-# Where no scheme is asked for: one without a table, whose bucket of all far distances has its share of short windows.
-POSITIONS = {"position_scheme": "t5", "position_max_distance": 32}
 # The settings that a result depends on most.
 RECORDED = (
     "max_steps",
@@ -136,7 +135,8 @@ class Result:
         position_scheme: "stock" for the checkpoint as it is.
         f1_comma, f1_full_stop, f1: on held-out windows.
         f1_long: micro-F1 on long ones; None where the model cannot read them, or there are none.
-        reads: tokens at which the model's table of positions ends; None where nothing ends.
+        f1_by_distance: the same by distance from the start, in the spans that [`spans`] gives.
+        reads: the maximum sequence length; None where there is no limit.
     """
 
     position_scheme: str
@@ -144,6 +144,7 @@ class Result:
     f1_full_stop: float
     f1: float
     f1_long: float | None
+    f1_by_distance: list[float]
     reads: int | None
     train_seconds: float
 
@@ -153,7 +154,7 @@ def load_data(arguments: QuickstartArguments, checkpoint: str) -> Data:
     documents = chapters() if arguments.text_file is None else read_documents(arguments.text_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    long_window = arguments.long_window or 2 * (longest_sequence(load_config(checkpoint)) or 512)
+    long_window = arguments.long_window or 4 * arguments.window
     long = windows([" ".join(held_out)], tokenizer, long_window)
     data = Data(
         tokenizer,
@@ -264,11 +265,24 @@ def fine_tune(
             f"{name}: saved in {arguments.output_dir}; loaded back, it predicts the same (largest difference of a logit: {difference:.1e})"
         )
     reads = longest_sequence(config)
-    f1_long = None
+    f1_long, f1_by_distance = None, []
     if data.long and (reads is None or data.long_window <= reads):
-        f1_long = reloaded.predict(data.long, metric_key_prefix="long").metrics["long_f1"]
+        long = reloaded.predict(data.long, metric_key_prefix="long")
+        f1_long = long.metrics["long_f1"]
+        f1_by_distance = [
+            f1_scores(EvalPrediction(long.predictions[:, first:end], long.label_ids[:, first:end]))["f1"]
+            for first, end in spans(data)
+        ]
     scores = {name: prediction.metrics[f"held_out_{name}"] for name in ("f1_comma", "f1_full_stop", "f1")}
-    return Result(name, **scores, f1_long=f1_long, reads=reads, train_seconds=seconds)
+    return Result(name, **scores, f1_long=f1_long, f1_by_distance=f1_by_distance, reads=reads, train_seconds=seconds)
+
+
+def spans(data: Data) -> list[tuple[int, int]]:
+    """Where a long window is divided, (first token, last token + 1) counted from 0: after the training length, then at twice as many each time."""
+    ends = [data.window]
+    while 2 * ends[-1] < data.long_window:
+        ends.append(2 * ends[-1])
+    return [*zip([0, *ends], [*ends, data.long_window])]
 
 
 def quiet(trainer: ScriptTrainer) -> ScriptTrainer:
@@ -284,16 +298,18 @@ def variant_folder(arguments: PositionTrainingArguments, position_scheme: str) -
 
 
 def markdown_table(results: list[Result], data: Data) -> str:
-    """The results as a Markdown table."""
-    head = f"F1 at {data.long_window:,} tokens"
+    """The results as a Markdown table: F1 on short windows, on long ones, and on these by distance from the start."""
+    parts = [f"tokens {first + 1:,}–{end:,}" for first, end in spans(data)]
+    heads = [f"F1, {data.window:,} tokens", f"F1, {data.long_window:,} tokens", *parts, "seconds"]
     lines = [
-        f"| {'positions':<20} | F1 comma | F1 full stop | F1 of both | {head:>22} | seconds |",
-        f"|{'-' * 22}|---------:|-------------:|-----------:|{'-' * 23}:|--------:|",
+        f"| {'positions':<20} | {' | '.join(heads)} |",
+        f"|{'-' * 22}|{'|'.join('-' * (len(head) + 1) + ':' for head in heads)}|",
     ]
-    for r in results:
+    for result in results:
+        by_distance = [f"{f1:.3f}" for f1 in result.f1_by_distance] or ["–"] * len(parts)
+        cells = [f"{result.f1:.3f}", at_length(result, data), *by_distance, f"{result.train_seconds:.0f}"]
         lines.append(
-            f"| {r.position_scheme:<20} | {r.f1_comma:8.3f} | {r.f1_full_stop:12.3f} | {r.f1:10.3f} | {at_length(r, data):>22} "
-            f"| {r.train_seconds:7.0f} |"
+            f"| {result.position_scheme:<20} | {' | '.join(f'{cell:>{len(head)}}' for cell, head in zip(cells, heads))} |"
         )
     return "\n".join(lines)
 
@@ -302,7 +318,7 @@ def at_length(result: Result, data: Data) -> str:
     """F1 on long windows, or why there is none."""
     if result.f1_long is not None:
         return f"{result.f1_long:.3f}"
-    return f"cannot, ends at {result.reads:,}" if data.long else "no text that long"
+    return f"ends at {result.reads:,}" if data.long else "no such text"
 
 
 def write_results(
@@ -323,12 +339,11 @@ def write_results(
 
 def main() -> None:
     kinds = QuickstartArguments, PositionArguments, PositionTrainingArguments
-    parser = ScriptParser(kinds, position_scheme=None, **DEFAULTS)
+    parser = ScriptParser(kinds, **DEFAULTS)
     try:
         arguments, positions, training = parser.parse()
         checkpoint = arguments.model_name_or_path or packaged_minilm()
-        flags = ({} if positions.position_scheme else POSITIONS) | positions.flags()
-        configs = load_configs(checkpoint, flags, arguments.compare_with)
+        configs = load_configs(checkpoint, positions.flags(), arguments.compare_with)
         data = load_data(arguments, checkpoint)
     except (OSError, ValueError, TypeError, ImportError) as error:
         sys.exit(f"error: {error}")

@@ -105,10 +105,10 @@ def run(*arguments: str | Path, watch: Path | None = None) -> subprocess.Complet
 
 
 def table(output: str) -> dict[str, list[str]]:
-    """The printed table: scheme -> F1 of comma, of full stop, of both, F1 at length or why there is none, seconds."""
+    """The printed table: scheme -> F1, F1 at length or why there is none, by distance from the start, seconds."""
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in output.splitlines() if row.startswith("| ")]
     [header, *rows] = rows
-    assert header[0] == "positions" and all(len(row) == len(header) == 6 for row in rows)
+    assert header[0] == "positions" and all(len(row) == len(header) == 7 for row in rows)
     return {scheme: values for scheme, *values in rows}
 
 
@@ -131,7 +131,7 @@ def test_stock_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
     process, folder = finished
     scores = table(process.stdout)
     assert list(scores) == ["stock", "sinusoidal+t5", "none"]
-    assert all(0 <= float(value) <= 1 for row in scores.values() for value in row[:3])
+    assert all(0 <= float(row[0]) <= 1 for row in scores.values())
     results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
     assert [row["position_scheme"] for row in results["results"]] == list(scores)
     assert results["training"]["max_steps"] == 3 and results["training"]["seed"] == 7
@@ -143,16 +143,17 @@ def test_stock_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
 def test_what_is_longer_than_the_table_is_read_by_those_that_can(finished):
     process, folder = finished
     results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
-    assert results["long_window"] == 128 and results["windows"]["long"] >= 1
+    assert results["long_window"] == 4 * 24 and results["windows"]["long"] >= 1
     rows = {row["position_scheme"]: row for row in results["results"]}
     assert rows["stock"]["f1_long"] is None and rows["stock"]["reads"] == 64
-    assert table(process.stdout)["stock"][3] == "cannot, ends at 64"
+    assert table(process.stdout)["stock"][1:5] == ["ends at 64", "–", "–", "–"]
     stock = AutoModelForTokenClassification.from_pretrained(folder / "outputs" / "stock")
     with pytest.raises((IndexError, RuntimeError)):
-        stock(torch.ones(1, 128, dtype=torch.long))
+        stock(torch.ones(1, 96, dtype=torch.long))
     for scheme in ("sinusoidal+t5", "none"):
         assert rows[scheme]["reads"] is None and 0 <= rows[scheme]["f1_long"] <= 1
-        assert float(table(process.stdout)[scheme][3]) == pytest.approx(rows[scheme]["f1_long"], abs=5e-4)
+        long = [rows[scheme]["f1_long"], *rows[scheme]["f1_by_distance"]]
+        assert [*map(float, table(process.stdout)[scheme][1:5])] == pytest.approx(long, abs=5e-4)
 
 
 @pytest.mark.slow
@@ -338,7 +339,7 @@ def test_models_to_compare_are_each_there_once(checkpoint):
     assert config.position_buckets == 8, "flags are those that were given"
 
 
-def test_without_a_scheme_it_is_one_that_reads_on(checkpoint, text_file, run_main, monkeypatch):
+def test_without_a_scheme_t5_is_added_to_the_checkpoints_positions(checkpoint, text_file, run_main, monkeypatch):
     asked = []
     monkeypatch.setattr(quickstart, "fine_tune", lambda checkpoint, config, *rest: asked.append(config) or sys.exit())
 
@@ -350,9 +351,8 @@ def test_without_a_scheme_it_is_one_that_reads_on(checkpoint, text_file, run_mai
             )
         return asked[-1]
 
-    assert (config().position_scheme, config().position_max_distance) == ("t5", 32)
+    assert (config().position_scheme, config().position_max_distance) == ("absolute+t5", None)
     assert config("--position_max_distance", "40").position_max_distance == 40
-    assert config("--position_scheme", "t5").position_max_distance is None, "the scheme's own"
     assert config("--position_scheme", "rope").position_scheme == "rope"
 
 
@@ -371,7 +371,13 @@ def test_long_windows_are_cut_from_held_out_text_and_measured_as_they_are(checkp
     batch = {name: torch.tensor([features[name] for features in data.long]) for name in data.long[0]}
     labels = batch.pop("labels").numpy()
     with torch.no_grad():
-        expected = f1_scores(EvalPrediction(model(**batch).logits.numpy(), labels))["f1"]
-    assert result.f1_long == pytest.approx(expected) and result.reads is None
-    text = "no text that long"
+        logits = model(**batch).logits.numpy()
+
+    def expected(first: int, end: int) -> float:
+        return f1_scores(EvalPrediction(logits[:, first:end], labels[:, first:end]))["f1"]
+
+    assert result.f1_long == pytest.approx(expected(0, 100)) and result.reads is None
+    ends = [(0, 24), (24, 48), (48, 96), (96, 100)]
+    assert result.f1_by_distance == pytest.approx([expected(*span) for span in ends])
+    text = "no such text"
     assert quickstart.at_length(replace(result, f1_long=None), replace(data, long=[])) == text
