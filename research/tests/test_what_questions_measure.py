@@ -8,6 +8,7 @@ import pytest
 import small_models
 import torch
 import what_positions_do
+from fresh_process import ROOT
 from transformers import AutoModelForMaskedLM, BertConfig
 
 from hf_posenc import analysis
@@ -15,9 +16,67 @@ from hf_posenc.modeling.models.embeddings import Attention
 from hf_posenc.modeling.schemes.positions import t5_bucket
 
 
-def test_every_part_has_numbers():
-    found = json.loads(what_positions_do.NUMBERS.read_text(encoding="utf-8"))
-    assert {name for name in what_positions_do.PARTS if not found.get(name)} == set()
+FOUND = json.loads(what_positions_do.NUMBERS.read_text(encoding="utf-8"))
+PAGE = (ROOT / "docs" / "questions.md").read_text(encoding="utf-8")
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+class TestThePageHasTheNumbers:
+    def test_every_part_is_there(self):
+        assert {name for name in what_positions_do.PARTS if not FOUND.get(name)} == set()
+
+    @pytest.mark.parametrize(
+        "model, label, width, positions, span",
+        [
+            ("MiniLM", "sinusoids, 384 dimensions, first 64 positions", 384, 512, 64),
+            ("MiniLM", "sinusoids, 384 dimensions, 512 positions", 384, 512, 512),
+            ("MiniLM", "sinusoids, 512 dimensions, first 128 positions", 512, 512, 128),
+            ("MiniLM", "sinusoids, 512 dimensions, a model of 128 positions", 512, 128, 128),
+            ("MiniLM", "MiniLM, first 64 positions", 384, 512, 64),
+            ("MiniLM", "MiniLM, 512 positions", 384, 512, 512),
+            ("mpnet", "all-mpnet-base-v2, first 64 positions", 768, 512, 64),
+        ],
+    )
+    def test_dimensions_that_move(self, model, label, width, positions, span):
+        of = "sinusoids" if label.startswith("sinusoids") else model
+        figures = FOUND["mpnet" if model == "mpnet" else "pretrained"]
+        [found] = [
+            own["moving"]
+            for own in (figures if model == "mpnet" else figures[model])["thresholds"]
+            if (own["of"], own["width"], own["positions"], own["span"]) == (of, width, positions, span)
+        ]
+        thresholds = ("0.02", "0.05", "0.1", "0.25", "0.5", "0.8", "1.0")
+        assert row(label, *(f"{found[one]:.0%}".replace("%", " %") for one in thresholds)) in PAGE
+
+    def test_heads_and_variance_by_layer(self):
+        own = FOUND["pretrained"]["MiniLM"]["layers"]["MiniLM"]
+        heads = [str(sum(share > 0.5 for share in layer)) for layer in own["scores"]]
+        label = "attention heads, of 12, whose scores positions alone explain by more than half"
+        assert row(label, "", *heads).replace("|  |", "| |") in PAGE
+        labels = {
+            "position": "variance of the states after the layer: positions, %",
+            "word": "words, %",
+            "document": "which text it is from, %",
+        }
+        for name, text in labels.items():
+            assert row(text, *(f"{100 * share:.0f}" for share in own["shares"][name])) in PAGE
+        of_mpnet = [sum(share > 0.5 for share in layer) for layer in FOUND["mpnet"]["layers"]["mpnet"]["scores"]]
+        assert f"{', '.join(map(str, of_mpnet[:-1]))} and {of_mpnet[-1]} of 12 heads" in PAGE
+
+    def test_clipped_distances(self):
+        rows = FOUND["pretrained"]["t5"]["clipped"]
+        cosines = [f"{own['cosine']:.3f}" for own in rows if own["length"] == 128]
+        assert row("... its cosine to the unclipped", *cosines) in PAGE
+
+    def test_losses_of_small_models(self):
+        for name, own in FOUND["small_models"]["values"]["models"].items():
+            mean, losses = own["loss"]["mean"], own["losses"]
+            assert f"| {name} | {mean:.3f} ± {np.std(losses, ddof=1):.3f} |" in PAGE
+        for name, own in FOUND["small_models"]["biases"]["models"].items():
+            assert row(name, *(f"{loss:.3f}" for loss in own["losses"])) in PAGE
 
 
 @pytest.mark.parametrize("clip", pretrained.CLIPS)
@@ -74,16 +133,11 @@ def test_the_slope_is_that_of_the_loss(mixing, monkeypatch):
         own = small_models.Watched()
         own.offset = torch.tensor(offset)
         monkeypatch.setattr(model.bert.embeddings, "position_combine", own)
-        return float(model(**batch).loss)
+        return model(**batch).loss.item()
 
     assert loss(0.0) == pytest.approx(found["loss"])
     assert found["slope"] == pytest.approx((loss(0.05) - loss(-0.05)) / 0.1, rel=0.01)
     assert 0 < found["share"] < 1 and found["deviation"] > 0
-
-
-def test_vectors_beyond_a_clip_are_that_of_the_clip():
-    rows = torch.arange(7.0)[:, None]
-    assert small_models.clipped(rows, 1)[:, 0].tolist() == [2, 2, 2, 3, 4, 4, 4]
 
 
 def test_what_is_changed_comes_back(mixing):

@@ -34,7 +34,9 @@ def measure(checkpoint: str, name: str, size: "Size") -> Numbers:
     """All that applies to a model: of position vectors where it has some, of a bias where it has that of `t5`."""
     subject = analysis.study(checkpoint, name=name)
     models = {name: subject, "without positions": without_positions(subject)}
-    found: Numbers = {"equivariance": {name: equivariance(own, size.shuffled) for name, own in models.items()}}
+    found: Numbers = {}
+    if size.shuffled:
+        found["equivariance"] = {name: equivariance(own, size.shuffled) for name, own in models.items()}
     if subject.embeddings.position_scheme is not None:
         found["thresholds"] = thresholds(subject)
         found["cloud"] = cloud(subject)
@@ -58,7 +60,7 @@ class Size:
 
 LARGE = Size(windows=759, shuffled=100, clipped={128: 60, 512: 20}, rotations=200)
 # For a model that takes as long as ten of the other.
-SMALL = Size(windows=200, shuffled=30, clipped={128: 20, 512: 6}, rotations=200)
+SMALL = Size(windows=96, shuffled=0, clipped={128: 10}, rotations=100)
 
 
 def thresholds(subject: analysis.Subject) -> list[Numbers]:

@@ -1,5 +1,5 @@
-"""Train small models from scratch with a part of a scheme left out, for docs/questions.md: Shaw's values, Transformer-XL's u and v, clipping,
-and mixing by attention.
+"""Train small models from scratch with a part of a scheme left out, for docs/questions.md: Shaw's values, Transformer-XL's u and v, and
+mixing by attention.
 
     python research/what_positions_do/small_models.py --data FOLDER [--parts values biases] [--seeds 42 43]
 
@@ -25,7 +25,7 @@ sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research",
 
 from compare_schemes import CompareArguments, MaskedLMCollator, Task, masked_lm_task  # noqa: E402
 from comparison import FLOAT32  # noqa: E402
-from intervals import of_mean, paired  # noqa: E402
+from intervals import of_mean  # noqa: E402
 from quickstart import DEFAULTS  # noqa: E402
 from recorded import Runs  # noqa: E402
 from scheme_labels import flags_of  # noqa: E402
@@ -35,9 +35,8 @@ from hf_posenc.modeling.models.embeddings import Attention  # noqa: E402
 
 
 RUNS = ROOT / "outputs" / "positions" / "small_models.jsonl"
-SEEDS = [42, 43, 44, 45, 46]
 POSITION_RATE = 0.1
-STEPS, TOKENS = FLOAT32["max_steps"], FLOAT32["per_device_train_batch_size"] * FLOAT32["length"]
+SETTINGS = {"comparison": FLOAT32, "position_learning_rate": POSITION_RATE}
 KEYS, VALUES, U, V, QUERY_BIAS, MIXING = (
     "relative_key_embeddings.weight",
     "relative_value_embeddings.weight",
@@ -46,9 +45,6 @@ KEYS, VALUES, U, V, QUERY_BIAS, MIXING = (
     "attention.self.query.bias",
     "position_query",
 )
-# Distances from which on all have one vector. 127 is every distance there is at 128 tokens.
-CLIPS, ALL = (1, 2, 4, 8, 16, 32, 64), 127
-LONG = 128
 
 
 @dataclass(frozen=True)
@@ -59,19 +55,13 @@ class Model:
         scheme: its name, with options as compare_schemes.py reads them.
         frozen: endings of the names of parameters that are not trained, and so stay zero.
         until: the step from which on these are trained, too; None: they never are.
-        length: tokens of a training example.
         zeroed: by name, endings of the parameters that are set to zero in the trained model, to see what it loses.
     """
 
     scheme: str
     frozen: tuple[str, ...] = ()
     until: int | None = None
-    length: int = FLOAT32["length"]
     zeroed: tuple[str, ...] = ()
-
-
-def _relative(clip: int) -> Model:
-    return Model(f"relative:position_max_distance={clip}", length=LONG)
 
 
 # Question -> name -> model. The first is what others are compared with.
@@ -85,21 +75,24 @@ PARTS: dict[str, dict[str, Model]] = {
         "attention": Model("absolute:position_combine=attention"),
         "weights fixed": Model("absolute:position_combine=attention", frozen=(f"{MIXING}.weight", f"{MIXING}.bias")),
         "weights learned from step 400": Model(
-            "absolute:position_combine=attention", frozen=(f"{MIXING}.weight", f"{MIXING}.bias"), until=STEPS // 2
+            "absolute:position_combine=attention",
+            frozen=(f"{MIXING}.weight", f"{MIXING}.bias"),
+            until=FLOAT32["max_steps"] // 2,
         ),
     },
+    # Without a query bias, which could do what u does, as Transformer-XL itself is; and with it, as BERT is.
     "biases": {
-        "u and v, no query bias": Model("transformer_xl", frozen=(QUERY_BIAS,), zeroed=(U, V)),
-        "v alone, no query bias": Model("transformer_xl", frozen=(QUERY_BIAS, U)),
-        "u alone, no query bias": Model("transformer_xl", frozen=(QUERY_BIAS, V)),
-        "nothing, no query bias": Model("transformer_xl", frozen=(QUERY_BIAS, U, V)),
+        "u and v": Model("transformer_xl", frozen=(QUERY_BIAS,), zeroed=(U, V)),
+        "v alone": Model("transformer_xl", frozen=(QUERY_BIAS, U)),
+        "u alone": Model("transformer_xl", frozen=(QUERY_BIAS, V)),
+        "neither": Model("transformer_xl", frozen=(QUERY_BIAS, U, V)),
+    },
+    "biases_of_bert": {
         "u and v": Model("transformer_xl", zeroed=(U, V)),
         "neither": Model("transformer_xl", frozen=(U, V)),
     },
-    "clipping": {str(clip): _relative(clip) for clip in (ALL, 2, 8, 32)},
 }
-# The seeds of a part, where not all.
-FEWER = {"mixing": SEEDS[:3], "clipping": SEEDS[:3], "biases": SEEDS[:3]}
+SEEDS = {"values": [42, 43, 44], "mixing": [42, 43], "biases": [42, 43], "biases_of_bert": [42]}
 
 
 class Train(TrainerCallback):
@@ -184,19 +177,18 @@ def watched(model: PreTrainedModel, batch: dict[str, torch.Tensor]) -> dict[str,
     }
 
 
-def settings(data: Path, length: int) -> tuple[Task, PositionTrainingArguments]:
-    """The task and the training of the comparison from scratch, in examples of some length and batches of as many tokens."""
-    names = ("task", "max_eval_tokens", "mask_share", "config_overrides")
+def settings(data: Path) -> tuple[Task, PositionTrainingArguments]:
+    """The task and the training of the comparison from scratch."""
+    names = ("task", "length", "max_eval_tokens", "mask_share", "config_overrides")
     files = {"train_file": str(data / "wikitext2" / "valid.txt"), "eval_file": str(data / "wikitext2" / "test.txt")}
-    arguments = CompareArguments(**{name: FLOAT32[name] for name in names}, **files, length=length)
+    arguments = CompareArguments(**{name: FLOAT32[name] for name in names}, **files)
     training = PositionTrainingArguments(
         **DEFAULTS
-        | {name: FLOAT32[name] for name in ("max_steps", "learning_rate", "adam_beta2")}
+        | {name: FLOAT32[name] for name in ("max_steps", "learning_rate", "adam_beta2", "per_device_train_batch_size")}
         | {
             "use_cpu": True,
             "output_dir": str(RUNS.parent / "small_models"),
             "position_learning_rate": POSITION_RATE,
-            "per_device_train_batch_size": TOKENS // length,
             "disable_tqdm": True,
             "logging_strategy": "no",
         }
@@ -206,7 +198,7 @@ def settings(data: Path, length: int) -> tuple[Task, PositionTrainingArguments]:
 
 def run(model: Model, seed: int, data: Path) -> dict[str, Any]:
     """Train a model, and measure its loss on the masked tokens of the test text: as it is, and without what `zeroed` names."""
-    task, training = settings(data, model.length)
+    task, training = settings(data)
     training.seed = seed
     set_seed(seed)
     trained = task.model(task.config(None, **flags_of(model.scheme)))
@@ -221,7 +213,7 @@ def run(model: Model, seed: int, data: Path) -> dict[str, Any]:
     batch = None
     if "attention" in model.scheme:
         collator: MaskedLMCollator = task.trainer["data_collator"]
-        batch = collator(task.evaluate_on[model.length][:64])
+        batch = collator(task.evaluate_on[FLOAT32["length"]][:64])
         callbacks.append(Watch(batch))
     trainer = ScriptTrainer(
         model=trained, args=training, train_dataset=task.train, callbacks=callbacks, **task.trainer
@@ -229,29 +221,15 @@ def run(model: Model, seed: int, data: Path) -> dict[str, Any]:
     trainer.train()
 
     def loss() -> float:
-        return trainer.predict(task.evaluate_on[model.length]).metrics["test_masked_loss"]
+        return trainer.predict(task.evaluate_on[FLOAT32["length"]]).metrics["test_masked_loss"]
 
     found: dict[str, Any] = {"loss": loss()}
     for ending in model.zeroed:
         with changed(trained, ending, torch.zeros_like):
             found.setdefault("without", {})[ending] = loss()
-    if model == _relative(ALL):
-        for clip in CLIPS:
-            with (
-                changed(trained, KEYS, lambda rows, k=clip: clipped(rows, k)),
-                changed(trained, VALUES, lambda rows, k=clip: clipped(rows, k)),
-            ):
-                found.setdefault("clipped", {})[str(clip)] = loss()
     if batch is not None:
         found["watched"] = callbacks[-1].found
     return found
-
-
-def clipped(rows: torch.Tensor, clip: int) -> torch.Tensor:
-    """Vectors (2 · largest distance + 1, width), those beyond a distance replaced by its."""
-    middle = len(rows) // 2
-    distances = torch.arange(len(rows)) - middle
-    return rows[distances.clamp(-clip, clip) + middle]
 
 
 @contextmanager
@@ -270,40 +248,47 @@ def changed(model: PreTrainedModel, ending: str, change: Any) -> Iterator[None]:
 
 def summary() -> dict[str, Any]:
     """By part: the losses of each model by seed, their mean and interval, and differences to the first, seed by seed."""
-    runs = Runs(RUNS, {"comparison": FLOAT32, "position_learning_rate": POSITION_RATE}).read()
+    runs = Runs(RUNS, SETTINGS).read()
     found: dict[str, Any] = {}
     for part, models in PARTS.items():
         by_name = {
-            name: {own["seed"]: own for own in runs if own["part"] == part and own["name"] == name} for name in models
+            name: {own["seed"]: own for own in runs if (own["part"], own["name"]) == (part, name)} for name in models
         }
         seeds = sorted(set.intersection(*({*own} for own in by_name.values())))
-        if len(seeds) > 1:
-            found[part] = {"seeds": seeds, "models": _compared(by_name, seeds)}
+        found[part] = {"seeds": seeds, "models": _compared(by_name, seeds)}
     return found
 
 
-def _compared(by_name: dict[str, dict[int, dict]], seeds: list[int]) -> dict[str, Any]:
-    first, found = next(iter(by_name.values())), {}
-    reference = [first[seed]["loss"] for seed in seeds]
-    for name, own in by_name.items():
-        losses = [own[seed]["loss"] for seed in seeds]
-        found[name] = {"loss": losses, "mean": asdict(of_mean(losses))}
-        if own is not first:
-            found[name]["less_first"] = asdict(paired(losses, reference))
-        for kind in ("without", "clipped"):
-            for key in own[seeds[0]].get(kind, {}):
-                changed_losses = [own[seed][kind][key] for seed in seeds]
-                found[name].setdefault(kind, {})[key] = asdict(paired(changed_losses, losses))
-        if "watched" in own[seeds[0]]:
-            found[name]["watched"] = {str(seed): own[seed]["watched"] for seed in seeds}
+def _compared(by_name: dict[str, dict[int, Any]], seeds: list[int]) -> dict[str, Any]:
+    """Of runs by name and seed; differences are to the first of the names."""
+    found: dict[str, Any] = {}
+    reference = [own["loss"] for seed, own in next(iter(by_name.values())).items() if seed in seeds]
+    for name, of_seed in by_name.items():
+        runs = [of_seed[seed] for seed in seeds]
+        losses = [own["loss"] for own in runs]
+        found[name] = {"losses": losses, "loss": _interval(losses), "less_first": _less(losses, reference)}
+        for ending in runs[0].get("without", {}):
+            without = [own["without"][ending] for own in runs]
+            found[name].setdefault("without", {})[ending] = _less(without, losses)
+        if "watched" in runs[0]:
+            found[name]["watched"] = {str(own["seed"]): own["watched"] for own in runs}
     return found
 
 
-def make(data: Path, parts: list[str], seeds: list[int]) -> None:
-    """Make the runs that are not there."""
-    runs = Runs(RUNS, {"comparison": FLOAT32, "position_learning_rate": POSITION_RATE})
+def _interval(values: list[float]) -> dict[str, float]:
+    """Mean, and Student's interval where there are several seeds."""
+    return asdict(of_mean(values)) if len(values) > 1 else {"mean": values[0]}
+
+
+def _less(values: list[float], others: list[float]) -> dict[str, float]:
+    return _interval([own - other for own, other in zip(values, others, strict=True)])
+
+
+def make(data: Path, parts: list[str], seeds: list[int] | None = None) -> None:
+    """Make the runs that are not there, of all seeds of each part unless some are named."""
+    runs = Runs(RUNS, SETTINGS)
     for part in parts:
-        for seed in (seed for seed in seeds if seed in FEWER.get(part, SEEDS)):
+        for seed in seeds or SEEDS[part]:
             for name, model in PARTS[part].items():
                 key = {"part": part, "name": name, "seed": seed}
                 if any(key.items() <= own.items() for own in runs.read()):
@@ -317,7 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
+    parser.add_argument("--seeds", nargs="+", type=int)
     options = parser.parse_args()
     make(options.data, options.parts, options.seeds)
 

@@ -103,7 +103,7 @@ def _mpnet(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
 def _small_models(checkpoint: str, folders: dict[str, Path | None]) -> Numbers:
     import small_models
 
-    small_models.make(folders["data"], [*small_models.PARTS], small_models.SEEDS)
+    small_models.make(folders["data"], [*small_models.PARTS])
     return small_models.summary()
 
 
