@@ -63,6 +63,7 @@ from transformers.utils import logging
 import hf_posenc
 from hf_posenc import position_parameters
 from hf_posenc._utils import as_markdown
+from hf_posenc.files import write_whole
 from hf_posenc.modeling.kernels.packed_attention import has_kernel
 from hf_posenc.modeling.schemes.table import SCHEMES
 
@@ -432,7 +433,7 @@ def converted(scheme: str, run: Run) -> dict[str, Any]:
     numbers = torch.randint(0, 1000, (40 if run.quick else 400, 300), generator=generator).tolist()
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
-        text.write_text("\n\n".join(" ".join(map(str, row)) for row in numbers), encoding="utf-8")
+        write_whole({text: "\n\n".join(" ".join(map(str, row)) for row in numbers)})
         model = BertModel(BertConfig(**bert_sizes(run.base), max_position_embeddings=run.base.length))
         settings = {"text": [str(text)], "max_steps": steps, "tokenizer": words_tokenizer(run.base.length)}
         taken = whole_models.seconds(partial(hf_posenc.convert, model, scheme, **settings), run.device)

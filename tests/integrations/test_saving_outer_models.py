@@ -406,7 +406,7 @@ REFUSED = {
     "a config class of one's own": (
         lambda: JointOfOwnConfig(OwnConfig(**tiny.SIZES)),
         replace("bert", lambda bert: build("t5")),
-        "a OwnConfig, does not tell .*derives from a family's Posenc",
+        "a OwnConfig, does not describe .*derives from a family's Posenc",
     ),
     "a flag set by hand": (
         lambda: BertModel(stock_config()),

@@ -687,8 +687,8 @@ class PosencPreTrainedModel:
                 new.append(embedding.name)
         self._warn_of_new(new)
         self._warn_of_new_ways_of(embedding)
-        self._warn_of_new_window()
-        self._warn_of_other_global_layers()
+        _warn_of_new_window(self.config)
+        _warn_of_other_global_layers(self.config)
         return set().union(*unexpected.values())
 
     def _warn_of_new(self, schemes: list[str]) -> None:
@@ -712,36 +712,6 @@ class PosencPreTrainedModel:
             logger.warning_once(
                 f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
                 "checkpoint until it is fine-tuned."
-            )
-
-    def _warn_of_new_window(self) -> None:
-        """Say so where layers see less than those of the checkpoint."""
-        settings = window_settings(self.config)
-        stored = window_settings(SimpleNamespace(**self.config._stored_flags))
-        if settings[WINDOW.name] and any(settings[flag.name] != stored[flag.name] for flag in (WINDOW, GLOBAL_EVERY)):
-            logger.warning_once(
-                f"{WINDOW.name}={settings[WINDOW.name]}: its layers, except the global ones, attend to no key more than "
-                f"{settings[WINDOW.name] // 2} tokens away; on longer texts the model computes something else than its checkpoint until "
-                "it is fine-tuned."
-            )
-
-    def _warn_of_other_global_layers(self) -> None:
-        """Say so where the layers of one kind lose a scheme that the other kind keeps, or global layers get another base."""
-        config, stored = self.config, self.config._stored_flags
-        was = stored.get("position_scheme") or config.family.native_scheme, stored.get(GLOBAL_SCHEME.name)
-        trained = global_names(was[0], None), global_names(*was)
-        now = config.position_scheme, config.position_global_scheme
-        kept = global_names(now[0], None), global_names(*now)
-        changed = {
-            name for old, new in zip(trained, kept) for name in old if name not in new and name in config.schemes
-        }
-        if config.position_global_base != stored.get(GLOBAL_BASE.name):
-            changed |= {name for name in trained[1] if name in kept[1] and has_base(SCHEMES[name])}
-        if changed:
-            logger.warning_once(
-                f"{GLOBAL_SCHEME.name}={config.position_global_scheme!r}, {GLOBAL_BASE.name}={config.position_global_base!r}: the checkpoint "
-                f"was trained with {' and '.join(sorted(changed))} in other layers, or with another base; the model computes something else "
-                "until it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:
@@ -787,6 +757,36 @@ class PosencPreTrainedModel:
         """Whether a parameter, by its name, belongs to a scheme."""
         module, _, name = key.rpartition(".")
         return name in vars(self.get_submodule(module)).get("position_initial", {})
+
+
+def _warn_of_new_window(config) -> None:
+    """Say so where layers see less than those of the checkpoint."""
+    settings = window_settings(config)
+    stored = window_settings(SimpleNamespace(**config._stored_flags))
+    if settings[WINDOW.name] and any(settings[flag.name] != stored[flag.name] for flag in (WINDOW, GLOBAL_EVERY)):
+        logger.warning_once(
+            f"{WINDOW.name}={settings[WINDOW.name]}: its layers, except the global ones, attend to no key more than "
+            f"{settings[WINDOW.name] // 2} tokens away; on longer texts the model computes something else than its checkpoint until "
+            "it is fine-tuned."
+        )
+
+
+def _warn_of_other_global_layers(config) -> None:
+    """Say so where the layers of one kind lose a scheme that the other kind keeps, or global layers get another base."""
+    stored, base = config._stored_flags, getattr(config, GLOBAL_BASE.name, None)
+    was = stored.get("position_scheme") or config.family.native_scheme, stored.get(GLOBAL_SCHEME.name)
+    trained = global_names(was[0], None), global_names(*was)
+    now = config.position_scheme, config.position_global_scheme
+    kept = global_names(now[0], None), global_names(*now)
+    changed = {name for old, new in zip(trained, kept) for name in old if name not in new and name in config.schemes}
+    if base != stored.get(GLOBAL_BASE.name):
+        changed |= {name for name in trained[1] if name in kept[1] and has_base(SCHEMES[name])}
+    if changed:
+        logger.warning_once(
+            f"{GLOBAL_SCHEME.name}={config.position_global_scheme!r}, {GLOBAL_BASE.name}={base!r}: the checkpoint "
+            f"was trained with {' and '.join(sorted(changed))} in other layers, or with another base; the model computes something else "
+            "until it is fine-tuned."
+        )
 
 
 def read_table_as(model: nn.Module, version: int) -> None:

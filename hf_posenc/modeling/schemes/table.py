@@ -38,8 +38,6 @@ def _add_flags(scheme: type[PositionScheme]) -> None:
 
 for _scheme in SCHEMES.values():
     _add_flags(_scheme)
-# Next to a checkpoint, there may be no scheme that has it.
-FLAGS.setdefault(GLOBAL_BASE.name, {})
 for _flag in WINDOW_FLAGS:
     if _flag is not GLOBAL_BASE:
         FLAGS[_flag.name] = {ALL: _flag}
@@ -220,7 +218,8 @@ def build_global_schemes(config, schemes: tuple[AttentionScheme, ...]) -> tuple[
     Raises:
         ValueError: as [`global_names`] and the schemes' own checks.
     """
-    if config.position_global_scheme is None and config.position_global_base is None:
+    global_base = getattr(config, GLOBAL_BASE.name, None)  # next to a checkpoint, there may be no scheme that has it
+    if config.position_global_scheme is None and global_base is None:
         return schemes
     names = global_names(config.position_scheme, config.position_global_scheme)
     of_local = [scheme.name for scheme in schemes]
@@ -229,8 +228,8 @@ def build_global_schemes(config, schemes: tuple[AttentionScheme, ...]) -> tuple[
     changed = copy.copy(config)
     vars(changed).update(position_scheme="+".join([*added, *names]) or "none")
     vars(changed).update(position_global_scheme="+".join(of_local) or "none")
-    if config.position_global_base is not None:
-        vars(changed).update({base().name: config.position_global_base})
+    if global_base is not None:
+        vars(changed).update({base().name: global_base})
     try:
         own = [SCHEMES[name](changed) for name in names]
     except ValueError as error:
