@@ -253,8 +253,8 @@ class TestNothingHalfWritten:
         def error(states, aim):
             return normalised_error(states, aim) * (math.inf if next(errors) == steps else 1)
 
-        defaults = [*distill.__defaults__[:-1], error]
-        monkeypatch.setattr(distill, "__defaults__", tuple(defaults))
+        defaults = tuple(error if value is normalised_error else value for value in distill.__defaults__)
+        monkeypatch.setattr(distill, "__defaults__", defaults)
         line = [
             "convert",
             str(checkpoint),

@@ -117,9 +117,9 @@ def test_rates_are_chosen_on_text_that_is_neither_trained_on_nor_scored(punctuat
     trained = compare_schemes.train_and_evaluate
     seen = []
 
-    def record(candidate, config, seed, task, training, offset):
+    def record(candidate, config, seed, task, training, *more):
         """Half the rate: as good as one can be, in the development runs."""
-        run = trained(candidate, config, seed, task, training, offset)
+        run = trained(candidate, config, seed, task, training, *more)
         seen.append((candidate.label, candidate.position_learning_rate, training.max_steps, task))
         if candidate.position_learning_rate == 0.5:
             run.metrics["24"]["f1"] = 1.0

@@ -133,4 +133,6 @@ def test_two_processes_that_accumulate_and_are_killed_have_the_curve_of_one(
     ]
     assert weights[0]["bert.encoder.rel_embeddings.weight"].abs().max() > 1e-3
     for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, atol=1e-4, rtol=0)
+        # Softmax does not see what all keys share: the gradient of their bias is nearly all rounding, and Adam takes steps of any gradient.
+        tolerance = 1e-3 if name.endswith("key.bias") else 1e-4
+        torch.testing.assert_close(weights[1][name], weight, atol=tolerance, rtol=0)

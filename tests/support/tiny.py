@@ -18,7 +18,7 @@ import hf_posenc  # noqa: F401
 from hf_posenc import position_parameters, variants
 from hf_posenc.integrations import hooks as plugin
 from hf_posenc.modeling.schemes.base import AttentionScheme
-from hf_posenc.modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Subset
+from hf_posenc.modeling.schemes.flags import Boolean, Choice, Dictionary, Flag, Integer, Names, Subset
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 
@@ -228,6 +228,8 @@ def another_value(flag: Flag) -> Any:
         return ast.literal_eval(kind.example)
     if isinstance(kind, Subset):
         return [kind.choices[1]]
+    if isinstance(kind, Names):
+        return "none"
     return 8 if isinstance(kind, Integer) else max(0.5, kind.low * 500.0)
 
 
