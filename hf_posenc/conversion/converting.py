@@ -153,19 +153,11 @@ class ConversionArguments:
 
     def distillation(self, trained_length: int) -> Distillation:
         """How to distill, once it is known how many tokens the original reads well."""
+        shared = {entry.name for entry in fields(Distillation)} - {"trained_length", "max_length"}
         return Distillation(
             trained_length,
             trained_length if self.max_length is None else self.max_length,
-            self.train,
-            self.max_steps,
-            self.max_minutes,
-            self.seed,
-            self.learning_rate,
-            self.tokens_per_step,
-            self.gradient_accumulation_steps,
-            self.max_tokens,
-            self.mixed_precision,
-            self.gradient_checkpointing,
+            **{name: getattr(self, name) for name in shared},
         )
 
 

@@ -215,7 +215,7 @@ def distill(
     model, optimizer = accelerator.prepare(base, optimizer)
     save = _Saving(checkpoint, student, optimizer, Timer(following.save_minutes))
     text = blocks or (lambda number: windows)
-    run = _Run(accelerator, distillation, windows, text, held_out, original, target, error, following, save)
+    run = _Run(accelerator, distillation, windows, text, held_out, original, target, error, save)
     following.begin(accelerator, asdict(distillation))
     try:
         with (
@@ -243,7 +243,6 @@ class _Run:
     original: PreTrainedModel
     target: Target
     error: Callable[..., torch.Tensor]
-    following: Following
     save: "_Saving"
 
     def steps(
@@ -312,8 +311,7 @@ class _Run:
         rate = self.distillation.learning_rate
         entry = {"step": step, "seconds": seconds, "tokens": self._tokens(step), "learning_rate": rate}
         entry |= {"error": error, "cosine": cosine}
-        if self.following.report_to is not None:
-            self.accelerator.log(entry, step=step)
+        self.accelerator.log(entry, step=step)
         return entry
 
     def _require_finite(self, value: float, what: str, step: int, looked_at: int) -> None:
@@ -326,7 +324,7 @@ class _Run:
     def _step(self, model: nn.Module, optimizer, masks: Masks, step: int) -> float:
         """One step, and its mean error; nothing is learned from one that is not finite, in whichever process: it is NaN then."""
         number, errors = self.distillation.gradient_accumulation_steps, []
-        windows = self.blocks(self._tokens(step) // max(1, len(self.windows.tokens)))
+        windows = self.blocks(self._tokens(step) // len(self.windows.tokens))
         for turn in range(number):
             place = turn * self.accelerator.num_processes + self.accelerator.process_index
             batch = self._placed(self.distillation.draw(windows, step, place))

@@ -45,14 +45,14 @@ class Following:
         return {"log_with": self.report_to, "project_dir": self.logging_dir}
 
     def begin(self, accelerator: Any, settings: dict[str, Any]) -> None:
-        if self.report_to is not None:
-            # Trackers of hyperparameters take numbers and strings.
-            named = {name: value for name, value in settings.items() if isinstance(value, (int, float, str, bool))}
-            accelerator.init_trackers(SETTINGS_NAME, config=named)
+        # Trackers of hyperparameters take numbers and strings.
+        named = {name: value for name, value in settings.items() if isinstance(value, (int, float, str, bool))}
+        accelerator.init_trackers(SETTINGS_NAME, config=named)
 
     def end(self, accelerator: Any) -> None:
-        if self.report_to is not None:
-            accelerator.end_training()
+        # `accelerator.end_training` would end the group of processes too, which a second conversion needs.
+        for tracker in accelerator.trackers:
+            tracker.finish()
 
 
 def _check_tracker(name: str) -> None:
