@@ -327,52 +327,26 @@ def head_row(record: dict) -> list[str]:
     return [f"{name} ({record['metric'].replace('_', ' ')})", *others, *figures]
 
 
-def page(records: list[dict]) -> str:
-    """What was measured, as Markdown: of schemes within the trained length, of longer models, and of heads."""
+def tables(records: list[dict]) -> list[str]:
+    """What was measured, as Markdown: of schemes within the training length, of what `--stock` writes, on longer texts too, of longer models, and of
+    task heads."""
     budget = ["steps", "core minutes"]
-    made = [
-        (
-            "Within the training length. Start, calibrated and distilled are cosines of token vectors:",
-            SCHEMES,
-            within_row,
-            ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"],
-        ),
-        (
-            "Models that `--stock` writes; the architecture computes the same. STS-B is Spearman's correlation on its English test pairs,\n"
-            "for the original and for the converted model:",
-            STOCK,
-            stock_row,
-            ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"],
-        ),
-        (
-            "Up to 2,048 tokens. Cosines of token vectors; beyond 128 tokens, with those of the original's own windows:",
-            LONG,
-            longer_row,
-            ["longer", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"],
-        ),
-        (
-            "Classifiers, fine-tuned and then converted with the sentences of their training text and of WikiText:",
-            HEADS,
-            head_row,
-            ["task head, to `t5`", *budget, "before", "after", "same answers"],
-        ),
+    within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
+    stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
+    scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
+    longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
+    heads = ["task head, to `t5`", *budget, "before", "after", "same answers"]
+
+    def of(names: dict[str, Any]) -> list[dict]:
+        return [record for record in records if record["name"] in names]
+
+    return [
+        as_markdown(within, [within_row(record) for record in of(SCHEMES)]),
+        as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
+        as_markdown(scaled, scaled_rows(of(STOCK))),
+        as_markdown(longer, [longer_row(record) for record in of(LONG)]),
+        as_markdown(heads, [head_row(record) for record in of(HEADS)]),
     ]
-    parts = []
-    for sentence, names, row, header in made:
-        rows = [row(record) for record in records if record["name"] in names]
-        parts += [sentence, as_markdown(header, rows)] if rows else []
-        if names is STOCK and rows:
-            longer = scaled_rows([record for record in records if record["name"] in STOCK])
-            header = [
-                "as it is, on longer texts",
-                *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:]),
-            ]
-            parts += [
-                "The same models on texts longer than those of the conversion, without further training, `rope` also with Transformers'\n"
-                "scalings. Cosines of token vectors with those of the original's own windows:",
-                as_markdown(header, longer),
-            ]
-    return "\n\n".join(parts)
 
 
 def read_records() -> list[dict]:
@@ -410,7 +384,7 @@ def main() -> None:
             record = converted(arguments, name, packaged_minilm(), texts, **asked)
         keep(record)
         print(f"{name}: {json.dumps(record['rows'][-1])}", flush=True)
-    print(page(read_records()))
+    print("\n\n".join(tables(read_records())))
 
 
 if __name__ == "__main__":

@@ -166,7 +166,7 @@ def cost_table(results: list[dict[str, Any]], memory: dict[str, int]) -> str:
             cells += [f"{1000 * one['seconds']:.0f}", f"{one['ratio']:.2f}"]
         rows.append([name, *cells, f"{memory[name] / 2**20:.0f}"])
     heads = [head for mode in MODES for head in (f"{mode}: ms", "times the chunks")]
-    return as_markdown(["2,048 tokens in", *heads, "forward, float32: MiB"], rows)
+    return as_markdown(["2,048 tokens read in", *heads, "forward, float32: MiB"], rows)
 
 
 def profile_table(profiles: dict[str, dict[str, float]]) -> str:

@@ -145,7 +145,7 @@ def measure(made: dict[str, onnxruntime.InferenceSession], shape: str, seconds: 
 def table(results: list[dict]) -> str:
     """Times as fast as the stock model's usual export, a row per shape."""
     names = list(dict.fromkeys(name for result in results for name in result["speed"]))
-    header = ["model", "batch x length", "stock export, s", *names]
+    header = ["model", "batch x length", "usual export, s", *(name.replace("stock", "usual") for name in names)]
     rows = [
         [
             result["model"],

@@ -7,6 +7,8 @@ import re
 import shlex
 import statistics
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,9 @@ PACKAGES = ("hf_posenc", "torch", "transformers", "accelerate", "numpy")
 
 
 def _without_folders(argument: str) -> str:
-    """An argument; of an absolute path its last name."""
-    return Path(argument).name if Path(argument).is_absolute() else argument
+    """An argument; of an absolute path, also one that has a name (NAME=PATH), the last part."""
+    name, equals, path = argument.rpartition("=")
+    return name + equals + (Path(path).name if Path(path).is_absolute() else path)
 
 
 def _version(package: str) -> str:
@@ -96,6 +99,21 @@ def replace_marked(text: str, begin: str, end: str, new: str) -> str:
     if count != 1:
         raise ValueError(f"expected {begin.strip()} and {end.strip()} once, found them {count} times")
     return text
+
+
+def with_marked_tables(text: str, tables: dict[str, Callable[[], str]]) -> str:
+    """A text with tables as they are today, each between its marks `<!-- NAME -->` and `<!-- end of NAME -->`."""
+    for name, make in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        text = replace_marked(text, begin, end, f"{begin}\n{make()}\n\n{end}")
+    return text
+
+
+def with_tables_of(pages: dict[str, list[str]]) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """File, and what puts each of its tables in place of the one that is there."""
+    for page, tables in pages.items():
+        for table in tables:
+            yield page, partial(replace_table, table=table)
 
 
 def replace_table(text: str, table: str) -> str:

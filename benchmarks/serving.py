@@ -20,7 +20,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,17 @@ from hf_posenc._utils import as_markdown
 LONGEST, BATCH = 512, 32
 TASKS = ("rerank", "embed", "tag")
 STOCK, AGAIN, SAME, ONE = "stock", "stock, a second copy", "unpad, batches of 32", "unpad, one batch"
+ORIGINAL_AGAIN = "original, a second copy"
+# Of the table.
+COLUMNS = [
+    "requests",
+    "padded",
+    ORIGINAL_AGAIN,
+    SAME,
+    ONE,
+    *(f"{what}, {whose}" for what in ("p50 / p95 in ms", "tokens a second") for whose in ("original", "unpad")),
+    "largest difference",
+]
 
 
 def shapes() -> dict[str, PreTrainedConfig]:
@@ -212,12 +223,8 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, round(share * (len(values) - 1)))]
 
 
-def table(rows: list[Row]) -> str:
-    """A row for requests of a kind: how many times as fast as stock, then latency and throughput of stock and of `SAME`."""
-    header = ["model, task, candidates", "requests", "padded", "original, a second copy", SAME, ONE]
-    header += [
-        f"{what}, {whose}" for what in ("p50 / p95 in ms", "tokens a second") for whose in ("original", "unpad")
-    ]
+def table(rows: list[Row], columns: Sequence[str] = COLUMNS) -> str:
+    """A row for requests of a kind: how many times as fast as stock, latency and throughput of stock and of `SAME`, and the error."""
     kinds: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
         kinds.setdefault((row.shape, row.task, row.candidates), {})[row.contestant] = row
@@ -230,10 +237,11 @@ def table(rows: list[Row]) -> str:
             for row in (stock, own)
         ]
         rates = [f"{row.tokens / sum(row.seconds):,.0f}" for row in (stock, own)]
-        error = max(row.error for row in found.values())
-        kind = [f"{shape}, {task}, {candidates}", str(len(stock.seconds)), f"{stock.padded:.2f}"]
-        lines.append([*kind, *speeds, *latency, *rates, f"{error:.0e}"])
-    return as_markdown([*header, "largest difference"], lines)
+        error = f"{max(row.error for row in found.values()):.0e}"
+        cells = [str(len(stock.seconds)), f"{stock.padded:.2f}", *speeds, *latency, *rates, error]
+        cell_of = dict(zip(COLUMNS, cells, strict=True))
+        lines.append([f"{shape}, {task}, {candidates}", *(cell_of[column] for column in columns)])
+    return as_markdown(["model, task, candidates", *columns], lines)
 
 
 def main() -> None:

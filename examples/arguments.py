@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import sys
-from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import Action, ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, make_dataclass
@@ -89,9 +89,25 @@ class ScriptParser(HfArgumentParser):
 
     def parse_file(self, file: Path) -> tuple[Any, ...]:
         """One object of each dataclass, from a JSON file; raises ValueError for a name that none has."""
-        entries = self._given_defaults | json.loads(file.read_text(encoding="utf-8"))
-        parsed = self.parse_dict(entries)
+        actions = {action.dest: action for action in reversed(self._actions)}
+        entries = {**json.loads(file.read_text(encoding="utf-8"))}
+        for name in entries.keys() & actions.keys():
+            entries[name] = self._from_json(actions[name], entries[name])
+        parsed = self.parse_dict(self._given_defaults | entries)
         return tuple(next(one for one in parsed if type(one) is kind) for kind in self.kinds)
+
+    def _from_json(self, action: Action, value: Any) -> Any:
+        """A value as the command line has it: of the argument's type, one of its choices, in a list where it takes several."""
+        if value is None or isinstance(value, dict):
+            return value
+        values = value if isinstance(value, list) else [value]
+        try:
+            values = [self._get_value(action, one) if isinstance(one, str) else one for one in values]
+        except ArgumentError as error:
+            self.error(str(error))
+        for one in values:
+            self._check_value(action, one)
+        return values if isinstance(value, list) or action.nargs in ("*", "+") else values[0]
 
     def _unknown(self, argument: str) -> str:
         name = argument.split("=")[0]
@@ -127,8 +143,8 @@ def _position_fields() -> list[tuple[str, Any, Any]]:
 
 # `--scheme_file`, for a dataclass that has it; `ScriptParser` reads the files.
 SCHEME_FILE = {
-    "help": "Python files with position schemes of your own, as docs/custom-schemes.md builds some: position_scheme then takes their "
-    "names, and their flags are arguments."
+    "help": "Python files with custom position schemes (docs/custom-schemes.md): position_scheme then takes their names, and their "
+    "options are arguments."
 }
 
 
@@ -139,7 +155,7 @@ class SchemeArgument:
     position_scheme: str = field(
         default="absolute+t5",
         metadata={
-            "help": "A scheme's name, or several joined by '+'; the README lists them. Unless given, a saved variant's own, and absolute+t5 for a stock checkpoint."
+            "help": "A scheme's name, or several joined by '+'; the README lists them. Default: that of a saved model with a position scheme, and absolute+t5 for an original checkpoint."
         },
     )
     scheme_file: list[str] | None = field(default=None, metadata=SCHEME_FILE)
@@ -158,7 +174,8 @@ class PositionArguments(make_dataclass("Flags", _position_fields(), bases=(Schem
         names = {*FLAGS, UNPAD.name}
         given = {flag: value for flag, value in asdict(self).items() if value is not None and flag in names}
         for flag, value in given.items():
-            if flag in FLAGS and flag != "position_scheme" and isinstance(kind_of(flag), Dictionary):
+            is_dictionary = flag in FLAGS and flag != "position_scheme" and isinstance(kind_of(flag), Dictionary)
+            if is_dictionary and isinstance(value, str):  # a JSON file of arguments has it as it is
                 try:
                     given[flag] = json.loads(value)
                 except json.JSONDecodeError as error:
@@ -180,7 +197,7 @@ class ModelArguments:
 
     model_name_or_path: str = field(
         metadata={
-            "help": "Checkpoint of a BERT-family model, stock or a saved variant: a folder or a name on the Hub."
+            "help": "Checkpoint of a BERT-family model, with or without a position scheme: a folder or a name on the Hub."
         }
     )
     tokenizer_name: str | None = field(
@@ -189,7 +206,8 @@ class ModelArguments:
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of a checkpoint on the Hub."})
     cache_dir: str | None = field(default=None, metadata={"help": "Where to keep what is downloaded."})
     trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run code that the checkpoint brings. Variants of hf_posenc do not need it."}
+        default=False,
+        metadata={"help": "Run code that the checkpoint brings. Models that hf_posenc saved do not need it."},
     )
     ignore_mismatched_sizes: bool = field(
         default=False, metadata={"help": "Start a new head where the checkpoint has one of another size."}
@@ -215,7 +233,7 @@ class ModelArguments:
     def load_config(self, positions: PositionArguments, **entries: Any) -> PreTrainedConfig:
         """The checkpoint's config with position flags and other entries; no weight is read.
 
-        Where no scheme is asked for, a saved variant keeps its own and a stock checkpoint gets the default one.
+        Where no scheme is given, a saved model keeps its scheme, and an original checkpoint gets the default one.
 
         Raises:
             OSError: there is no such checkpoint.
@@ -244,7 +262,7 @@ class ModelArguments:
         )
 
     def load_tokenizer(self, **options: Any) -> PreTrainedTokenizerBase:
-        """The tokenizer asked for; raises OSError if there is none."""
+        """The checkpoint's tokenizer; raises OSError if there is none."""
         return AutoTokenizer.from_pretrained(
             self.tokenizer_name or self.model_name_or_path, **self.hub_options, **options
         )
@@ -311,7 +329,7 @@ def sequence_length(asked_for: int | None, default: int, config: PreTrainedConfi
         return min(default, limit) if ends else default
     if ends and asked_for > limit:
         raise ValueError(
-            f"max_seq_length={asked_for}: the table of positions of {' and '.join(ends)} ends at {limit} tokens. A scheme "
+            f"max_seq_length={asked_for}: the position embedding matrix of {' and '.join(ends)} ends at {limit} tokens. A scheme "
             f"without a table reads on, for example --position_scheme t5, deberta or rope"
         )
     return asked_for

@@ -52,7 +52,7 @@ def check_checkpoint(checkpoint: Path, processes: int = 1) -> None:
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: a part is missing or cut off, or that holds for the best checkpoint so far, which lies beside it.
+        ValueError: a part is missing or cut off, or that holds for the best checkpoint so far, which lies next to it.
     """
     random = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
     for names in (*PARTS, *((name,) for name in random)):

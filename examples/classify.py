@@ -9,6 +9,8 @@ Both files are csv with the columns text and label; labels are any strings or nu
     "The river flooded the town again.",news
     "Whisk the eggs, then add the flour.",recipe
 
+The rates and epochs below suit thousands of rows: with a few hundred, raise them.
+
 Afterwards, `pipeline("text-classification", "outputs/classify")` classifies texts, wherever hf_posenc is imported.
 """
 

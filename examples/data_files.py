@@ -102,13 +102,15 @@ def csv_options(path: Path, column_names: list[str] | None, has_header: bool | N
             line_end = "\n" if not opened.readline().endswith("\r\n") else None
             opened.seek(0)
             reader = csv.reader(opened, **dialect)
-            first, second = next(reader), next(reader, None)
+            first, second = next(reader), next(filter(None, reader), None)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from error
     except csv.Error as error:
         raise ValueError(f"{path}: {error}") from error
     if has_header and second is None:
         raise ValueError(f"{path} has no rows")
+    if has_header and len(second) > len(first):  # pandas would take the first cells for names of rows
+        raise ValueError(f"{path} has {len(first)} columns, and its first row {len(second)}: {', '.join(second)}")
     names = check_width(column_names or first, len(first), path)
     return {
         "sep": dialect["delimiter"],
@@ -191,17 +193,24 @@ def preprocess(
         options: keywords of the function.
     """
     with training.main_process_first(desc="preprocessing"):
-        return {
-            split: rows.map(
-                function,
-                batched=True,
-                fn_kwargs=options,
-                remove_columns=rows.column_names,
-                num_proc=arguments.preprocessing_num_workers,
-                desc=f"preprocessing {split} data",
-            )
-            for split, rows in splits.items()
-        }
+        return mapped(splits, function, arguments, **options)
+
+
+def mapped(
+    splits: dict[str, Dataset], function: Callable, arguments: DataArguments, **options: Any
+) -> dict[str, Dataset]:
+    """As [`preprocess`], in each process at once."""
+    return {
+        split: rows.map(
+            function,
+            batched=True,
+            fn_kwargs=options,
+            remove_columns=rows.column_names,
+            num_proc=arguments.preprocessing_num_workers,
+            desc=f"preprocessing {split} data",
+        )
+        for split, rows in splits.items()
+    }
 
 
 def needed_splits(training: TrainingArguments) -> list[str]:

@@ -27,7 +27,7 @@ import hf_posenc  # noqa: F401  (with it, BertConfig takes position_scheme)
 
 
 # Nothing here to learn. Tables that start at zero ("t5", "deberta") would reach their values in thousands of steps at this
-# rate; in shorter trainings give them one of their own, as `adamw` in classify.py does.
+# rate; in shorter trainings give them a separate one, as `adamw` in classify.py does.
 POSITION_SCHEME = "rope"
 MAX_LENGTH = 512
 LEARNING_RATE = 5e-4

@@ -1,7 +1,7 @@
-"""Fine-tune a BERT-family checkpoint as it is, with another position scheme and without positions, and compare.
+"""Fine-tune a BERT-family checkpoint as it is and with another position scheme, and compare.
 
     python examples/quickstart.py
-    python examples/quickstart.py --position_scheme rope --max_steps 200
+    python examples/quickstart.py --position_scheme rope --compare_with original none
     python examples/quickstart.py --model_name_or_path path/to/checkpoint --text_file text.txt --position_scheme t5
 
 The task is punctuation restoration (punctuation.py): commas and full stops, taken out of real English, are put back. All
@@ -43,7 +43,7 @@ from hf_posenc.inspection import longest_sequence
 
 
 # The checkpoint as it is, among the models to compare with.
-STOCK = "stock"
+ORIGINAL = "original"
 
 
 @dataclass
@@ -63,8 +63,10 @@ class QuickstartArguments:
         },
     )
     compare_with: list[str] = field(
-        default_factory=lambda: [STOCK, "none"],
-        metadata={"help": "Schemes to train for comparison, with default flags; 'stock' is the checkpoint as it is."},
+        default_factory=lambda: [ORIGINAL],
+        metadata={
+            "help": "Schemes to train for comparison, with default flags; 'original' is the checkpoint as it is."
+        },
     )
     window: int = field(default=64, metadata={"help": "Tokens in a window of text, special tokens counted."})
     long_window: int | None = field(
@@ -132,7 +134,7 @@ class Result:
     """A row of the table.
 
     Attributes:
-        position_scheme: "stock" for the checkpoint as it is.
+        position_scheme: "original" for the checkpoint as it is.
         f1_comma, f1_full_stop, f1: on held-out windows.
         f1_long: micro-F1 on long ones; None where the model cannot read them, or there are none.
         f1_by_distance: the same by distance from the start, in the spans that [`spans`] gives.
@@ -150,7 +152,7 @@ class Result:
 
 
 def load_data(arguments: QuickstartArguments, checkpoint: str) -> Data:
-    """Tokenized windows of the text asked for, split by documents."""
+    """Tokenized windows of the text, split by documents."""
     documents = chapters() if arguments.text_file is None else read_documents(arguments.text_file)
     train, held_out = hold_out(documents, arguments.held_out_share)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -179,20 +181,22 @@ def load_config(checkpoint: str, **flags) -> PreTrainedConfig:
 
 
 def name_of(config: PreTrainedConfig) -> str:
-    """The `position_scheme` of a variant, "stock" for what is none."""
-    return getattr(config, "position_scheme", None) or STOCK
+    """The `position_scheme` of a config, "original" for one without."""
+    return getattr(config, "position_scheme", None) or ORIGINAL
 
 
 def load_configs(checkpoint: str, flags: dict, others: list[str]) -> list[PreTrainedConfig]:
-    """Configs of the models to compare, each of another name: stock, the one that the flags ask for, and the others."""
+    """Configs of the models to compare, each of another name: the original, the one with the given options, and the others."""
     asked = load_config(checkpoint, **flags)
-    compared = [load_config(checkpoint, **({} if other == STOCK else {"position_scheme": other})) for other in others]
+    compared = [
+        load_config(checkpoint, **({} if other == ORIGINAL else {"position_scheme": other})) for other in others
+    ]
     configs = {name_of(config): config for config in [*compared, asked]}
-    return [configs[name] for name in sorted(configs, key=lambda name: (name != STOCK, name != name_of(asked)))]
+    return [configs[name] for name in sorted(configs, key=lambda name: (name != ORIGINAL, name != name_of(asked)))]
 
 
 class OneBar(TrainerCallback):
-    """One progress bar for all models, in the place of Trainer's own, of which there are several for each.
+    """One progress bar for all models, instead of those of Trainer, which has several for each.
 
     Args:
         models: how many there are to train.

@@ -6,7 +6,7 @@
         --train_file train.csv --validation_file dev.csv --model_name_or_path path/to/checkpoint --output_dir outputs/two
 
 The loop is short on purpose: copy it and change it. The same command goes on with a run that was interrupted, wherever
-that was, and comes to the same numbers: a checkpoint is written beside its place and renamed when it is whole, and the
+that was, and comes to the same numbers: a checkpoint is written under another name and renamed when it is complete, and the
 dropout of a step depends on the seed, the step and the process alone.
 """
 
@@ -30,7 +30,7 @@ from arguments import (
     parse_arguments,
     sequence_length,
 )
-from data_files import limit_rows
+from data_files import limit_rows, mapped
 from datasets import Dataset
 from records import check_writable, same_settings, write_json
 from run_classification import (
@@ -62,7 +62,7 @@ class LoopArguments:
 
     output_dir: str = field(metadata={"help": "Folder of the run: its checkpoints, the best model, the metrics."})
     num_train_epochs: int = field(default=3, metadata={"help": "Passes through the training data."})
-    max_train_steps: int | None = field(default=None, metadata={"help": "Steps to train, in place of the epochs."})
+    max_train_steps: int | None = field(default=None, metadata={"help": "Steps to train, instead of epochs."})
     per_device_train_batch_size: int = field(default=8, metadata={"help": "Examples of a process in a step."})
     per_device_eval_batch_size: int = field(default=32, metadata={"help": "Examples of a process in evaluation."})
     gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches that make a step."})
@@ -122,7 +122,7 @@ class Progress:
 
 
 def make_optimizer(model: PreTrainedModel, loop: LoopArguments) -> torch.optim.Optimizer:
-    """AdamW: weight decay for matrices, and a learning rate of their own for the tables and biases of positions."""
+    """AdamW: weight decay for matrices, and a separate learning rate for position embedding matrices and biases."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trained if parameter.ndim > 1], "weight_decay": loop.weight_decay},
@@ -143,7 +143,7 @@ class Checkpoints:
         self.unfinished = folder / "checkpoint.unfinished"
 
     def save(self) -> None:
-        """Write a checkpoint beside the last one, and put it in its place when every process has written its part."""
+        """Write a checkpoint next to the last one, which it replaces when every process has written its part."""
         self.accelerator.save_state(str(self.unfinished))
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
@@ -247,11 +247,11 @@ class Loop:
                 self.progress.losses.append(self.accelerator.gather(torch.stack(losses)).mean().item())
                 losses = []
                 yield self.progress.losses[-1]
+                if self.progress.step == self.steps:
+                    return
                 every = self.loop.checkpointing_steps
                 if every and self.progress.step % every == 0 and self.progress.step % self.steps_per_epoch:
                     self.checkpoints.save()
-                if self.progress.step == self.steps:
-                    return
 
     def seed_batch(self, epoch: int, index: int) -> None:
         """Seed the dropout of a batch, so that it is the same whether or not the run was interrupted before it."""
@@ -269,7 +269,7 @@ class Loop:
         self.checkpoints.save()
 
     def save_model(self) -> None:
-        """The variant as `from_pretrained` loads it, in the run's folder."""
+        """The model as `from_pretrained` loads it, in the run's folder."""
         self.accelerator.wait_for_everyone()
         self.accelerator.unwrap_model(self.model).save_pretrained(
             self.folder,
@@ -296,6 +296,8 @@ def main() -> None:
         arguments, checkpoint, positions, loop = parse_arguments(
             ClassificationArguments, ModelArguments, PositionArguments, LoopArguments
         )
+        if arguments.test_file is not None or arguments.max_predict_samples is not None:
+            raise ValueError("nothing is predicted here: leave out test_file and max_predict_samples")
         accelerator = Accelerator(
             cpu=loop.cpu,
             mixed_precision=loop.mixed_precision,
@@ -320,10 +322,7 @@ def main() -> None:
     options = {"text_column": arguments.text_column, "label_column": arguments.label_column}
     options |= {"tokenizer": tokenizer, "labels": labels, "length": length}
     with accelerator.main_process_first():
-        data = {
-            split: rows.map(tokenize, batched=True, fn_kwargs=options, remove_columns=rows.column_names)
-            for split, rows in limit_rows(splits, arguments).items()
-        }
+        data = mapped(limit_rows(splits, arguments), tokenize, arguments, **options)
     compute_metrics = measure_classes(arguments.metric, config.num_labels) if arguments.metric else measure_numbers
     if accelerator.is_main_process:
         write_json(record, settings)

@@ -249,11 +249,11 @@ class Masking:
         self.tokenizer = tokenizer
         self.special = {*tokenizer.all_special_ids}
         self.seed = seed
-        self.epoch = 0
+        self.epoch = torch.zeros((), dtype=torch.long).share_memory_()  # with the workers of a data loader
 
     def __call__(self, inputs: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
         return self.pad(
-            [row if "labels" in row else self.mask(row["input_ids"], self.seed, self.epoch) for row in inputs]
+            [row if "labels" in row else self.mask(row["input_ids"], self.seed, int(self.epoch)) for row in inputs]
         )
 
     def mask(self, input_ids: list[int], *numbers: int) -> dict[str, list[int]]:
@@ -279,7 +279,7 @@ class NewMasks(TrainerCallback):
         self.masking = masking
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self.masking.epoch = int(state.epoch or 0)
+        self.masking.epoch.fill_(int(state.epoch or 0))
 
 
 def mask_for_evaluation(rows: dict[str, list], masking: Masking) -> dict[str, list]:
@@ -332,7 +332,7 @@ def main() -> None:
             )
         length = sequence_length(arguments.max_seq_length, LENGTH, config)
         fit_tokenizer(tokenizer, length, config)
-        training.choose_best_by("perplexity", greater_is_better=False)
+        training.choose_best_by("perplexity")
         run = Run(training, config, checkpoint, arguments)
         set_seed(training.seed)
         model = checkpoint.load_model(AutoModelForMaskedLM, config, run.finished_model)

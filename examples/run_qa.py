@@ -337,7 +337,7 @@ def main() -> None:
         room = length - arguments.max_query_length - tokenizer.num_special_tokens_to_add(pair=True)
         if room <= arguments.doc_stride:
             raise ValueError(
-                f"max_seq_length={length} leaves {max(room, 0)} tokens for a context, beside a question of "
+                f"max_seq_length={length} leaves {max(room, 0)} tokens for a context, with a question of "
                 f"max_query_length={arguments.max_query_length}: it takes more than doc_stride={arguments.doc_stride}"
             )
         training.choose_best_by("f1")

@@ -6,6 +6,8 @@
     python examples/run_token_classification.py --model_name_or_path google-bert/bert-base-cased \\
         --dataset_name path/or/name --label_column pos_tags --metric accuracy --do_train --do_eval --output_dir outputs/pos
 
+    {"tokens": ["Anna", "lives", "in", "Rome", "."], "ner_tags": ["B-PER", "O", "O", "B-LOC", "O"]}  # a line of jsonl
+
 Sentences come from json and jsonl files with a list of words and a list of tags in each row, from csv and tsv files where
 the words of a cell, and its tags, are separated by spaces, or from CoNLL's format: a word in each line, its tag in the
 last column, blank lines between sentences. All flags of `TrainingArguments` and all `position_*` flags are accepted. The
@@ -112,16 +114,16 @@ def load_data(arguments: TokenClassificationArguments, needed: list[str]) -> Dat
     labelled = {split: rows for split, rows in splits.items() if split != "test"}
     check_columns(labelled, [arguments.label_column], "--label_column")
     for split, rows in splits.items():
-        if arguments.label_column in rows.column_names:
-            check_sentences(rows, arguments.text_column, arguments.label_column, split)
+        check_sentences(rows, arguments.text_column, arguments.label_column, split)
     return splits
 
 
 def check_sentences(rows: Dataset, text_column: str, label_column: str, split: str) -> None:
-    """Raise ValueError unless every row has lists of words and of as many tags."""
-    for number, (tokens, tags) in enumerate(zip(rows[text_column], rows[label_column]), start=1):
+    """Raise ValueError unless every row has a list of words and, where there are tags, a list of as many."""
+    tagged = rows[label_column if label_column in rows.column_names else text_column]
+    for number, (tokens, tags) in enumerate(zip(rows[text_column], tagged), start=1):
         if not isinstance(tokens, list) or not isinstance(tags, list):
-            raise ValueError(f"row {number} of the {split} data must have lists of words and of tags")
+            raise ValueError(f"words and tags must be lists, in row {number} of the {split} data")
         if len(tokens) != len(tags):
             raise ValueError(f"row {number} of the {split} data has {len(tokens)} words, but {len(tags)} tags")
 

@@ -7,6 +7,8 @@ checkpoint that is whole, to the same model. Another command in the same folder 
 import atexit
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -19,6 +21,7 @@ from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_che
 from datasets import Dataset
 from records import check_writable, differences, write_json
 from torch import distributed
+from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from hf_posenc.modeling.models.configuration_posenc import FLAGS
@@ -27,6 +30,8 @@ from hf_posenc.training import PositionTrainer, check_rate
 
 
 METRICS = Path(__file__).with_name("metrics")
+# How the names of metrics end that are the better the lower they are; transformers knows of losses only.
+LOWER_IS_BETTER = ("loss", "mse", "perplexity")
 
 
 @atexit.register
@@ -71,6 +76,11 @@ class PositionTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         check_rate(self.position_learning_rate)
+        if self.prediction_loss_only or self.batch_eval_metrics or not self.eval_do_concat_batches:
+            raise ValueError(
+                "metrics are computed of all predictions together: leave out prediction_loss_only, batch_eval_metrics and "
+                "eval_do_concat_batches"
+            )
         if self.save_strategy is None:
             self._save_after_evaluation()
         if self.eval_strategy is None:
@@ -104,26 +114,50 @@ class PositionTrainingArguments(TrainingArguments):
         """What collators pad to a multiple of: half precision is for tensor cores, and these take tokens by eights."""
         return 8 if self.fp16 or self.bf16 else None
 
-    def choose_best_by(self, metric: str, greater_is_better: bool = True) -> None:
+    def choose_best_by(self, metric: str) -> None:
         """Choose the best checkpoint by a metric, unless another was asked for."""
         if not self._best_is_asked_for:
             self.metric_for_best_model = metric
-        if self.metric_for_best_model.removeprefix("eval_") == metric and not self._greater_is_asked_for:
-            self.greater_is_better = greater_is_better
+        if not self._greater_is_asked_for:
+            self.greater_is_better = not self.metric_for_best_model.endswith(LOWER_IS_BETTER)
 
 
 class ScriptTrainer(PositionTrainer):
-    """[`PositionTrainer`] that finds the best checkpoint of a folder that was moved, and saves tokenizers without a state."""
+    """[`PositionTrainer`] that finds the best checkpoint of a folder that was moved, and saves tokenizers without a state.
+
+    It evaluates and predicts all rows in their order: predictions are written by the numbers of rows.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.add_callback(FindBestAgain())
 
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """As in `Trainer`, of all rows in their order."""
+        with all_rows_in_order(self.args):
+            return super().get_eval_dataloader(*args, **kwargs)
+
+    def get_test_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
+        """As in `Trainer`, of all rows in their order."""
+        with all_rows_in_order(self.args):
+            return super().get_test_dataloader(*args, **kwargs)
+
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in `Trainer`; a tokenizer's own file, saved beside the model, cuts and pads nothing by itself."""
+        """As in `Trainer`; a tokenizer's own file, saved with the model, cuts and pads nothing by itself."""
         if self.processing_class is not None:
             cut_nothing_by_itself(self.processing_class)
         super().save_model(*args, **kwargs)
+
+
+@contextmanager
+def all_rows_in_order(training: TrainingArguments) -> Iterator[None]:
+    """Without what `Trainer` does to other data as to those of training: it groups rows by length, and drops the last batch."""
+    asked_for = training.train_sampling_strategy, training.dataloader_drop_last
+    training.train_sampling_strategy, training.dataloader_drop_last = "random", False
+    try:
+        yield
+    finally:
+        training.train_sampling_strategy, training.dataloader_drop_last = asked_for
 
 
 class FindBestAgain(TrainerCallback):
@@ -155,7 +189,7 @@ UNRECORDED = (
         "dataloader_prefetch_factor",
     }
     | {"dataloader_in_order", "dataloader_multiprocessing_context", "per_device_eval_batch_size"}
-    | {"eval_accumulation_steps", "eval_use_gather_object", "eval_do_concat_batches", "batch_eval_metrics"}
+    | {"eval_accumulation_steps", "eval_use_gather_object"}
     | {"include_for_metrics", "include_num_input_tokens_seen", "skip_memory_metrics", "torch_empty_cache_steps"}
     | {"push_to_hub", "local_rank", "ddp_backend", "ddp_timeout", "enable_jit_checkpoint"}
     | {"test_file", "max_predict_samples", "preprocessing_num_workers", "cache_dir", "trust_remote_code"}
@@ -315,5 +349,5 @@ def log_and_save(trainer: Trainer, rows: Dataset, prefix: str, metrics: dict[str
 
 
 def load_metric(name: str) -> evaluate.Metric:
-    """One of the metrics beside the scripts; each process computes it for itself, in memory."""
+    """One of the metrics next to the scripts; each process computes it for itself, in memory."""
     return evaluate.load(str(METRICS / name), keep_in_memory=True)

@@ -11,14 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
 
 from .integrations.unpadding import is_unpadded, remove_hooks, unpad
 from .modeling.attention.window import window_settings
 from .modeling.models.configuration_posenc import PositionConfigMixin, stored_flags
 from .modeling.models.modeling_posenc import PosencPreTrainedModel
 from .modeling.schemes.table import FLAGS
+from .parameters import position_parameters
 from .variants import NOT_STOCK, STOCK_CONFIGS, STOCK_MODELS, VARIANT_MODELS, families, family_of, variant_config
 
+
+logger = logging.get_logger(__name__)
 
 # The entry of a config that says what a model was before `to_stock` made it one of Transformers.
 EXPORTED = "hf_posenc"
@@ -47,6 +51,7 @@ def change_scheme(
     if reports and position_scheme is not None:
         names = {*before.state_dict()}, {*after.state_dict()}
         after.report_positions(names[1] - names[0], names[0] - names[1])
+        _report_new_start(before, after)
     is_requested = is_unpadded(model.base_model)
     remove_hooks(model)
     was = model.config
@@ -62,6 +67,20 @@ def change_scheme(
     if is_requested and getattr(model.config, "unpad", True):
         unpad(model)
     return model
+
+
+def _report_new_start(before: PreTrainedModel, after: PreTrainedModel) -> None:
+    """Log a warning where schemes stay, and what they have learned does not, since other options give them other parameters."""
+    kept, there = position_parameters(before), after.state_dict()
+    lost = [name for name, value in kept.items() if name in there and there[name].shape != value.shape]
+    if kept and {*before.config.schemes} <= {*after.config.schemes}:
+        lost += [name for name in kept if name not in there]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        logger.warning_once(
+            f"position_scheme={after.config.position_scheme!r}: with these config options, the values of {lost[0]}{more} are not "
+            "kept: train the model again before use."
+        )
 
 
 def _check(model: PreTrainedModel) -> None:
@@ -122,7 +141,7 @@ def _changed_config(config: PreTrainedConfig, position_scheme: str | None, flags
 
 
 def _check_native(config: PositionConfigMixin) -> None:
-    """Raise ValueError for a variant's config that computes with other positions than stock models of its family."""
+    """Raise ValueError for a config with a position scheme that computes with other positions than original models of its family."""
     family = family_of(config)
     native = type(config).from_dict(_stock_entries(config), position_scheme=family.native_scheme)
     own, stock = (
@@ -137,7 +156,7 @@ def _check_native(config: PositionConfigMixin) -> None:
 
 
 def _stock_entries(config: PositionConfigMixin) -> dict[str, Any]:
-    """The entries of a variant's config that a stock one has too."""
+    """The entries of a config with a position scheme that an original one has too."""
     return {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK and name not in FLAGS}
 
 
@@ -145,7 +164,7 @@ def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model
     """A model as its class makes it, without memory for its parameters."""
     said, implementation = config.dtype, model.config._attn_implementation
     if cls._supports_sdpa != model._supports_sdpa and implementation == ("eager" if cls._supports_sdpa else "sdpa"):
-        implementation = None  # it was no choice: stock MPNet has nothing but eager
+        implementation = None  # it was no choice: original MPNet has nothing but eager
     with torch.device("meta"):
         made = cls._from_config(config, attn_implementation=implementation, dtype=model.dtype)
     made.config.dtype = said
@@ -209,7 +228,7 @@ def _check_as_made(module: nn.Module, made: nn.Module, wanted: nn.Module, where:
         raise ValueError(
             f"the forward of {where} was replaced, for example by accelerate when it dispatches a model: change the scheme before that"
         )
-    for name in {*wanted._modules, *wanted._parameters} - {*made._modules, *made._parameters}:
+    for name in {*wanted._modules, *wanted._parameters} - {*made._modules, *made._parameters, *made._buffers}:
         if hasattr(module, name):
             raise ValueError(
                 f"{where} already has an attribute {name!r}, which the position scheme needs: rename yours"
@@ -241,6 +260,14 @@ def _equal(first: Any, second: Any) -> bool:
     return first is second or (type(first) is type(second) and bool(first == second))
 
 
+def _keep_values(module: nn.Module, made: nn.Module, wanted: nn.Module) -> None:
+    """Keep the value of a tensor that is trained in one of the two that were made, and a constant in the other."""
+    for name in made._parameters.keys() & wanted._buffers.keys():
+        module._buffers[name] = module._parameters.pop(name).detach().clone()
+    for name in made._buffers.keys() & wanted._parameters.keys():
+        module._parameters[name] = nn.Parameter(module._buffers.pop(name))
+
+
 def _change(module: nn.Module, made: nn.Module, wanted: nn.Module, device: torch.device) -> list[nn.Module]:
     """Change a module, not its parts, where the two that were made differ.
 
@@ -258,10 +285,11 @@ def _change(module: nn.Module, made: nn.Module, wanted: nn.Module, device: torch
         if name not in made._modules:
             module._modules[name] = part
             new += part.to_empty(device=device).modules()
+    _keep_values(module, made, wanted)
     for name in made._parameters.keys() - wanted._parameters.keys():
         module._parameters.pop(name, None)
     for name, shape in _shapes(wanted).items():
-        if shape is not None and _shapes(made).get(name) != shape:
+        if shape is not None and name not in made._buffers and _shapes(made).get(name) != shape:
             value = wanted._parameters[name]
             module._parameters[name] = nn.Parameter(torch.empty_like(value, device=device), value.requires_grad)
             new.append(module)

@@ -1,6 +1,6 @@
 """The code that is saved with a model, so that it loads without hf_posenc: which files, what is in them, and where they are written.
 
-In the package the files lie in rooms below `modeling/`. transformers loads the files beside a checkpoint, and imports of one level: the files are
+In the package the files lie in rooms below `modeling/`. transformers loads the files of a checkpoint's folder, and imports of one level: the files are
 laid side by side there under their own names, which are unique, and their relative imports are changed to fit. Nothing else is, and nothing but
 this module knows of it.
 
@@ -35,20 +35,20 @@ from .modeling.schemes.table import SCHEMES, Source, scheme_names, sources_of
 
 PACKAGE = Path(__file__).parent
 MODELING = Path(inspect.getfile(modeling)).parent
-# File beside a checkpoint -> where it is in the package.
+# File in a checkpoint's folder -> where it is in the package.
 HOMES: dict[str, Path] = {path.name: path for path in sorted(MODELING.rglob("*.py")) if path.name != "__init__.py"}
 CONFIGURATION = Path(inspect.getfile(configuration_posenc)).name
 BUILT_IN = Path(inspect.getfile(built_in))
 # What the files of registered schemes import from: it is saved with them alone.
 SCHEME = PACKAGE / "scheme.py"
-# In there: schemes are checked when they are registered here, and beside a checkpoint taken as they are.
+# In there: schemes are checked when they are registered here, and in a checkpoint's folder taken as they are.
 REGISTERS = "from .custom_schemes import register_scheme", "from .table import register as register_scheme"
 
 RELATIVE_IMPORT = re.compile(r"^(\s*from )(\.+)((?:\w+\.)*)(\w+)(?= import)", re.MULTILINE)
 
 # What every environment has in which a checkpoint with the file of a scheme can be loaded; transformers requires numpy.
 TRAVELS = {"torch", "numpy", "transformers", *sys.stdlib_module_names}
-# Modules that have or had other names beside checkpoints.
+# Modules that have or had other names in checkpoints.
 _AT_HOME = {
     "scheme": "hf_posenc.scheme",
     "schemes": "hf_posenc.modeling.schemes.table",
@@ -207,7 +207,7 @@ def has_code(model: str, entries: dict[str, Any], revision: str | None = None) -
 
 
 def travelling(text: str, path: Path) -> str:
-    """The text of a registered scheme's file with its imports of hf_posenc as imports of the files that lie beside a checkpoint.
+    """The text of a registered scheme's file with its imports of hf_posenc as imports of the files in a checkpoint's folder.
 
     Raises:
         ValueError: it imports what neither lies there nor is in every environment that has transformers.
@@ -240,7 +240,7 @@ def _module(node: ast.ImportFrom) -> str:
 
 
 def _sibling(node: ast.ImportFrom, path: Path) -> str:
-    """The name beside a checkpoint of the module of hf_posenc that a scheme's file imports from."""
+    """The name in a checkpoint's folder of the module of hf_posenc that a scheme's file imports from."""
     file = f"{node.module.rpartition('.')[2]}.py"
     if node.module.startswith("hf_posenc.modeling.") and file in HOMES:
         return file.removesuffix(".py")
@@ -261,7 +261,7 @@ def _check_travels(module: str, path: Path, line: int) -> None:
 
 
 def at_home(text: str) -> str:
-    """The text of a scheme's file from beside a checkpoint, with its neighbours there as modules of the package."""
+    """The text of a scheme's file from a checkpoint's folder, with its neighbours there as modules of the package."""
 
     def absolute(found: re.Match) -> str:
         name = found[4]

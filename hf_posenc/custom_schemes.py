@@ -36,7 +36,7 @@ from .modeling.schemes.terms import Term
 logger = logging.get_logger(__name__)
 
 ENTRY_POINTS = "hf_posenc.schemes"
-# The names of modules that were run beside checkpoints, without their digests.
+# The names of modules that were run from checkpoints, without their digests.
 FROM_CHECKPOINT = "hf_posenc_from_checkpoint_"
 # What no flag may be called, and why.
 TAKEN = {
@@ -44,11 +44,12 @@ TAKEN = {
     "position_embedding_type": "Transformers 4 used this name for relative positions, and old checkpoints have it",
     "position_ids": "models take it as an argument",
     "position_learning_rate": "scripts and the trainer take it as an argument",
+    "position_table_version": "it says how checkpoints of `deberta` are read",
 }
 # Keywords of `from_pretrained` that say where files are.
 PLACE = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 
-# Whether the Auto class that reads a config was told to run the code beside it.
+# Whether the Auto class that reads a config was told to run the code saved with it.
 _trusts_code: ContextVar[bool] = ContextVar("trusts_code", default=False)
 
 
@@ -140,7 +141,7 @@ def _text(path: Path, content: bytes) -> str:
     """The text of a Python file, without a byte order mark and with its lines ended as here.
 
     Raises:
-        ValueError: it is no text in UTF-8, which it has to be beside a checkpoint.
+        ValueError: it is no text in UTF-8, which it has to be in a checkpoint.
     """
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
@@ -325,7 +326,7 @@ def provide_schemes(entries: dict[str, Any], place: str, keywords: dict[str, Any
         if name not in SCHEMES:
             _register_beside(Path(file), name, cls)
             continue
-        # Files of the package had other names beside checkpoints before.
+        # Files of the package had other names in checkpoints before.
         if file is None or at_home(_text(Path(file), Path(file).read_bytes())) == at_home(SOURCES[name].text):
             continue
         if SCHEMES[name].__module__.startswith(FROM_CHECKPOINT):

@@ -8,6 +8,7 @@
 """
 
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -161,5 +162,5 @@ def _in_words(path: Path) -> Iterator[None]:
 
 
 def _beside(path: Path) -> Path:
-    """Where a process writes what is to take a place: on the same disk, under a name of its own."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    """Where is written what is to take a place: on the same disk, under a new name. (In containers, all processes have the same number.)"""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")

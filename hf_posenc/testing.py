@@ -50,7 +50,7 @@ SIZES = {
 }
 # Tokens of short inputs, and of those that attention computes in blocks.
 SHORT, LONG = 12, next(length for length in range(8, 1 << 16, 8) if HEADS * length**2 >= FEWEST_SCORES)
-# Schemes that are put beside the one that is checked: a bias, a rotation, tables for queries and keys, none of them exclusive.
+# Schemes that are combined with the one that is checked: a bias, a rotation, tables for queries and keys, none of them exclusive.
 NEIGHBOURS = ("alibi", "t5", "rope", "deberta")
 
 Formula = Callable[[AttentionContext, int, int, int], Any] | Callable[[nn.Module, int], torch.Tensor]
@@ -73,7 +73,7 @@ class SchemeReport:
 
     @property
     def passed(self) -> bool:
-        """Nothing failed."""
+        """True if no check failed."""
         return not self.failed
 
     def __str__(self) -> str:
@@ -595,7 +595,7 @@ def stands_beside_others(subject: _Subject) -> str:
         try:
             subject.config("bert", f"{other}+{subject.name}")
         except ValueError:
-            continue  # it says itself which it cannot stand beside
+            continue  # it says itself with which it cannot be combined
         one, two = (subject.model(name) for name in (f"{other}+{subject.name}", f"{subject.name}+{other}"))
         two.load_state_dict(one.state_dict())
         _agree(

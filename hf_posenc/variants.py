@@ -36,11 +36,11 @@ _FAMILIES = (
     (modeling_mpnet, modeling_mpnet.PosencMPNetConfig),
 )
 CONFIGS: tuple[type[PositionConfigMixin], ...] = tuple(config for _, config in _FAMILIES)
-# Stock config class -> the variant's.
+# Original config class -> the one with a position scheme.
 VARIANT_CONFIGS: dict[type[PreTrainedConfig], type[PositionConfigMixin]] = {
     getattr(module, f"{config.family.prefix}Config"): config for module, config in _FAMILIES
 }
-# Stock model class -> the variant's, base models and heads.
+# Original model class -> the one with a position scheme, base models and task heads.
 VARIANT_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
     getattr(module, name): getattr(module, f"Posenc{name}")
     for module, config in _FAMILIES
@@ -53,12 +53,12 @@ BASE_MODELS: dict[type[PreTrainedModel], type[PosencPreTrainedModel]] = {
 # The other way round.
 STOCK_CONFIGS: dict[type[PositionConfigMixin], type[PreTrainedConfig]] = {v: s for s, v in VARIANT_CONFIGS.items()}
 STOCK_MODELS: dict[type[PosencPreTrainedModel], type[PreTrainedModel]] = {v: s for s, v in VARIANT_MODELS.items()}
-# Model type -> config class, stock and variant.
+# Model type -> config class, original and with a position scheme.
 CONFIG_CLASSES: dict[str, type[PreTrainedConfig]] = {
     config.model_type: config for config in (*VARIANT_CONFIGS, *STOCK_CONFIGS)
 }
 
-# Entries beside the flags that a stock config does not have.
+# Entries in addition to the options that an original config does not have.
 NOT_STOCK = {UNPAD.name, "model_type", "auto_map", SCHEME_FILES}
 
 
@@ -118,7 +118,7 @@ def saved_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     named = {cls.__name__: cls for cls in classes if cls.config_class is type(config)}
     names = config.architectures or ()
     for name in names:
-        # A stock head with a variant in it is loaded as the variant of the head.
+        # An original task head around a model with a position scheme is loaded as the task head with a position scheme.
         for own in (name, f"Posenc{name}"):
             if own in named:
                 return named[own]

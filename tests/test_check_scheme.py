@@ -130,6 +130,12 @@ def test_with_other_flags_they_pass_too(name, flags, monkeypatch):
     assert report.passed, str(report)
 
 
+def forgotten(context, head, i, j) -> float:
+    """What `fox` subtracts: the sum over the tokens after the first of a pair, up to the other."""
+    gates = context.attention.forget_gate(context.hidden_states)[0, min(i, j) + 1 : max(i, j) + 1, head]
+    return sum(-math.log(1 / (1 + math.exp(-float(gate)))) for gate in gates)
+
+
 def product(context, head, i, j) -> float:
     query, key = context.query[0, head, i], context.key[0, head, j]
     return float(query @ key) / math.sqrt(len(query))
@@ -141,6 +147,7 @@ FORMULAS = {
         product(context, head, i, j)
         + float(context.key[0, head, j] @ context.attention.key_decay()[int(j > i), head]) * math.log(1 + abs(i - j))
     ),
+    "fox": lambda context, head, i, j: product(context, head, i, j) - forgotten(context, head, i, j),
     "sinusoidal": lambda embeddings, i: torch.tensor(
         [
             float(embeddings.position_scale.weight)

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertModel
 
 import hf_posenc
 import hf_posenc_cli as cli
-from hf_posenc import custom_schemes, register_scheme, with_position_scheme
+from hf_posenc import analysis, custom_schemes, register_scheme, with_position_scheme
 from hf_posenc.checkpoint_code import at_home, travelling
 from hf_posenc.conversion.converting import conversion_options
 from hf_posenc.conversion.start import start
@@ -230,6 +230,11 @@ class TestRefused:
             ('flags = (Flag("position_embedding_type", Boolean(), True, "x"),)', ValueError, "Transformers 4 used"),
             ('flags = (Flag("position_scheme", Boolean(), True, "x"),)', ValueError, "it names the schemes"),
             ('flags = (Flag("position_learning_rate", Number(0), 1, "x"),)', ValueError, "scripts and the trainer"),
+            (
+                'flags = (Flag("position_table_version", Integer(1), 1, "x"),)',
+                ValueError,
+                "how checkpoints of `deberta`",
+            ),
             ('flags = (Flag("position_terms", Number(1), 2.0, "x"),)', ValueError, "attribute 'terms'"),
             ('flags = (Flag("position_buckets", Number(1), 2.0, "x"),)', ValueError, "same kind as for t5"),
             ('flags = (Flag("position_window", Integer(0), 0, "x"),)', ValueError, "a config option of all schemes"),
@@ -291,6 +296,19 @@ class TestRefused:
         register_files([define(files, f"{LEAST}    def rotate(self, context):\n        return {returned}\n")])
         with pytest.raises(error, match=f"`rotate` of position_scheme 'mine' must return {message}"):
             build("mine")(torch.ones(1, 5, dtype=torch.long))
+
+    def test_the_map_of_a_rotation(self, files):
+        body = "    def rotate(self, context):\n        return -context.query, 2 * context.key\n"
+        register_files([define(files, LEAST + body)])
+        model = build("mine")
+        [drawn] = analysis.encoding_maps(model, 6).maps
+        parts = analysis.study(model).observe(torch.arange(6)[None] + 5, [0], until=1).layers[0].parts
+        assert drawn.values.shape == (6, 6) and (drawn.rows, drawn.columns) == (
+            "position of the query",
+            "position of the key",
+        )
+        torch.testing.assert_close(parts["rotation"], -3 * parts["content"])
+        assert drawn.values.std() > 0
 
     @pytest.mark.parametrize(
         ("base", "method", "name"),

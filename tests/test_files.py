@@ -219,6 +219,17 @@ class TestNothingStays:
             raise error
         assert names(folder) == ["out"] and names(folder / "out") == []
 
+    def test_of_an_earlier_process_with_the_same_number_is_in_nobody_s_way(self, folder):
+        """In a container, each run may be process 1; one that was killed leaves its unfinished folder."""
+        with whole_folder(folder / "out") as made:
+            shutil.copytree(made, folder / "left")
+            name = made.name
+        (folder / "left").rename(folder / name)
+        (folder / "out").rmdir()
+        with whole_folder(folder / "out") as made:
+            (made / "file").write_text("whole")
+        assert (folder / "out/file").read_text() == "whole"
+
     @pytest.mark.parametrize("there", ["nothing", "a file", "a link", "a link that dangles", "a device"])
     def test_after_an_error(self, there, folder, device):
         path = folder / "a"
@@ -299,7 +310,7 @@ ALLOWED = {
     "hf_posenc/conversion/report.py:save": "into a folder that is written as a whole",
     "hf_posenc/hub/folders.py:copy_files": "into a folder that is written as a whole",
     "hf_posenc/export/stock/folder.py:_name_for_all": "into a folder that is written as a whole",
-    "hf_posenc/sentence/folders.py:cut_at": "into a folder that is written as a whole",
+    "hf_posenc/inspection/sentence_folders.py:cut_at": "into a folder that is written as a whole",
     "hf_posenc/testing.py:saves_and_loads": "a temporary folder",
     "benchmarks/model.py:measure_memory_of": "a switch of the kernel, in /proc",
 }

@@ -457,3 +457,77 @@ def test_a_config_class_of_ones_own_has_no_stock_one_to_go_back_to():
         ValueError, match="no original for your own config class OwnConfig: .*position_scheme='absolute'"
     ):
         with_position_scheme(hf_posenc.PosencBertModel(config), None)
+
+
+def test_an_amplitude_stays_when_it_is_no_longer_trained(tmp_path):
+    """A tensor that is a parameter with one option and a constant with another; as through a folder."""
+    for before, after in (
+        ({"position_learn_amplitude": True}, {"position_learn_amplitude": False}),
+        ({"position_amplitude": 0.0}, {"position_amplitude": 0.5}),
+        ({"position_learn_amplitude": False}, {"position_learn_amplitude": True}),
+    ):
+        model = tiny.build("sinusoidal", **before)
+        with torch.no_grad():
+            model.embeddings.position_scale.weight.fill_(0.7)
+        model.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path, **after).eval()
+        expected = output(model)
+        with_position_scheme(model, "sinusoidal", **after)
+        assert torch.equal(output(model), expected) and torch.equal(output(loaded), expected)
+        assert [*values(model)] == [*values(loaded)]
+        assert [*hf_posenc.position_parameters(model)] == [*hf_posenc.position_parameters(loaded)]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "before", "after", "told"),
+    [
+        ("sinusoidal", {"position_amplitude": 0.1}, {"position_amplitude": 0.5}, "position_amplitude=0.5"),
+        ("sinusoidal", {}, {"position_amplitude": 0.0}, "position_amplitude=0.0"),
+        ("sinusoidal", {"position_amplitude": 0.1}, {"position_amplitude": 0.1}, None),
+        ("sinusoidal", {"position_amplitude": 0.1}, {"position_frequency": 0.5}, None),
+        (
+            "absolute",
+            {"position_every_layer": True},
+            {"position_every_layer_weight": 0.5},
+            "position_every_layer_weight=0.5",
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_number_among_the_weights_that_an_option_does_not_change_is_reported(
+    is_loaded, scheme, before, after, told, tmp_path, said
+):
+    model = tiny.build(scheme, **before)
+    if is_loaded:
+        model.save_pretrained(tmp_path)
+        type(model).from_pretrained(tmp_path, **after)
+    else:
+        with_position_scheme(model, scheme, **after)
+    lines = [line for line in said if "which is kept" in line]
+    assert len(lines) == (told is not None) and all(line.startswith(f"{told}: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "before", "after", "lost"),
+    [
+        ("absolute+t5", {}, {"position_buckets": 8}, "encoder.relative_attention_bias.weight"),
+        ("absolute+t5", {}, {"position_per_layer": True}, "encoder.relative_attention_bias.weight"),
+        (
+            "absolute",
+            {"position_combine": "concat"},
+            {"position_combine": "add"},
+            "embeddings.position_projection.weight and 1",
+        ),
+        ("absolute+t5", {}, {"position_max_distance": 64}, None),
+    ],
+)
+def test_values_that_other_options_drop_are_reported(scheme, before, after, lost, said):
+    model = tiny.build(scheme, **before)
+    with_position_scheme(model, scheme, **after)
+    told = [line for line in said if "are not kept" in line]
+    assert len(told) == (lost is not None) and all(lost in line for line in told)
+
+
+def test_schemes_that_are_taken_away_are_not_reported(said):
+    with_position_scheme(tiny.build("absolute+t5"), "absolute+deberta")
+    assert not any("are not kept" in line for line in said)

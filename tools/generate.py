@@ -1,4 +1,4 @@
-"""What is generated in docs and in the package: from the code, and from what was measured in benchmarks/ and research/.
+"""What is generated in docs, research and the package: from the code, and from what was measured in benchmarks/ and research/.
 
     python tools/generate.py [--check]
 
@@ -27,14 +27,18 @@ from hf_posenc import inspection
 from hf_posenc._utils import as_markdown
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.conversion import ConversionArguments
+from hf_posenc.integrations.hooks import CONFIGS
 from hf_posenc.modeling.schemes import table as schemes
 from hf_posenc.modeling.schemes.base import PositionScheme
+from hf_posenc.modeling.schemes.flags import UNPAD
 
 
 ROOT = Path(__file__).parents[1]
 RESEARCH = ROOT / "research"
 STUDIES = {
     "comparison": "comparison_tables",
+    "conversion_fit": "fit_tables",
+    "finetuning": "finetuning_tables",
     "long_documents": "long_tables",
     "what_positions_do": "what_positions_do",
 }
@@ -67,25 +71,46 @@ def settings_of_a_conversion() -> dict[str, dict[str, Any]]:
 
 
 def flags(page: str) -> str:
-    """The table of config options."""
-    first = ["`position_scheme`", "see above", "which schemes (default absolute)"]
-    rows = [[f"`{flag}`", *rest] for flag, *rest in (*inspection.flag_rows(), inspection.unpad_row())]
-    return replace_table(page, as_markdown(["config option", "values", "for (default)"], [first, *rows], words=3))
+    """The table of config options, by scheme: those of all first, then those of each scheme and of the schemes that share them with it."""
+    order = [schemes.ALL, *schemes.SCHEMES]
+    options = {**schemes.FLAGS, UNPAD.name: {schemes.ALL: UNPAD}}
+    said: dict[tuple[str, str, str, str], list[str]] = {}
+    for name in order:
+        for flag, users in options.items():
+            if name in users:
+                own = users[name]
+                said.setdefault((flag, own.kind.values, own.help, own.described_default()), []).append(name)
+    rows = [[", ".join(who), f"`{flag}`", *rest] for (flag, *rest), who in said.items()]
+    first = [schemes.ALL, "`position_scheme`", "see above", "which schemes", "absolute"]
+    return replace_table(
+        page, as_markdown(["schemes", "config option", "values", "meaning", "default"], [first, *rows], words=5)
+    )
 
 
 def files_that_trust_runs(page: str) -> str:
-    """The list of schemes' files."""
-    modules = {inspect.getmodule(scheme) for scheme in schemes.SCHEMES.values()}
-    files = ", ".join(f"`{name}`" for name in sorted(Path(module.__file__).name for module in modules))
-    wrapped = textwrap.fill(f"schemes ({files})", width=130, subsequent_indent="  ")
-    return re.sub(r"schemes \([^)]*\)", lambda _: wrapped, page)
+    """The list of the files that are saved with models: those of every model, and those that some need."""
+    saved = [{*code_files(config(position_scheme=scheme))} for config in CONFIGS for scheme in schemes.SCHEMES]
+    always = set.intersection(*saved)
+    some = {name for name in set.union(*saved) - always if not name.startswith("modeling_")}
+    lists = [
+        f"- In every model: {as_names(always)}.",
+        f"- In models that need them: the family's `modeling_*.py`, {as_names(some)}.",
+    ]
+    wrapped = [textwrap.fill(line, width=140, subsequent_indent="  ", break_on_hyphens=False) for line in lists]
+    begin, end = "<!-- saved code -->\n", "\n<!-- end of saved code -->"
+    text = "\n".join(["The files are:", "", *wrapped])
+    return page[: page.index(begin)] + begin + "\n" + text + "\n" + page[page.index(end) :]
+
+
+def as_names(files: set[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(files))
 
 
 def files_beside_a_card(folder: Path, card: str) -> str:
     """The list of the files that a published model carries, by the config beside its card."""
     entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = hf_posenc.PosencBertConfig(position_scheme=entries["position_scheme"])
-    files = ", ".join(f"`{name}`" for name in sorted(code_files(config)))
+    files = as_names({*code_files(config)})
     return re.sub(r"^The code: .*\.$", lambda _: f"The code: {files}.", card, flags=re.MULTILINE)
 
 

@@ -1,7 +1,8 @@
 """For mkdocs: the repository's files that pages link to become part of the site, and links lead to them there.
 
 README.md is the first page, CONTRIBUTING.md and CHANGELOG.md are pages too; of all other files outside docs/ those that
-some page links to. A link to a file that is not there stays as it is, and mkdocs warns of it.
+some page links to. A link to a file that is not there stays as it is, and mkdocs warns of it. Notes in GitHub's form are
+written in mkdocs' form.
 """
 
 import posixpath
@@ -16,6 +17,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"(?<!\\)\]\(([^):#\s]+)")
+# As GitHub writes them: "> [!NOTE]", and lines that begin with ">".
+NOTE = re.compile(r"^> \[!(\w+)\]\n((?:>.*\n)+)", re.MULTILINE)
 
 
 def site_path(path: str) -> str:
@@ -59,4 +62,9 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
         [target] = linked(link[0], path)
         return f"]({posixpath.relpath(site_path(target), folder or '.')}" if (ROOT / target).is_file() else link[0]
 
-    return LINK.sub(moved, markdown)
+    return NOTE.sub(as_admonition, LINK.sub(moved, markdown))
+
+
+def as_admonition(note: re.Match) -> str:
+    lines = re.sub(r"^> ?", "    ", note[2], flags=re.MULTILINE)
+    return f"!!! {note[1].lower()}\n\n{lines}"

@@ -31,7 +31,7 @@ from ..parameters import position_parameters
 from ..variants import VARIANT_CONFIGS, VARIANT_MODELS, family_of, scheme_of
 
 
-# The config class of a family's variant -> its base model.
+# The config class with a position scheme of a family -> its base model.
 BASE_MODELS = {cls.config_class: cls for cls in VARIANT_MODELS.values() if cls.position_classes.model is cls}
 
 
@@ -44,18 +44,29 @@ def chapters() -> list[str]:
 
 @dataclass
 class LayerScores:
-    """What one self-attention computed; batch by heads by query by key.
+    """What the self-attention of one layer computed.
+
+    The score before softmax is the sum of parts with these names:
+
+    - `content`: query · key / √head_dim, before any rotation;
+    - `rotation`: what the rotation of `rope` changes in it;
+    - `u`: what the first bias of Transformer-XL adds (u · key);
+    - `c2p`: queries times relative position embeddings;
+    - `p2c`: keys times relative position embeddings;
+    - `v`: the second bias of Transformer-XL times relative position embeddings;
+    - `bias`: a bias for each distance or pair of positions;
+    - `p2p`: products of positions;
+    - `sums`, or `left` and `right`: differences of running sums over tokens.
+
+    If the model has several schemes inside the attention, the names of all but the first two begin with the scheme's name: `t5 bias`.
 
     Attributes:
-        hidden: (batch, length, hidden_size), its input.
-        query, key: (batch, heads, length, head_dim), as they are projected, before any rotation.
-        parts: the score before softmax as a sum, by name: `content` is query · key / √d, `rotation` what rope's turning
-            changes of it, `u` what Transformer-XL's first bias adds, and the others are the schemes' terms: `c2p` queries times a table,
-            `p2c` keys times a table, `v` Transformer-XL's second bias times a table, `bias` a bias that depends on no token, `p2p` products of
-            positions, and `sums`, or `left` and `right`, differences of sums over tokens. If several schemes have a part, its name begins with the scheme's name:
-            `t5 bias`.
-        terms: what the schemes' parts are computed from, by the same names.
-        weights: after softmax.
+        hidden: (batch, length, hidden_size), the layer's input.
+        query: (batch, heads, length, head_dim), as projected, before any rotation.
+        key: (batch, heads, length, head_dim), as projected, before any rotation.
+        parts: the parts of the score by name, each (batch or 1, heads or 1, query, key).
+        terms: the score terms that the parts are computed from, by the same names.
+        weights: (batch, heads, query, key), the attention weights after softmax.
     """
 
     hidden: torch.Tensor
@@ -67,18 +78,18 @@ class LayerScores:
 
     @property
     def scores(self) -> torch.Tensor:
-        """The sum of the parts."""
+        """The score before softmax, (batch, heads, query, key): the sum of the parts."""
         return sum(self.parts.values())
 
 
 @dataclass
 class Observation:
-    """What a model did with one batch of sequences.
+    """The hidden states and attention scores of a model for one batch of sequences.
 
     Attributes:
-        input_ids: (batch, length), no padding among them.
-        hidden_states: layers + 1 tensors (batch, length, hidden_size): what goes into the encoder, then what leaves each layer.
-        layers: by the number of the layer, those that were asked for.
+        input_ids: (batch, length), without padding.
+        hidden_states: layers + 1 tensors (batch, length, hidden_size): the input of the encoder, then the output of each layer.
+        layers: the scores of the layers that were requested, by the layer's number from 0.
     """
 
     input_ids: torch.Tensor
@@ -88,13 +99,13 @@ class Observation:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under study. Made by [`study`].
+    """A model that is analyzed. [`study`] makes it.
 
     Attributes:
-        name: of the model, for headings.
-        model: a base model with a position scheme: float32, on the CPU, in eval mode, with eager attention.
-        tokenizer: None if there is none.
-        trained: whether its weights come from a checkpoint, and are not the initial ones of a scheme.
+        name: the name in headings.
+        model: a copy of the base model with a position scheme: float32, on the CPU, in eval mode, with eager attention.
+        tokenizer: the tokenizer, or None.
+        trained: False if the model was made from the name of a scheme, and has initial parameters.
     """
 
     name: str
@@ -112,7 +123,7 @@ class Subject:
 
     @property
     def scheme(self) -> str:
-        """The `position_scheme`; of a model without one, that of its family."""
+        """The `position_scheme`. If the model was given without one, that of its family."""
         return self.model.config.position_scheme
 
     @property
@@ -140,23 +151,26 @@ class Subject:
 
     @property
     def word_vectors(self) -> torch.Tensor:
-        """(vocabulary, width), the token embeddings."""
+        """The token embedding matrix, (vocabulary, width)."""
         return self.embeddings.words.weight.detach()
 
     @property
     def has_vectors(self) -> bool:
-        """Whether positions are vectors: added to the token embeddings, or in a position embedding matrix that the attention reads."""
+        """True if positions have vectors: added to the token embeddings, or in a position embedding matrix that the attention reads."""
         return self.embeddings.position_scheme is not None or self.embeddings.has_table
 
     @torch.no_grad()
     def position_vectors(self, length: int | None = None) -> torch.Tensor:
-        """(length, width), the vectors of the first positions: of the table, or sinusoids at their learned scale.
+        """The vectors of the first positions: rows of the position embedding matrix, or sinusoids with their amplitude.
 
         Args:
-            length: by default all that the table has, and as many sinusoids as the config has positions.
+            length: number of positions. Default: all rows of the matrix, or for sinusoids the number of positions in the config.
+
+        Returns:
+            (length, width).
 
         Raises:
-            ValueError: the model has no such vectors, or not so many.
+            ValueError: the model has no position vectors, or fewer than `length`.
         """
         if not self.has_vectors:
             raise ValueError(
@@ -174,26 +188,58 @@ class Subject:
         return embeddings.position_vectors(None, length, 0, slots.device)[0]
 
     @torch.no_grad()
+    def vectors_in_text(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """The position vectors that the tokens of a text get, at strided positions with `position_stride`.
+
+        Args:
+            input_ids: (batch, length), without padding.
+
+        Returns:
+            (batch or 1, length, width).
+        """
+        embeddings, (_, length), device = self.embeddings, input_ids.shape, input_ids.device
+        position_ids = None
+        if embeddings.position_scheme.uses_table:
+            position_ids = embeddings.table_position_ids(input_ids, None, embeddings.slots(length, 0, device))
+        return embeddings.position_vectors(position_ids, length, 0, device)
+
+    @torch.no_grad()
     def added_positions(self, length: int | None = None) -> torch.Tensor:
-        """(length, width), what the first positions add to the token embeddings; equals `position_vectors` if they are simply added.
+        """What the first positions add to the token embeddings. With `position_combine="add"`, these are the [`position_vectors`].
+
+        Args:
+            length: number of positions. Default: as for [`position_vectors`].
+
+        Returns:
+            (length, width).
 
         Raises:
-            ValueError: the model adds no positions to its token embeddings.
+            ValueError: the model adds no positions to its token embeddings, or combines them by something else than a sum.
         """
         scheme = self.embeddings.position_scheme
         if scheme is None:
             raise ValueError(
                 f"{self.name} adds no positions to its token embeddings: position_scheme is {self.scheme!r}; 'absolute' and 'sinusoidal' add them"
             )
-        vectors = self.position_vectors(length)
+        return self.added(self.position_vectors(length))
+
+    def added(self, vectors: torch.Tensor) -> torch.Tensor:
+        """What position vectors (..., width) add to the token embeddings. Raises as [`combine`]."""
         nothing = torch.zeros_like(vectors)
         return self.combine(nothing, vectors) - self.combine(nothing, nothing)
 
     def combine(self, words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Token embeddings and positions, each (..., width), as the model combines them.
+        """Combine token embeddings and positions as the model does.
+
+        Args:
+            words: token embeddings, (..., width).
+            positions: position vectors, (..., width).
+
+        Returns:
+            (..., width).
 
         Raises:
-            ValueError: the combination is not a sum.
+            ValueError: `position_combine` is neither "add" nor "concat".
         """
         combination = self.embeddings.position_combine
         if type(combination) not in (Add, Concat, SideBySide):
@@ -204,15 +250,21 @@ class Subject:
         return combination.combine(self.embeddings, words, positions)
 
     def check_trained(self, what: str) -> None:
-        """Raise ValueError where a checkpoint is needed, and this is a scheme by its name."""
+        """Raise ValueError if the model was made from the name of a scheme. `what` says in the message what needs a checkpoint."""
         if not self.trained:
             raise ValueError(f"{what} needs a checkpoint, got the name of a scheme, {self.scheme!r}")
 
     def into_attention(self, vectors: torch.Tensor) -> torch.Tensor:
-        """What the embedding's LayerNorm makes of directions, (..., width) to (..., hidden_size): its linear part.
+        """Apply the linear part of the embeddings' LayerNorm to directions.
 
-        Mean off, times the weight, then in ELECTRA the projection; without the division by the standard deviation, which is
-        each token's own, and without biases.
+        It subtracts the mean over features and multiplies by the weight; in ELECTRA it then applies the projection. It leaves out the division
+        by the standard deviation, which differs between tokens, and biases.
+
+        Args:
+            vectors: (..., width).
+
+        Returns:
+            (..., hidden_size).
         """
         directions = (vectors - vectors.mean(-1, keepdim=True)) * self.embeddings.LayerNorm.weight
         projection = self.projection
@@ -220,18 +272,21 @@ class Subject:
 
     @property
     def projection(self) -> nn.Module | None:
-        """The linear layer between embeddings and encoder where their widths differ (ELECTRA), else None."""
+        """The linear layer between embeddings and encoder (ELECTRA). None if they have the same width."""
         return getattr(self.model, self.family.projection or "", None)
 
     def batches(
         self, texts: Iterable[str] | torch.Tensor | None = None, length: int = 128, count: int = 16
     ) -> list[torch.Tensor]:
-        """Token ids (batch, length) of texts, special tokens among them; texts of one length together, so that none is padded.
+        """Tokenize texts, in batches of texts of the same length, so that nothing is padded.
 
         Args:
-            texts: strings, or token ids (batch, length) that are used as they are. By default `count` chapters of Python's
-                own language reference, each cut to `length`.
-            length: number of tokens at which a text is cut, special ones counted.
+            texts: strings, or token ids (batch, length), which are used unchanged. Default: chapters of the Python language reference.
+            length: number of tokens to which a text is truncated, special tokens counted.
+            count: number of chapters, if `texts` is not given.
+
+        Returns:
+            Token ids, int64 (batch, length) each, with special tokens.
 
         Raises:
             ValueError: a text is empty, or there is no tokenizer to read it.
@@ -258,7 +313,7 @@ class Subject:
         return [torch.tensor(rows) for rows in groups.values()]
 
     def any_ids(self, length: int) -> torch.Tensor:
-        """Token ids (1, length), for what does not depend on the words: one id that is not padding."""
+        """Token ids (1, length), all the same and not padding: for measurements that do not depend on tokens."""
         length = min(length, self.longest or length)
         return torch.full((1, length), 1 if self.model.config.pad_token_id == 0 else 0)
 
@@ -281,9 +336,9 @@ class Subject:
 
         Args:
             input_ids: (batch, length), without padding.
-            layers: numbers of those whose queries, keys, scores and weights are wanted.
-            until: number of layers to run, by default all.
-            inputs: what else the model is given, such as `position_ids`.
+            layers: numbers, from 0, of the layers whose queries, keys, scores and weights are returned.
+            until: number of layers to run. Default: all.
+            inputs: further arguments of the model, such as `position_ids`.
         """
         hidden_states: list[torch.Tensor] = []
         seen: dict[int, LayerScores] = {}
@@ -332,7 +387,7 @@ def score_parts(
         hidden: (batch, length, hidden_size), that they were projected from.
 
     Returns:
-        The parts by the names of [`LayerScores`], and the terms that those beside content, rotation and u come from.
+        The parts by the names of [`LayerScores`], and the terms of which all but content, rotation and u come.
     """
     projected = query, key
     query, key, contexts = attention.rotate(query, key, None, position_state, hidden)
@@ -392,8 +447,8 @@ def study(
     Args:
         model: a folder, a name on the Hub, or a model of a supported family, with or without a position scheme or a task head; or the name of
             a scheme ("alibi"), for a small untrained model with the published initialization.
-        tokenizer: by default the one saved with the model.
-        name: a name for headings. Default: the last part of the model's own name.
+        tokenizer: the tokenizer. Default: the one saved with the model.
+        name: a name for headings. Default: the last part of the model's path or name.
 
     Raises:
         OSError: there is no such model.
@@ -430,11 +485,11 @@ def _is_scheme(name: str) -> bool:
 
 
 def of_scheme(name: str, **flags) -> Subject:
-    """A small untrained BERT with a scheme, its positions initialised as published.
+    """Make a small untrained BERT with a scheme, whose position parameters have the published initialization.
 
     Args:
         name: a `position_scheme`.
-        flags: other `position_*` flags.
+        flags: other config options.
     """
     [config_class] = [cls for cls in VARIANT_CONFIGS.values() if cls.stock_model_type == "bert"]
     settings = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 1, "intermediate_size": 8}
@@ -461,7 +516,7 @@ def _tokenizer_beside(place: str) -> PreTrainedTokenizerBase | None:
 
 
 def _as_variant(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of a base model as a variant that computes the same: float32, on the CPU, in eval mode, with eager attention."""
+    """A copy of a base model with a position scheme that computes the same: float32, on the CPU, in eval mode, with eager attention."""
     if family_of(model.config).setting(model.config, "is_decoder"):
         raise ValueError(
             "this model is a decoder, whose tokens attend to earlier tokens only; only encoders can be analyzed"

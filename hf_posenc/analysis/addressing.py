@@ -2,7 +2,7 @@
 
 A head's score of a key is bilinear in the vectors of two positions, s(i, j) = a(p_i)ᵀ b(p_j) with affine a and b. With the index itself,
 p_j = j, it is a straight line in j for every query: the largest score is at an end of the text, whatever was learned. With the index
-over the length it is a line too, and the same distance is another number in texts of another length. With the square beside it,
+over the length it is a line too, and the same distance is another number in texts of another length. With the square as well,
 -(i - k - j)² is such a score, but squares are as large as the length squared. Sinusoids are never larger than 1 and make a shift
 by k a rotation, whatever the place, so that one map finds "k before" everywhere (Vaswani et al. 2017, section 3.5).
 
@@ -25,14 +25,15 @@ Encoding = Callable[[int], torch.Tensor]
 
 @dataclass(frozen=True)
 class Addressing(Record):
-    """How often the best bilinear score finds the position `back` before.
+    """How often an attention score of positions selects the position `back` before the query. The result of [`addressing.addressing`].
 
     Attributes:
-        encoding: its name.
-        back: by how many positions.
-        fitted: share of the queries in texts of the length that the score was fitted to.
-        halved, doubled: in texts of half and of twice that length, with the same score; None where there are no vectors for it.
-        length: that it was fitted to.
+        encoding: name of the encoding.
+        back: number of positions.
+        fitted: share of queries for which it does, at the length that the score was fitted to.
+        halved: the same at half of this length, with the same score.
+        doubled: the same at twice this length. None if the encoding has no vectors for it.
+        length: the length that the score was fitted to, in tokens.
     """
 
     encoding: str
@@ -74,12 +75,16 @@ def table_of(vectors: torch.Tensor) -> Encoding:
 
 
 def addressing(name: str, encoding: Encoding, length: int = 128, back: int = 1) -> Addressing:
-    """Fit the score that points at the position `back` before, and count where it does.
+    """Test whether an attention head can select the position `back` before the query, from an encoding of positions.
+
+    The score of two positions is bilinear in their vectors, as in an attention head. It is fitted by least squares to be largest at the
+    position `back` before the query.
 
     Args:
-        encoding: from a length to vectors (length, width).
-        length: of the texts that the score is fitted to.
-        back: from 1 to a quarter of the length.
+        name: a name for the encoding.
+        encoding: a function from a length to position vectors, (length, width).
+        length: number of positions to fit the score to.
+        back: number of positions, from 1 to a quarter of `length`.
 
     Raises:
         ValueError: `back` is out of range.
@@ -143,7 +148,19 @@ def addressing_in_closed_form(
 def addressing_of_all(
     table: torch.Tensor, width: int, length: int = 128, back: tuple[int, ...] = (1, 8)
 ) -> list[Addressing]:
-    """Index, normalised index, sinusoids of a width and a learned table (positions, width), fitted; two in closed form."""
+    """Run [`addressing.addressing`] for several encodings: the index, the index divided by the length, sinusoids, and a learned matrix.
+
+    For comparison, two scores are not fitted but known: a parabola of the index, and rotated sinusoids.
+
+    Args:
+        table: a position embedding matrix, (positions, width).
+        width: number of features of the sinusoids.
+        length: number of positions to fit the scores to.
+        back: numbers of positions.
+
+    Returns:
+        A result for each encoding and each number in `back`.
+    """
     encodings = {
         "index": index,
         "normalised index": normalised_index,

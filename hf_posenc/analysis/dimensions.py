@@ -18,16 +18,16 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Movement(Record):
-    """How much each dimension of position vectors changes over spans of positions.
+    """How much each dimension of position vectors changes with the position, over several spans of positions.
 
     Attributes:
-        name: whose vectors.
-        spans: (first, last + 1) positions.
-        change: (spans, width), standard deviation over the positions of a span.
-        typical: root mean square over the dimensions of the standard deviation over all positions.
-        moving: by span, the share of the dimensions whose standard deviation is at least `threshold` of the typical one.
-        holding: by span, the smallest share of the dimensions that holds 95 % of the variance.
-        directions: by span, the share that holds it where axes may be turned: principal components over width.
+        name: "sinusoids", or the model's name.
+        spans: the spans, (first position, last position + 1).
+        change: (spans, width), the standard deviation over the positions of a span.
+        typical: the standard deviation over all positions, as root mean square over dimensions.
+        moving: (spans,), the share of dimensions whose standard deviation is at least `threshold` times the typical one.
+        holding: (spans,), the smallest share of dimensions that has 95 % of the variance.
+        directions: (spans,), the same for principal components: their number, divided by the width.
     """
 
     name: str
@@ -41,11 +41,12 @@ class Movement(Record):
 
 @dataclass(frozen=True)
 class MovingDimensions(Record):
-    """The vectors of a model, compared with sinusoids of the same width.
+    """How many dimensions change with the position, in a model and in sinusoids. The result of [`moving_dimensions`].
 
     Attributes:
-        threshold: of `moving`.
-        tables: sinusoids first.
+        model: the model's name.
+        threshold: share of the typical standard deviation from which a dimension counts as moving.
+        tables: a [`Movement`] for sinusoids of the same width, then one for the model.
     """
 
     model: str
@@ -56,13 +57,13 @@ class MovingDimensions(Record):
 def moving_dimensions(
     model: "Subject | str", lengths: tuple[int, ...] = (64, 128, 512), threshold: float = 0.1
 ) -> MovingDimensions:
-    """How much each dimension changes over the first positions, and from there to the end.
+    """Measure how much each dimension of the position vectors changes over the first positions, and over the rest.
 
     Args:
         model: what [`study`] takes.
-        lengths: numbers of first positions; those that the model does not have are left out. The last span is from the largest of
-            them that lies before the end to the end.
-        threshold: from which share of the typical standard deviation on a dimension is said to move.
+        lengths: numbers of first positions. Each gives a span, if the model has so many positions. A last span goes to the last position, from
+            the largest of them that is less than the number of positions.
+        threshold: share of the typical standard deviation from which a dimension counts as moving.
 
     Raises:
         ValueError: the model has no position vectors.
@@ -97,18 +98,21 @@ def movement(name: str, vectors: torch.Tensor, spans: list[tuple[int, int]], thr
 
 @dataclass(frozen=True)
 class WordsBesidePositions(Record):
-    """Which dimensions token embeddings use, and which change with the position.
+    """Which dimensions differ between tokens, and which change with the position. The result of [`words_beside_positions`].
 
     Attributes:
-        model: its name.
-        width: how many dimensions there are.
-        word_rms, position_rms: root mean square of the numbers in the vectors of words, each counted once, and of positions.
-        word_deviation, position_deviation: root mean square about their means.
-        moved: dimensions that positions move: their standard deviation is at least `threshold` of the typical one.
-        used: dimensions in which words differ, by the same rule.
-        both: those of `moved` that are also `used`.
-        words_in_moved: share of the words' variance in the dimensions that positions move.
-        word_directions, position_directions: how many principal axes hold 95 % of the variance of each.
+        model: the model's name.
+        width: number of dimensions.
+        word_rms: root mean square of the token embeddings, each row of the matrix counted once.
+        position_rms: root mean square of what positions add.
+        word_deviation: root mean square of the token embeddings without their mean.
+        position_deviation: root mean square of what positions add, without its mean.
+        moved: number of dimensions that change with the position: their standard deviation is at least `threshold` times the typical one.
+        used: number of dimensions that differ between tokens, by the same rule.
+        both: number of dimensions in `moved` and in `used`.
+        words_in_moved: share of the token embeddings' variance in the dimensions of `moved`.
+        word_directions: number of principal components with 95 % of the token embeddings' variance.
+        position_directions: number of principal components with 95 % of the positions' variance.
     """
 
     model: str
@@ -126,14 +130,14 @@ class WordsBesidePositions(Record):
 
 
 def words_beside_positions(model: "Subject | str", threshold: float = 0.1) -> WordsBesidePositions:
-    """Which dimensions token embeddings use, among those that change with the position.
+    """Compare the dimensions that differ between tokens with those that change with the position.
 
     Args:
         model: what [`study`] takes.
-        threshold: as of [`moving_dimensions`].
+        threshold: share of the typical standard deviation from which a dimension counts.
 
     Raises:
-        ValueError: the model has no position vectors that are added to the token embeddings, or no checkpoint.
+        ValueError: the model adds no position vectors to its token embeddings, or is not a checkpoint.
     """
     subject = study(model)
     subject.check_trained("comparing token embeddings and positions")
@@ -173,7 +177,7 @@ def _span_name(span: tuple[int, int]) -> str:
 
 @style.styled
 def plot_moving_dimensions(data: MovingDimensions) -> style.Figure:
-    """Per dimension the standard deviation over each span, dimensions sorted by that over the first span."""
+    """The standard deviation of each dimension over each span of positions, sorted for each span."""
     figure, axes = style.panels(1, len(data.tables), height=3.5, sharex=True)
     for axis, table in zip(axes[0], data.tables):
         colours = style.shades(len(table.spans))
@@ -196,7 +200,7 @@ def plot_moving_dimensions(data: MovingDimensions) -> style.Figure:
 
 
 def describe_moving_dimensions(data: MovingDimensions) -> str:
-    """Shares of the dimensions that change."""
+    """Say in a sentence which share of the dimensions changes over each span."""
     said = []
     for table in data.tables:
         shares = ", ".join(

@@ -16,13 +16,15 @@ COLUMNS = 4
 
 @dataclass(frozen=True)
 class Curves(Record):
-    """A part of the attention score against distance, per head.
+    """A part of the attention score for each distance and attention head.
 
     Attributes:
-        part: as [`LayerScores`] names it; `content` is the whole score where positions are not inside the attention.
+        part: its name in [`LayerScores`]. `content` is the whole score of a model without positions inside the attention.
         distances: (distances,), key - query.
-        mean, lower, upper: (heads, distances), mean and quartiles over texts and places.
-        is_bias: all pairs at a distance have one value, whatever the words are.
+        mean: (heads, distances), the mean over all pairs of tokens at a distance.
+        lower: (heads, distances), the lower quartile.
+        upper: (heads, distances), the upper quartile.
+        is_bias: True if the value depends on the distance only.
     """
 
     part: str
@@ -35,13 +37,13 @@ class Curves(Record):
 
 @dataclass(frozen=True)
 class ScoreByDistance(Record):
-    """The parts of a layer's attention score that positions have, against distance.
+    """What positions add to a layer's attention score, for each distance. The result of [`score_by_distance`].
 
     Attributes:
-        model: its name.
+        model: the model's name.
         scheme: its `position_scheme`.
-        layer: its number, from 0.
-        curves: one for each part.
+        layer: the layer's number, from 0.
+        curves: a [`Curves`] for each part of the score.
     """
 
     model: str
@@ -58,19 +60,21 @@ def score_by_distance(
     length: int = 128,
     count: int = 8,
 ) -> ScoreByDistance:
-    """What positions add to the score before softmax, against the distance key - query, a line per head.
+    """Measure what positions add to the attention score before softmax, for each distance key - query and each attention head.
 
-    A bias does not depend on the text. Products of queries or keys with tables, and rotations, do: they are shown as mean and quartiles over real
-    text. For a model without positions inside the attention, the whole score is shown.
+    A relative position bias does not depend on the text. Products with relative position embeddings, and rotations, do: the result has their
+    mean and quartiles over text. For a model without positions inside the attention, it has the whole score.
 
     Args:
         model: what [`study`] takes.
-        texts, length, count: as for [`Subject.batches`].
-        layer: its number, from 0.
-        max_distance: largest distance, by default 64, or less where the texts are shorter.
+        texts: strings, or token ids (batch, length). Default: chapters of the Python language reference.
+        layer: the layer's number, from 0.
+        max_distance: largest distance, in tokens. Default: 64, or less if the texts are shorter.
+        length: number of tokens to which a text is truncated, special tokens counted.
+        count: number of chapters, if `texts` is not given.
 
     Raises:
-        ValueError: a layer or a distance that there is not; words are needed, and there is no tokenizer or no training.
+        ValueError: there is no such layer or distance, or the score depends on the text and the model has no tokenizer.
     """
     subject = study(model)
     layers = len(subject.layers)
@@ -120,7 +124,7 @@ def _by_distance(parts: list[torch.Tensor], max_distance: int) -> tuple[np.ndarr
 
 @style.styled
 def plot_score_by_distance(data: ScoreByDistance) -> style.Figure:
-    """Biases with a line for each head; what depends on words with a panel for each head, and quartiles over text."""
+    """What positions add to the score at each distance: a line for each head, or a panel with quartiles if it depends on the text."""
     heights = [3.3 if curves.is_bias else 1.5 * -(-len(curves.mean) // COLUMNS) + 0.5 for curves in data.curves]
     whole = style.sheet(sum(heights))
     for part, curves in zip(
@@ -160,7 +164,7 @@ def _plot_panels(part, curves: Curves) -> None:
 
 
 def describe_score_by_distance(data: ScoreByDistance) -> str:
-    """How much the distance matters, in which attention heads most, and whether left and right differ."""
+    """Say in a sentence how much scores vary with the distance, in which attention head most, and whether left and right differ."""
     said = []
     for curves in data.curves:
         swing = curves.mean.max(1) - curves.mean.min(1)

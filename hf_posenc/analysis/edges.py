@@ -25,14 +25,15 @@ FEWEST = 64
 
 @dataclass(frozen=True)
 class Edge(Record):
-    """A row after which neighbouring rows are closer to each other than before it, or farther apart.
+    """A row of a position embedding matrix from which neighboring rows are closer to each other, or farther apart, than before it.
 
     Attributes:
         row: its number, from 0.
-        before, after: median distance between neighbours, of `REACH` on either side.
-        ratio: after over before.
-        others: between which 95 % of these ratios are at other rows.
-        count: how many other rows there are.
+        before: median distance between neighboring rows, of 16 before this row.
+        after: the same from this row on.
+        ratio: `after` divided by `before`.
+        others: the interval in which 95 % of these ratios are at other rows, (low, high).
+        count: number of other rows.
     """
 
     row: int

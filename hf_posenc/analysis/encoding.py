@@ -18,14 +18,16 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Map(Record):
-    """A matrix to look at.
+    """A matrix that is drawn as a map.
 
     Attributes:
         what: what its values are.
         values: (rows, columns).
-        rows, columns: what they stand for.
-        first_row, first_column: the number of the first, such as -127 for distances.
-        is_about_mean: it is drawn without its mean row, which all rows have in common and which says nothing of a position.
+        rows: what a row is, such as "position".
+        columns: what a column is, such as "dimension".
+        first_row: number of the first row, such as -127 for distances.
+        first_column: number of the first column.
+        is_about_mean: True if the mean over rows is subtracted in the drawing, because it is the same at all positions.
     """
 
     what: str
@@ -38,18 +40,18 @@ class Map(Record):
 
     @property
     def drawn(self) -> np.ndarray:
-        """(rows, columns), what is to see."""
+        """The values as they are drawn, (rows, columns)."""
         return self.values - self.values.mean(0) if self.is_about_mean else self.values
 
 
 @dataclass(frozen=True)
 class EncodingMaps(Record):
-    """The position encodings of a model.
+    """The position encodings of a model, as matrices. The result of [`encoding_maps`].
 
     Attributes:
-        model: its name.
+        model: the model's name.
         scheme: its `position_scheme`.
-        maps: what there is to see: one for vectors, one for each part that attention scores have of positions.
+        maps: one [`Map`] for the position vectors, and one for each part of the attention score that depends on positions.
     """
 
     model: str
@@ -64,15 +66,15 @@ def sinusoid_map(positions: int = 128, width: int = 512, layout: str = "interlea
 
 
 def encoding_maps(model: "Subject | str", length: int | None = None) -> EncodingMaps:
-    """What the positions of a model look like.
+    """Collect the position vectors, biases, relative position embeddings and rotations of a model's first layer as matrices.
 
     Args:
-        model: what [`study`] takes. The scheme `sinusoidal` by its name alone gives both layouts.
-        length: number of positions, fewer where the model's table has fewer; biases reach to this distance on both sides. By default
-            128, and of a table 512 rows.
+        model: what [`study`] takes. The name `sinusoidal` gives the sinusoids in both layouts.
+        length: number of positions, at most those that the model has. Biases are shown up to the distance `length` - 1 on both sides. Default:
+            128, and 512 rows of a position embedding matrix.
 
     Raises:
-        ValueError: a model without positions.
+        ValueError: the model has no positions.
     """
     subject = study(model)
     ends = subject.longest is not None
@@ -90,7 +92,7 @@ def encoding_maps(model: "Subject | str", length: int | None = None) -> Encoding
     scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
     maps += [_map_of_part(name, scores, length) for name in scores.terms]
     if "rotation" in scores.parts:
-        maps.append(_map_of_rotation(subject, length))
+        maps.append(_map_of_rotation(subject, scores, length))
     if not maps:
         raise ValueError(f"{subject.name} has no positions: position_scheme is {subject.scheme!r}")
     return EncodingMaps(subject.name, subject.scheme, maps)
@@ -113,9 +115,13 @@ def _map_of_part(name: str, scores: LayerScores, length: int) -> Map:
     return Map(what, values, "distance (key − query)", "dimension of the head", 1 - length)
 
 
-def _map_of_rotation(subject: Subject, length: int) -> Map:
-    [rope] = [scheme for scheme in subject.encoder.position_schemes if scheme.name == "rope"]
-    values = _rope_angles(subject, rope, length).cos().numpy()
+def _map_of_rotation(subject: Subject, scores: LayerScores, length: int) -> Map:
+    """The angles of `rope`; of a custom scheme, what its rotation changes in scores."""
+    by_name = {scheme.name: scheme for scheme in subject.encoder.position_schemes}
+    if "rope" not in by_name:
+        values = scores.parts["rotation"][0, 0].numpy()
+        return Map("rotation of head 1", values, "position of the query", "position of the key")
+    values = _rope_angles(subject, by_name["rope"], length).cos().numpy()
     return Map("cosine of the angle of rotation", values, "position", "pair of dimensions")
 
 
@@ -133,7 +139,7 @@ def _rope_angles(subject: Subject, rope, length: int) -> torch.Tensor:
 
 @style.styled
 def plot_encoding_maps(data: EncodingMaps) -> style.Figure:
-    """A map for each of the encodings."""
+    """A heatmap of each matrix."""
     figure, axes = style.panels(len(data.maps), 1)
     for axis, drawn in zip(axes[:, 0], data.maps):
         rows, columns = drawn.values.shape
@@ -155,7 +161,7 @@ def plot_encoding_maps(data: EncodingMaps) -> style.Figure:
 
 
 def describe_encoding_maps(data: EncodingMaps) -> str:
-    """What there is, and how large it is."""
+    """Say in a sentence which encodings the model has, their sizes and the root mean square of their values."""
     said = []
     for drawn in data.maps:
         rows, columns = drawn.values.shape
@@ -169,10 +175,12 @@ def describe_encoding_maps(data: EncodingMaps) -> str:
 
 @dataclass(frozen=True)
 class ClockHands(Record):
-    """Pairs of a sine and a cosine as hands of clocks, which positions turn.
+    """The sines and cosines of a model as hands of clocks: each pair turns with the position. The result of [`clock_hands`].
 
     Attributes:
-        wavelengths: (pairs,), positions until a hand is back, from the fastest.
+        model: the model's name.
+        scheme: its `position_scheme`.
+        wavelengths: (pairs,), the number of positions of one turn, the fastest pair first.
         angles: (pairs, positions), in radians.
     """
 
@@ -183,27 +191,32 @@ class ClockHands(Record):
 
     @property
     def turned(self) -> np.ndarray:
-        """(pairs,), how many turns each hand makes over all positions."""
+        """The number of turns that each pair makes over all positions, (pairs,)."""
         return self.angles.shape[1] / self.wavelengths
 
 
 def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
-    """The angles of the sines and cosines that a model counts positions with: those of `sinusoidal`, `rope` or `transformer_xl`.
+    """Compute the angles of the sines and cosines in `sinusoidal`, `rope` or `transformer_xl`.
+
+    Args:
+        model: what [`study`] takes.
+        positions: number of positions.
 
     Raises:
-        ValueError: the model has none of them.
+        ValueError: the model has none of these schemes.
     """
     subject = study(model)
     schemes = [subject.embeddings.position_scheme, *subject.encoder.position_schemes]
     by_name = {scheme.name: scheme for scheme in schemes if scheme is not None}
     if "sinusoidal" in by_name:
-        scheme, width = by_name["sinusoidal"], subject.sizes.table_width
+        scheme = by_name["sinusoidal"]
+        width = scheme.width or subject.sizes.table_width
         if scheme.layout == "halves":  # tensor2tensor's spacing
             half = width // 2
             frequencies = torch.logspace(0, -1, half, scheme.base, dtype=torch.float64)
         else:
             frequencies = inverse_frequencies(width, scheme.base, torch.device("cpu"))
-        angles = torch.arange(positions, dtype=torch.float64)[:, None] * frequencies
+        angles = torch.arange(positions, dtype=torch.float64)[:, None] * (scheme.frequency * frequencies)
     elif "rope" in by_name:
         scheme = by_name["rope"]
         angles = _rope_angles(subject, scheme, positions)
@@ -222,7 +235,13 @@ def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
 
 @style.styled
 def plot_clock_hands(data: ClockHands, count: int = 8, positions: int = 64) -> style.Figure:
-    """`count` of the pairs, from fast to slow, at the first positions."""
+    """Pairs of a sine and a cosine as clock hands, from fast to slow.
+
+    Args:
+        data: the result of [`clock_hands`].
+        count: number of pairs.
+        positions: number of first positions.
+    """
     figure, axes = style.panels(2, (count + 1) // 2, height=2.4, subplot_kw={"aspect": "equal"})
     chosen = np.linspace(0, len(data.wavelengths) - 1, count).round().astype(int)
     positions = min(positions, data.angles.shape[1])
@@ -250,7 +269,7 @@ def _number(value: float) -> str:
 
 
 def describe_clock_hands(data: ClockHands) -> str:
-    """How many hands turn."""
+    """Say in a sentence how many pairs make a turn, and how long one turn takes."""
     turned, pairs, length = data.turned, len(data.wavelengths), data.angles.shape[1]
     whole, hardly = int((turned >= 1).sum()), int((turned < 0.1).sum())
     return (
@@ -261,13 +280,16 @@ def describe_clock_hands(data: ClockHands) -> str:
 
 @dataclass(frozen=True)
 class PositionSimilarity(Record):
-    """How similar the vectors of two positions are.
+    """The cosine similarity of the vectors of each two positions. The result of [`position_similarity`].
 
     Attributes:
-        cosines: (positions, positions), of the vectors with their mean taken off.
+        model: the model's name.
+        cosines: (positions, positions), of the vectors without their mean.
         distances: (distances,), from 0.
-        median, lower, upper: (distances,), of the cosines at each distance: median and quartiles.
-        edge: where rows begin to look different; None where none stands out.
+        median: (distances,), the median of the cosines at each distance.
+        lower: (distances,), their lower quartile.
+        upper: (distances,), their upper quartile.
+        edge: the row from which rows look different, an [`Edge`]. None if there is none.
     """
 
     model: str
@@ -280,13 +302,13 @@ class PositionSimilarity(Record):
 
 
 def position_similarity(model: "Subject | str", length: int | None = None) -> PositionSimilarity:
-    """Cosine similarity of the position vectors of a model, by pair and by distance.
+    """Compute the cosine similarity of the position vectors of a model, for each pair and each distance.
 
-    The mean of all vectors is taken off first: it says nothing of a position, and would make all of them alike.
+    The mean over positions is subtracted first. It is the same at all positions, and would make all vectors similar.
 
     Args:
         model: what [`study`] takes.
-        length: number of positions, by default all.
+        length: number of positions. Default: all.
 
     Raises:
         ValueError: the model has no position vectors.
@@ -306,7 +328,7 @@ def position_similarity(model: "Subject | str", length: int | None = None) -> Po
 
 @style.styled
 def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
-    """The similarity of all pairs, and against distance with its quartiles."""
+    """The similarity of all pairs of positions, and its median and quartiles at each distance."""
     figure, [[left, right]] = style.panels(1, 2, height=3.6, gridspec_kw={"width_ratios": [1, 1.15]})
     style.heatmap(left, data.cosines, aspect="equal", vmin=-1, vmax=1)
     left.set(xlabel="position", ylabel="position", title=data.model)
@@ -322,7 +344,7 @@ def plot_position_similarity(data: PositionSimilarity) -> style.Figure:
 
 
 def describe_position_similarity(data: PositionSimilarity) -> str:
-    """How similar neighbours are, how far similarity reaches, and whether there is an edge."""
+    """Say in a sentence how similar neighboring positions are, how similarity falls with the distance, and whether there is an edge."""
     near = float(data.median[1])
     below = np.flatnonzero(data.median < 0.5)
     reach = f"which falls below one half at distance {below[0]}" if below.size else "which never falls below one half"

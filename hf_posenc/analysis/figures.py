@@ -38,7 +38,6 @@ from .spaces import describe_shared_space, plot_shared_space, shared_space
 from .terms import describe_score_terms, plot_score_terms, score_terms
 
 
-# Every figure, by the name that it is asked for by; the order is that of the report.
 FIGURES: dict[str, Figure] = {
     figure.name: figure
     for figure in (
@@ -136,13 +135,14 @@ FIGURES: dict[str, Figure] = {
         ),
     )
 }
+"""All figures by their names, in the order of the report."""
 
 
 def figure_named(name: str) -> Figure:
-    """A figure by its name, with hyphens or underscores.
+    """Look up a figure in [`FIGURES`] by its name, with hyphens or underscores.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no figure of this name.
     """
     name = name.replace("_", "-")
     if name not in FIGURES:

@@ -15,7 +15,16 @@ FORMATS = ("png", "svg")
 
 @style.styled
 def drawn(figure: Figure, record: Record, format: str = "png") -> bytes:
-    """A record's figure as a PNG or SVG file. The same record gives the same bytes."""
+    """Draw a record as an image. The same record gives the same bytes.
+
+    Args:
+        figure: the figure that measured the record.
+        record: the record.
+        format: "png" or "svg".
+
+    Returns:
+        The content of the image file.
+    """
     buffer = io.BytesIO()
     # Neither a date nor a version in it.
     metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
@@ -24,7 +33,7 @@ def drawn(figure: Figure, record: Record, format: str = "png") -> bytes:
 
 
 def format_of(path: str | Path) -> str:
-    """The format that a file's name asks for.
+    """The format that a file's name ends with.
 
     Raises:
         ValueError: it is none of those that figures are written in.
@@ -36,19 +45,19 @@ def format_of(path: str | Path) -> str:
 
 
 def plot_to_file(what: str, model: str, path: str | Path) -> str:
-    """Draw a figure into a file, which is written atomically.
+    """Measure a figure for a model, and write its drawing to a file, atomically.
 
     Args:
         what: a name in [`FIGURES`].
         model: what [`study`] takes.
-        path: ends in .png or .svg.
+        path: the file. It ends in .png or .svg.
 
     Returns:
-        The sentence that says what the figure shows.
+        A sentence that says what the figure shows.
 
     Raises:
-        OSError: no such model, or the file cannot be written.
-        ValueError: no such figure or format, or the figure does not apply to the model.
+        OSError: there is no such model, or the file cannot be written.
+        ValueError: there is no such figure or format, or the figure does not apply to the model.
     """
     figure, format = figure_named(what), format_of(path)
     check_file(Path(path))

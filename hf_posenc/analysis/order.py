@@ -32,13 +32,16 @@ REVERSED, SHUFFLED = "words reversed", "words shuffled"
 
 @dataclass(frozen=True)
 class Change(Record):
-    """How much vectors change, by 1 - cosine; 1 is as much as between vectors that have nothing to do with each other.
+    """How much hidden states of the last layer change. 0 is no change, and 1 the difference between unrelated tokens or texts.
+
+    The change is 1 - cosine similarity, divided by its mean between unrelated tokens or texts.
 
     Attributes:
-        tokens: mean over words' tokens.
-        text: of the mean over all tokens of a text, special ones too.
-        largest: the largest change of any number in any token's vector, as it is: 0 but for rounding where nothing changes.
-        tokens_interval, text_interval: of the first two, (low, high).
+        tokens: mean change of tokens, without special tokens.
+        text: mean change of the vector of a text, which is the mean of all its hidden states.
+        largest: the largest absolute change of a number in a hidden state.
+        tokens_interval: 95 % bootstrap interval of `tokens`, (low, high).
+        text_interval: 95 % bootstrap interval of `text`, (low, high).
     """
 
     tokens: float
@@ -50,14 +53,14 @@ class Change(Record):
 
 @dataclass(frozen=True)
 class SentenceChange(Record):
-    """What becomes of sentences of a kind in another order.
+    """How much sentences of one kind change if their words are in another order.
 
     Attributes:
-        example: the first of them, and its words in the other order.
-        count: how many there are.
-        change: their mean.
-        texts: (count,), change of the text, of each.
-        unrelated: the same between different sentences of this kind: what 1 would be if sentences, not texts, were the measure.
+        example: the first sentence, and the same words in the other order.
+        count: number of sentences.
+        change: the mean [`Change`].
+        texts: (count,), the change of the vector of each sentence.
+        unrelated: the change between two different sentences of this kind.
     """
 
     example: tuple[str, str]
@@ -69,17 +72,23 @@ class SentenceChange(Record):
 
 @dataclass(frozen=True)
 class OrderSensitivity(Record):
-    """What becomes of a model's last vectors when the words of a text change places.
+    """How much hidden states of the last layer change if words are reordered. The result of [`order_sensitivity`].
+
+    Changes are those of [`Change`]: 1 is the difference between unrelated tokens or texts.
 
     Attributes:
-        model: its name.
-        reordered: "words reversed" and "words shuffled" -> the change.
-        distances: how many words apart the two are that are swapped, all else staying where it is.
-        swapped, others, text: (distances,), change of the tokens of the two words, of all others, and of the text.
-        swapped_interval: (distances, 2).
-        sentences: by kind, as in `sentences.SENTENCES`.
-        unrelated_tokens, unrelated_texts: 1 - cosine of tokens (texts) of different documents, which counts as 1 above.
-        texts, length: how many texts were read, and tokens of each, special ones counted.
+        model: the model's name.
+        reordered: a [`Change`] for "words reversed" and one for "words shuffled".
+        distances: distances, in words, between two words that are swapped.
+        swapped: (distances,), change of the tokens of the two words.
+        others: (distances,), change of the other tokens.
+        text: (distances,), change of the vector of the text.
+        swapped_interval: (distances, 2), 95 % bootstrap interval of `swapped`.
+        sentences: a [`SentenceChange`] for each kind of sentence.
+        unrelated_tokens: mean 1 - cosine similarity of tokens of different texts, which counts as a change of 1.
+        unrelated_texts: mean 1 - cosine similarity of different texts, which counts as a change of 1.
+        texts: number of texts.
+        length: tokens of each text, special tokens counted.
     """
 
     model: str
@@ -98,15 +107,18 @@ class OrderSensitivity(Record):
 
 @dataclass(frozen=True)
 class PhaseShift(Record):
-    """What becomes of a model's last vectors when the positions of a text move, and nothing else.
+    """How much hidden states of the last layer change if all positions are shifted. The result of [`phase_shift`].
 
     Attributes:
-        model: its name.
-        shifts: by how many positions.
-        all: by shift, every token moved, the first too: what depends on distances alone does not change.
-        but_first: by shift, all but the first token, which stays at the first position.
-        unrelated_tokens, unrelated_texts, texts, length: as in [`OrderSensitivity`].
-        first: what the tokenizer calls the first token, such as "[CLS]" or "<s>"; "the first token" where it is a word.
+        model: the model's name.
+        shifts: numbers of positions.
+        all: a [`Change`] for each shift of all tokens. It is 0 if a model depends on distances only.
+        but_first: a [`Change`] for each shift of all tokens but the first.
+        unrelated_tokens: mean 1 - cosine similarity of tokens of different texts, which counts as a change of 1.
+        unrelated_texts: mean 1 - cosine similarity of different texts, which counts as a change of 1.
+        texts: number of texts.
+        length: tokens of each text, special tokens counted.
+        first: the first token in the tokenizer, such as "[CLS]", or "the first token" if it is not a special token.
     """
 
     model: str
@@ -259,17 +271,19 @@ def _sentences(read: _Texts, sentences: Iterable[Reordering]) -> SentenceChange:
 def order_sensitivity(
     model: Subject | str, texts: Iterable[str] | None = None, length: int = 48, count: int = 100, seed: int = 0
 ) -> OrderSensitivity:
-    """What becomes of a model's last vectors when words swap places, are reversed and are shuffled, in texts and in short sentences.
+    """Measure how much hidden states of the last layer change if words of a text are swapped, reversed or shuffled.
+
+    It also measures short sentences whose meaning does, or does not, change with the order of words.
 
     Args:
         model: what [`study`] takes.
-        texts: documents; by default Python's language reference.
-        length: tokens of a text, special ones counted; at most half of what the model reads.
+        texts: documents, as strings. Default: the Python language reference.
+        length: tokens of a text, special tokens counted. At most half of the model's maximum sequence length is used.
         count: number of texts.
-        seed: of what is drawn at random.
+        seed: seed of the texts and orders.
 
     Raises:
-        ValueError: too little text, or no tokenizer.
+        ValueError: there is too little text, or the model has no tokenizer.
     """
     read, generator = _read(model, texts, length, count, seed), torch.Generator().manual_seed(seed)
     words, ids, places = read.windows.words, read.windows.input_ids, read.windows.places
@@ -312,16 +326,21 @@ def phase_shift(
     count: int = 100,
     seed: int = 0,
 ) -> PhaseShift:
-    """What becomes of a model's last vectors when the positions of a text move, with the first token and without.
+    """Measure how much hidden states of the last layer change if all positions are shifted, with the first token and without it.
 
     Args:
         model: what [`study`] takes.
-        texts: documents; by default Python's language reference.
-        shifts: by how many positions; by default powers of 4 and as far as the table reaches, or 512 positions without one.
-        length, count, seed: as for [`order_sensitivity`].
+        texts: documents, as strings. Default: the Python language reference.
+        shifts: numbers of positions. Default: powers of 4, and the largest shift that the position embedding matrix allows. Without such a
+            matrix, the last token is shifted to at most the 512th position.
+        length: tokens of a text, special tokens counted. At most half of the model's maximum sequence length is used.
+        count: number of texts.
+        seed: seed of the texts.
 
     Raises:
-        ValueError: a shift leads beyond the table; too little text, or no tokenizer.
+        ValueError: a shift is too large for the position embedding matrix, there is too little text, or the model has no tokenizer.
+
+    Source: Sinha et al. 2022 (https://arxiv.org/abs/2210.12574).
     """
     read = _read(model, texts, length, count, seed)
     subject, ids, places = read.subject, read.windows.input_ids, read.windows.places
@@ -367,7 +386,7 @@ def _with_whiskers(changes: Iterable[Change], part: str) -> tuple[np.ndarray, np
 
 @style.styled
 def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
-    """Change by distance of a swap, and of whole texts turned round and shuffled."""
+    """The change for each distance of two swapped words, for reordered sentences, and for reversed and shuffled texts."""
     figure, [[left], [right]] = style.panels(2, 1, height=2.9)
     lines = {"the two words": data.swapped, "the other words": data.others, "the text": data.text}
     # The last two may lie on each other.
@@ -392,7 +411,7 @@ def plot_order_sensitivity(data: OrderSensitivity) -> Figure:
 
 @style.styled
 def plot_phase_shift(data: PhaseShift) -> Figure:
-    """Change of tokens and of the text by shift, with the first token moved and not; whiskers are intervals of 95 %."""
+    """The change of tokens and texts for each shift, with the first token and without it; whiskers are 95 % intervals."""
     figure, axes = style.panels(1, 2, sharey=True)
     for axis, part in zip(axes[0], ("tokens", "text")):
         for changes, label, colour in (
@@ -415,6 +434,7 @@ def plot_phase_shift(data: PhaseShift) -> Figure:
 
 
 def describe_order_sensitivity(data: OrderSensitivity) -> str:
+    """Say in some sentences how much texts and sentences change if their words are reordered."""
     roles, mutual = data.sentences[ROLES], data.sentences[MUTUAL]
     shuffled = data.reordered[SHUFFLED]
     if shuffled.largest < 1e-4:
@@ -435,6 +455,7 @@ def _said(change: Change, part: str = "text") -> str:
 
 
 def describe_phase_shift(data: PhaseShift) -> str:
+    """Say in some sentences how much tokens and texts change if positions are shifted."""
     largest = max(change.largest for change in data.all)
     worst = max(data.all, key=lambda change: change.tokens)
     where = data.shifts[data.all.index(worst)]

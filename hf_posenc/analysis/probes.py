@@ -25,7 +25,7 @@ from .ridge import RidgeFit, Split, fit_ridge
 from .windows import CutTexts, cut
 
 
-# What is asked for, and of which features of a layer: x and y are the vectors of two tokens of a window.
+# What is predicted, and from which features of a layer: x and y are the vectors of two tokens of a window.
 TARGETS = {
     "position": "where a token is, from its vector x",
     "signed distance": "from x to y, with its sign, from y − x",
@@ -38,18 +38,21 @@ BATCH = 16
 
 @dataclass(frozen=True)
 class Probes(Record):
-    """How well linear probes tell positions and distances, by layer.
+    """How well linear probes predict positions and distances from hidden states. The result of [`probes.probes`].
+
+    The targets are "position", "signed distance" and "distance". The series are "model", "without positions" (the same weights with
+    `position_scheme="none"`) and "shuffled labels".
 
     Attributes:
-        model: its name.
-        layers: 0 is what goes into the first layer, N what leaves layer N.
-        r2: target -> series -> (layers,), R² on held-out documents: 1 is exact, 0 what a constant reaches. The series are
-            "model", "without positions" (the same weights with `position_scheme="none"`) and "shuffled labels".
-        interval: the same, (layers, 2), where 95 % of the draws of as many held-out documents have R².
-        error: the same for the mean absolute error, in tokens.
-        chance: target -> the error of the training examples' median, in tokens.
-        length: tokens of a window, special ones counted.
-        documents, examples: how many are in the parts "train", "validation" and "test"; an example is a token or a pair.
+        model: the model's name.
+        layers: numbers of layers: 0 is the input of the first layer, N the output of layer N.
+        r2: for each target and series, R² on held-out documents, (layers,). 1 is exact; a constant reaches 0.
+        interval: for each target and series, the 95 % bootstrap interval of R² over held-out documents, (layers, 2).
+        error: for each target and series, the mean absolute error in tokens, (layers,).
+        chance: for each target, the mean absolute error in tokens if the median of the training examples is predicted.
+        length: tokens of each piece of text, special tokens counted.
+        documents: number of documents in "train", "validation" and "test".
+        examples: number of examples in "train", "validation" and "test". An example is a token or a pair of tokens.
     """
 
     model: str
@@ -143,7 +146,7 @@ def sampled_states(
 def _fit_layer(
     features: list[torch.Tensor], targets: torch.Tensor, shuffled: torch.Tensor, split: Split
 ) -> list[RidgeFit]:
-    """The probe of each target, and beside it, as its second output, the one with shuffled labels."""
+    """The probe of each target and, as its second output, the one with shuffled labels."""
     return [
         fit_ridge(of_target, torch.stack([own, others], dim=1), torch.stack([own, own], dim=1), split)
         for of_target, own, others in zip(features, targets.T, shuffled.T)
@@ -158,17 +161,23 @@ def probes(
     tokens: int = 32,
     seed: int = 0,
 ) -> Probes:
-    """Linear probes of position and distance, layer by layer.
+    """Fit linear probes of position and distance on the hidden states of each layer.
+
+    A probe is a ridge regression. It is fitted on some documents and measured on others. Two controls are fitted too: on the same weights
+    without positions, and with shuffled labels.
 
     Args:
         model: what [`study`] takes.
-        texts: documents; by default Python's language reference.
-        length: tokens of a window, special ones counted.
-        windows, tokens: at most so many windows, and so many words and pairs of words of each.
-        seed: of what is drawn at random: windows, words, the split, the shuffled labels.
+        texts: documents, as strings. Default: the Python language reference.
+        length: tokens of each piece of text, special tokens counted.
+        windows: largest number of pieces of text.
+        tokens: largest number of tokens, and of pairs of tokens, from each piece.
+        seed: seed of the pieces of text, the tokens, the split of documents and the shuffled labels.
 
     Raises:
-        ValueError: too little text, or no tokenizer.
+        ValueError: there is too little text, or the model has no tokenizer.
+
+    Source: controls after Hewitt and Liang 2019 (https://arxiv.org/abs/1909.03368).
     """
     subject = study(model)
     generator = torch.Generator().manual_seed(seed)
@@ -215,7 +224,7 @@ def probes(
 
 @style.styled
 def plot_probes(data: Probes) -> Figure:
-    """R² by layer, a panel for each of position, signed distance and distance."""
+    """R² for each layer, in a panel for each of position, signed distance and distance."""
     figure, axes = style.panels(1, len(TARGETS), sharey=True)
     for axis, (target, meaning) in zip(axes[0], TARGETS.items()):
         axis.axhline(0, color="black", linewidth=0.6)
@@ -237,6 +246,7 @@ def plot_probes(data: Probes) -> Figure:
 
 
 def describe_probes(data: Probes) -> str:
+    """Say in some sentences how well position and distance are predicted before the first and after the last layer."""
     r2, error = data.r2["position"], data.error["position"]
     signed, distance = data.r2["signed distance"][MODEL], data.r2["distance"][MODEL]
     first, last = (f"{error[MODEL][layer]:.1f} tokens (R² {r2[MODEL][layer]:.2f})" for layer in (0, -1))

@@ -8,7 +8,7 @@ The definitions are those of Wang et al. (ICLR 2021, "On Position Embeddings in 
 
 Each depends on the φ that it is said of. Sinusoids are translation-invariant in the inner product, where any other φ may
 break it: as W_q and W_k see them they are not. Of tables, φ here is the inner product and the cosine. Both are symmetric whatever
-the table is, so that symmetry is asked of attention alone. Of attention as it acts, φ is the weight that the first layer gives on a sequence of one word repeated (identical-word
+the table is, so symmetry is measured of attention alone. Of attention as it acts, φ is the weight that the first layer gives on a sequence of one word repeated (identical-word
 probing), mean over words. The paper's properties hold or do not; the shares here, from 0 to 1, say how nearly.
 """
 
@@ -26,17 +26,20 @@ from .records import Record
 
 @dataclass(frozen=True)
 class Properties(Record):
-    """How nearly a matrix of proximities φ(query, key) has the properties.
+    """How far a matrix φ(query, key), such as similarities or attention weights, is monotone, translation-invariant and symmetric.
 
     Attributes:
-        monotonicity: share of the pairs of keys on one side of a query of which the farther is the less near; 1/2 by chance.
-        local_monotonicity: the same among keys up to `reach` positions away.
-        reach: in positions.
-        translation_invariance: the Toeplitz share: of the variance of all entries, what the distance alone explains.
-        largest_deviation: the largest difference between two entries of one distance, over the standard deviation of all.
-        symmetry: of the variance of all entries, the share of the symmetric part (φ(x, y) + φ(y, x))/2; 1 for a symmetric
-            matrix, 0 for an antisymmetric one, about 1/2 by chance. None where φ is symmetric by definition.
-        later: of the entries off the diagonal, what the keys after the query have of the sum; None where entries may be negative.
+        monotonicity: share of the pairs of keys on one side of a query in which the farther key has the smaller φ. 1/2 by chance.
+        local_monotonicity: the same for keys at most `reach` positions away.
+        reach: this distance, in positions.
+        translation_invariance: share of the variance of all entries that the distance explains ([`toeplitz_share`]).
+        largest_deviation: the largest difference between two entries of the same distance, divided by the standard deviation of all.
+        symmetry: share of the variance of all entries in the symmetric part (φ(x, y) + φ(y, x))/2. 1 for a symmetric matrix, 0 for an
+            antisymmetric one, about 1/2 by chance. None if φ is symmetric by definition.
+        later: share of keys after the query in the sum of all entries off the diagonal. None if entries may be negative.
+
+    Source: Wang et al. 2021, "On Position Embeddings in BERT" (https://openreview.net/forum?id=onxoVA9FxMw). There a property holds or does
+    not; here it is a share.
     """
 
     monotonicity: float
@@ -49,9 +52,12 @@ class Properties(Record):
 
 
 def toeplitz_share(matrix: np.ndarray) -> float:
-    """Of the variance of a square matrix, the share that is left where each diagonal is replaced by its mean.
+    """Share of the variance of a square matrix that is left if each diagonal is replaced by its mean.
 
-    1 for a Toeplitz matrix, a constant one too; about 2/n for independent entries.
+    It is 1 for a Toeplitz matrix, whose entries depend on the distance only, and about 2/n for n x n independent entries.
+
+    Args:
+        matrix: (n, n).
     """
     residual = matrix - _toeplitz(matrix)
     variance = np.square(matrix - matrix.mean()).sum()
@@ -71,7 +77,12 @@ def _is_nothing(variance: float, matrix: np.ndarray) -> bool:
 
 
 def properties_of(matrix: np.ndarray, reach: int = 10) -> Properties:
-    """The properties of a square matrix of proximities, rows being queries."""
+    """Measure the properties of a square matrix.
+
+    Args:
+        matrix: (queries, keys), of equal numbers.
+        reach: largest distance of local monotonicity, in positions.
+    """
     size, matrix = len(matrix), matrix.astype(np.float64)
     centred = matrix - matrix.mean()
     variance = np.square(centred).sum()
@@ -117,12 +128,14 @@ def monotonicity(matrix: np.ndarray, reach: int | None = None) -> float:
 
 @dataclass(frozen=True)
 class TableProperties(Record):
-    """The properties of position vectors.
+    """The properties of a model's position vectors. The result of [`table_properties`].
 
     Attributes:
-        positions: how many were looked at.
-        by_proximity: "inner product", "cosine" and "centred cosine", that of the vectors without their mean.
-        sinusoids: the properties of as many sinusoids in the inner product.
+        model: the model's name.
+        scheme: its `position_scheme`.
+        positions: number of positions.
+        by_proximity: a [`Properties`] for each of "inner product", "cosine" and "centred cosine" (the cosine of the vectors without their mean).
+        sinusoids: the same for the inner product of as many sinusoids.
     """
 
     model: str
@@ -133,14 +146,14 @@ class TableProperties(Record):
 
 
 def table_properties(model: "Subject | str", length: int = 128, reach: int = 10) -> TableProperties:
-    """The properties of a model's position vectors, in three proximities.
+    """Measure the properties of a model's position vectors, by inner product, cosine, and cosine without the mean vector.
 
-    Where all vectors have a large part in common, as those of a learned table, the inner product and the cosine are about that part.
+    The vectors of a learned matrix often have a large common part. The inner product and the cosine then mostly measure this part.
 
     Args:
         model: what [`study`] takes.
         length: number of first positions.
-        reach: of local monotonicity.
+        reach: largest distance of local monotonicity, in positions.
 
     Raises:
         ValueError: the model has no position vectors.
@@ -161,13 +174,15 @@ def _of_products(vectors: torch.Tensor, reach: int) -> Properties:
 
 @dataclass(frozen=True)
 class AttentionProperties(Record):
-    """Attention as it acts on one word repeated.
+    """The properties of attention weights on a repeated token. The result of [`attention_properties`].
 
     Attributes:
-        words: over how many words the weights are means.
+        model: the model's name.
+        scheme: its `position_scheme`.
+        words: number of tokens that the weights are the mean over.
         weights: (heads, queries, keys), of the first layer.
-        heads: the properties of each head's weights.
-        mean: those of the mean of the heads.
+        heads: a [`Properties`] for each attention head.
+        mean: the same for the mean of the attention heads.
     """
 
     model: str
@@ -182,19 +197,20 @@ class AttentionProperties(Record):
 def attention_properties(
     model: "Subject | str", length: int = 128, words: int = 100, reach: int = 10, seed: int = 0
 ) -> AttentionProperties:
-    """Identical-word probing: the weights of the first layer where every token is the same word, mean over words.
+    """Measure the properties of the first layer's attention weights, on sequences in which all tokens are the same.
 
-    No special tokens stand among them, so that nothing but the position differs.
+    There are no special tokens, so that tokens differ in their position only. The weights are averaged over random tokens (identical word
+    probing, Wang et al. 2021).
 
     Args:
         model: what [`study`] takes.
-        length: of the sequences.
-        words: number of random words; whole words where the tokenizer's pieces tell, special tokens never.
-        reach: of local monotonicity.
-        seed: of the choice of words.
+        length: number of tokens of a sequence.
+        words: number of random tokens. They are whole words, if the tokenizer marks them, and never special tokens.
+        reach: largest distance of local monotonicity, in positions.
+        seed: seed of the choice of tokens.
 
     Raises:
-        ValueError: no checkpoint.
+        ValueError: the model is not a checkpoint.
     """
     subject = study(model)
     subject.check_trained("identical-word probing")
@@ -234,13 +250,16 @@ def _random_words(subject: Subject, count: int, seed: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class PositionTerm(Record):
-    """The part of the first layer's score that positions alone make.
+    """The part of the first layer's attention score that depends on positions only. The result of [`position_term`].
 
     Attributes:
-        parts: what it is the sum of: "position-position" of vectors that join the words, and the schemes' biases.
+        model: the model's name.
+        scheme: its `position_scheme`.
+        parts: names of the parts that it is the sum of: "position-position" for vectors that are added to the token embeddings, and the
+            biases of schemes.
         scores: (heads, queries, keys).
-        toeplitz: (heads,), the Toeplitz share of each.
-        by_chance: what independent entries would have.
+        toeplitz: (heads,), the [`toeplitz_share`] of each attention head.
+        by_chance: the share that independent entries would have.
     """
 
     model: str
@@ -253,26 +272,27 @@ class PositionTerm(Record):
 
 @torch.no_grad()
 def position_term(model: "Subject | str", length: int = 128) -> PositionTerm:
-    """How much of the position-position term of each head is a function of the distance.
+    """Measure how far the part of the first layer's score that depends on positions only is a function of the distance.
 
-    Vectors that join the words are centred, and go through the embedding's LayerNorm, with the mean standard deviation of all words
-    at the mean position, and through W_q and W_k.
+    Vectors that are added to the token embeddings are centered. They pass through the linear part of the embeddings' LayerNorm, are divided by
+    the mean standard deviation of all token embeddings at the mean position, and are projected to queries and keys.
 
     Args:
         model: what [`study`] takes.
-        length: number of first positions.
+        length: number of tokens of a text.
 
     Raises:
-        ValueError: no part of the score is of positions alone; no checkpoint.
+        ValueError: no part of the score depends on positions only, or the model is not a checkpoint.
     """
     subject = study(model)
     subject.check_trained("what positions alone add to scores")
     length = min(length, subject.longest or length)
     attention = subject.attentions[0]
-    scores = subject.observe(subject.any_ids(length), [0], until=1).layers[0]
+    input_ids = subject.any_ids(length)
+    scores = subject.observe(input_ids, [0], until=1).layers[0]
     parts = {name: part[0] for name, part in scores.parts.items() if name.split()[-1] in ("bias", "p2p", "v")}
     if subject.embeddings.position_scheme is not None:
-        vectors = subject.added_positions(length)
+        vectors = subject.added(subject.vectors_in_text(input_ids)[0])
         deviation = (subject.word_vectors + vectors.mean(0)).std(-1, correction=0).mean()
         hidden = subject.into_attention(vectors - vectors.mean(0))[None] / deviation
         query, key = heads_of(attention, hidden, biases=False)
@@ -312,7 +332,7 @@ def _plot_properties(axis, series: dict[str, Properties]) -> None:
 
 @style.styled
 def plot_table_properties(data: TableProperties) -> style.Figure:
-    """The properties of a model's vectors beside those of sinusoids."""
+    """The properties of a model's position vectors and of sinusoids."""
     figure, [[axis]] = style.panels(height=2.9)
     series = {f"{data.model}, {name}": found for name, found in data.by_proximity.items()}
     _plot_properties(axis, series | {"sinusoids, inner product": data.sinusoids})
@@ -322,7 +342,7 @@ def plot_table_properties(data: TableProperties) -> style.Figure:
 
 
 def describe_table_properties(data: TableProperties) -> str:
-    """In all proximities, beside sinusoids and chance."""
+    """Say in some sentences how far the properties hold, with sinusoids and chance for comparison."""
 
     def said(attribute: str) -> list[str]:
         return [f"{getattr(found, attribute):.0%}" for found in (*data.by_proximity.values(), data.sinusoids)]
@@ -341,7 +361,12 @@ def describe_table_properties(data: TableProperties) -> str:
 
 @style.styled
 def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> style.Figure:
-    """The mean of the heads at the first positions, and the properties of each head."""
+    """The mean attention weights of all heads, and the properties of each head.
+
+    Args:
+        data: the result of [`attention_properties`].
+        shown: number of first positions in the map of weights.
+    """
     figure, [[left, right]] = style.panels(1, 2, height=3.7, gridspec_kw={"width_ratios": [1, 1.2]})
     mean = data.weights.mean(0)[:shown, :shown]
     limit = np.quantile(mean, 0.97)
@@ -374,7 +399,7 @@ def plot_attention_properties(data: AttentionProperties, shown: int = 64) -> sty
 
 
 def describe_attention_properties(data: AttentionProperties) -> str:
-    """Of the mean of the heads, and the most translation-invariant head."""
+    """Say in some sentences how far the properties hold for the mean of the attention heads, and which head is most translation-invariant."""
     mean, shares = data.mean, [found.translation_invariance for found in data.heads]
     best = int(np.argmax(shares))
     return (
@@ -387,7 +412,7 @@ def describe_attention_properties(data: AttentionProperties) -> str:
 
 @style.styled
 def plot_position_term(data: PositionTerm) -> style.Figure:
-    """The term of each head as a map, with its Toeplitz share."""
+    """The scores of each attention head as a map, with the share that the distance explains."""
     columns = 4
     rows = -(-len(data.scores) // columns)
     figure, axes = style.panels(rows, columns, height=2.15, sharex=True, sharey=True)
@@ -407,7 +432,7 @@ def plot_position_term(data: PositionTerm) -> style.Figure:
 
 
 def describe_position_term(data: PositionTerm) -> str:
-    """How many heads depend on the distance alone, and which most."""
+    """Say in some sentences what share of the scores the distance explains, and in how many heads more than half."""
     top, most = int(data.toeplitz.argmax()), int((data.toeplitz > 0.5).sum())
     return (
         f"Of what positions alone add to the scores of layer 1 of {data.model} ({' + '.join(data.parts)}), distance explains "

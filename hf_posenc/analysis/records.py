@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Base of the dataclasses that hold what was measured: plain values, arrays, other records, and lists and dicts of them."""
+    """Base class of the results of all measurements. A record is a dataclass of numbers, strings, arrays and other records."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON can hold them: arrays become lists, and numbers that are not finite None."""
+        """The fields as a dictionary that JSON can represent. Arrays become lists, and numbers that are not finite become None."""
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
@@ -41,16 +41,16 @@ SCHEME, MODEL, TEXT = "scheme", "model", "text"
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: a question, the function that measures, the one that draws, and the one that says what it shows.
+    """A figure of the report: a question, and the functions that measure, draw and describe the answer.
 
     Attributes:
-        name: what it is asked for by, on the command line too.
-        question: what it answers, for a heading.
-        needs: SCHEME: a [`Subject`] of any kind, also one made of a scheme's name; MODEL: a checkpoint's; TEXT: a checkpoint's
-            with its tokenizer.
-        measure: from a subject to a [`Record`]; raises ValueError, in one line, where it does not apply to a subject.
-        plot: from that record to a matplotlib figure.
-        describe: from that record to one sentence that says what it shows.
+        name: its name, also on the command line.
+        question: the question that it answers.
+        needs: what it can be measured on. `SCHEME`: any model, also one made from the name of a scheme. `MODEL`: a checkpoint. `TEXT`: a
+            checkpoint with a tokenizer.
+        measure: a function from a [`Subject`] to a [`Record`]. It raises ValueError if the figure does not apply to the model.
+        plot: a function from this record to a matplotlib figure. The first line of its docstring is part of the image's alternative text.
+        describe: a function from this record to a sentence.
     """
 
     name: str

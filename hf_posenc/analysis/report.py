@@ -77,13 +77,13 @@ def _told(data: Probes, layer: int) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one figure shows for one model.
+    """The result of one figure for one model.
 
     Attributes:
-        figure: which.
+        figure: the figure.
         model: the model's name.
-        record: the numbers; None where the figure does not apply to the model.
-        sentence: what it shows, or why it does not apply.
+        record: the numbers. None if the figure does not apply to the model.
+        sentence: what the figure shows, or why it does not apply.
     """
 
     figure: Figure
@@ -93,23 +93,23 @@ class Finding:
 
     @cached_property
     def image(self) -> str:
-        """The drawing as the address of an image that holds its own data."""
+        """The drawing as a `data:` URL of a PNG image."""
         return "data:image/png;base64," + base64.b64encode(drawn(self.figure, self.record)).decode()
 
     @property
     def alternative(self) -> str:
-        """What is said in place of the image to those who do not see it."""
+        """The alternative text of the image."""
         shown = (self.figure.plot.__doc__ or self.figure.question).strip().partition("\n")[0]
         return f"{self.model}. {shown} {self.sentence}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """All findings about some models. Shows itself in a notebook.
+    """The results of all figures for one or several models. A notebook displays it.
 
     Attributes:
         subjects: the models.
-        findings: by figure, one for each model, in the order of `subjects`.
+        findings: for each figure by its name, a [`Finding`] for each model, in the order of `subjects`.
         text: a description of the texts that the models were run on.
     """
 
@@ -118,7 +118,7 @@ class Report:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """What was measured, as JSON can hold it."""
+        """All numbers and sentences, as a dictionary that JSON can represent."""
         figures = {
             name: {
                 "question": row[0].figure.question,
@@ -136,7 +136,7 @@ class Report:
         return dict(zip(KEYS, (models, figures, self.text, _versions())))
 
     def glance(self) -> list[tuple[str, list[str]]]:
-        """What the models are and one number of some figures, as rows: what, and a cell for each model."""
+        """The rows of the table at the top of the page: a label, and a cell for each model."""
         models = [_facts(subject) for subject in self.subjects]
         rows = [
             ("Position scheme", [facts["position_scheme"] for facts in models]),
@@ -153,7 +153,7 @@ class Report:
         return rows
 
     def to_html(self) -> str:
-        """The page."""
+        """The report as an HTML page, which loads nothing from elsewhere."""
         environment = Environment(
             loader=PackageLoader("hf_posenc.analysis", "."),
             autoescape=True,
@@ -171,7 +171,7 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, so that a notebook's style and this one leave each other alone."""
+        """The page in a frame, so that a notebook's style and this one leave each other alone."""
         page = html.escape(self.to_html(), quote=True)
         return (
             f'<iframe srcdoc="{page}" title="Positions of {html.escape(_listed(self.subjects))}" '
@@ -179,12 +179,18 @@ class Report:
         )
 
     def save(self, path: str | Path) -> tuple[Path, Path]:
-        """Write the page and its numbers, report.html and report.html.json. Both are written atomically, or neither.
+        """Write the page and its numbers. Both files are written atomically.
+
+        Args:
+            path: the page, such as `report.html`. The numbers are written to `report.html.json`.
+
+        Returns:
+            The paths of the page and of the numbers.
 
         Raises:
-            FileExistsError: where the numbers go is a file that no report has written.
-            OSError: they cannot be written.
-            ValueError: the name does not end in .html.
+            FileExistsError: the file for the numbers exists and is not from a report.
+            OSError: a file cannot be written.
+            ValueError: `path` does not end in .html.
         """
         page, numbers = check_page(path)
         text = json.dumps(_rounded(self.to_dict()), ensure_ascii=False, allow_nan=False)
@@ -193,17 +199,23 @@ class Report:
 
 
 def check_page(path: str | Path) -> tuple[Path, Path]:
-    """Where a page and its numbers go.
+    """Check, before anything is measured, that a report can be saved under a name.
+
+    Args:
+        path: the page, such as `report.html`.
+
+    Returns:
+        The paths of the page and of the numbers.
 
     Raises:
-        FileExistsError: where the numbers go is a file that no report has written.
-        OSError: they cannot be written.
-        ValueError: the name does not end in .html.
+        FileExistsError: the file for the numbers exists and is not from a report.
+        OSError: a file cannot be written.
+        ValueError: `path` does not end in .html.
     """
     page = Path(path)
     if page.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{page}: the name of a report must end in .html")
-    # The whole name and not only its stem: config.json beside config.html is somebody else's.
+    # The whole name and not only its stem: config.json next to config.html is somebody else's.
     numbers = page.with_name(f"{page.name}.json")
     check_file(page)
     check_file(numbers)
@@ -286,19 +298,20 @@ def report(
     figures: Iterable[str] | None = None,
     progress: bool = True,
 ) -> Report:
-    """All figures about one or several models.
+    """Measure all figures for one or several models.
 
     Args:
-        models: what [`study`] takes, or "NAME=MODEL" to give a model a name; `study(model, tokenizer, name="NAME")` does the same.
-        texts: documents to run the models on. Default: the Python language reference.
+        models: what [`study`] takes. "NAME=MODEL" gives a model a name, as `study(model, name="NAME")` does.
+        texts: documents, as strings, to run the models on. Default: the Python language reference.
         figures: names in [`FIGURES`]. Default: all.
         progress: show a progress bar.
 
     Returns:
-        A [`Report`], which shows itself in a notebook and has `save`.
+        A report. A notebook displays it, and `save` writes it to a file.
 
     Raises:
-        OSError, TypeError: as for [`study`].
+        OSError: there is no such model.
+        TypeError: a model is not a model of Transformers.
         ValueError: no model is given, a figure is unknown, or a text is empty.
     """
     if not models:
@@ -354,14 +367,17 @@ def check_texts(texts: Iterable[str]) -> list[str]:
 
 
 def read_texts(*sources: str | Path, size: int = 4000) -> list[str]:
-    """Texts to run a model on: paragraphs, separated by blank lines, joined to at least `size` characters.
+    """Read texts for [`report`] from files.
+
+    Paragraphs, which blank lines separate, are joined to texts of at least `size` characters.
 
     Args:
-        sources: files, folders or names of data sets, as `hf_posenc.conversion` reads them.
+        sources: files, folders or names of data sets, as conversion takes them for `text`.
+        size: smallest number of characters of a text. The last text may be shorter.
 
     Raises:
-        OSError: one cannot be read.
-        ValueError: one is not UTF-8, or contains no words.
+        OSError: a source cannot be read.
+        ValueError: a source is not UTF-8, or contains no words.
     """
     from ..conversion.texts import read_documents  # only here: nothing else needs conversion
 

@@ -4,7 +4,7 @@ Vectors that are added can be told apart as well as concatenated ones where they
 have full rank, so the subspaces here are those that hold a share of the variance. Each head has a space of its own after W_q and W_k, and
 is looked at by itself.
 
-By chance: the positions turned by a random rotation where they join the words, before W_q and W_k. It keeps how their variance is spread
+By chance: the positions turned by a random rotation where they are added to the token embeddings, before W_q and W_k. It keeps how their variance is spread
 over directions, and forgets which directions these are.
 
 Source: principal angles after Björck and Golub (1973), "Numerical Methods for Computing Angles Between Linear Subspaces"; random
@@ -33,12 +33,13 @@ EMBEDDINGS, STATES, QUERIES, KEYS = "embeddings", "states", "queries", "keys"
 
 @dataclass(frozen=True)
 class AgainstChance(Record):
-    """A number for each head, and what it is where positions are rotated at random.
+    """A number for each attention head, and the same number after random rotations of the positions.
 
     Attributes:
-        found: (heads,).
-        chance: (heads,), the mean over rotations.
-        low, high: (heads,), between which 95 % of the rotations are.
+        found: (heads,), the number.
+        chance: (heads,), its mean over random rotations.
+        low: (heads,), lower end of the interval with 95 % of the rotations.
+        high: (heads,), upper end of this interval.
     """
 
     found: np.ndarray
@@ -48,7 +49,7 @@ class AgainstChance(Record):
 
     @property
     def below(self) -> np.ndarray:
-        """(heads,), where it is less than nearly all rotations give."""
+        """True where the number is below the interval, (heads,)."""
         return self.found < self.low
 
     @property
@@ -58,13 +59,16 @@ class AgainstChance(Record):
 
 @dataclass(frozen=True)
 class Overlap(Record):
-    """The subspaces that hold a share of the variance of words and of positions, each about its mean.
+    """The overlap of two subspaces: of tokens, and of positions.
+
+    Each is spanned by the fewest principal components that have a share of the variance.
 
     Attributes:
-        share: of the variance.
-        word_dimensions, position_dimensions: (heads,), of the two subspaces.
-        positions_in_words: share of the positions' whole variance that lies in the subspace of the words.
-        words_in_positions: share of the words' whole variance in the subspace of the positions.
+        share: this share of the variance.
+        word_dimensions: (heads,), dimensions of the subspace of tokens.
+        position_dimensions: (heads,), dimensions of the subspace of positions.
+        positions_in_words: share of the positions' whole variance in the subspace of tokens.
+        words_in_positions: share of the tokens' whole variance in the subspace of positions.
         angle: the smallest principal angle between the two subspaces, in degrees.
     """
 
@@ -78,14 +82,14 @@ class Overlap(Record):
 
 @dataclass(frozen=True)
 class Space(Record):
-    """A place where words and positions meet.
+    """A space with tokens and positions, and their overlap in it.
 
     Attributes:
-        name: "embeddings", where they are added, "states", what goes into a layer, "queries" or "keys", each of that layer. The first two
-            are one space of full width, the others one for each head.
-        layer: the layer whose input, queries and keys these are, from 0.
-        width: dimensions of each.
-        overlaps: one for each share.
+        name: "embeddings", where both are added; "states", the input of a layer; "queries" or "keys" of a layer. The first two are one space,
+            the others one for each attention head.
+        layer: the layer's number, from 0.
+        width: number of dimensions of a space.
+        overlaps: an [`Overlap`] for each share of the variance.
     """
 
     name: str
@@ -96,12 +100,12 @@ class Space(Record):
 
 @dataclass(frozen=True)
 class SharedSpace(Record):
-    """Words and positions of a model, in one space after the other.
+    """The overlap of tokens and positions in a model. The result of [`shared_space`] and [`shared_space_by_layer`].
 
     Attributes:
-        model: its name.
-        spaces: by layer.
-        rotations: how many random ones chance is the mean of.
+        model: the model's name.
+        spaces: a [`Space`] for each place in the model, layer by layer.
+        rotations: number of random rotations.
     """
 
     model: str
@@ -112,21 +116,22 @@ class SharedSpace(Record):
 def shared_space(
     model: "Subject | str", shares: tuple[float, ...] = SHARES, rotations: int = ROTATIONS, seed: int = 0
 ) -> SharedSpace:
-    """Overlap of token embeddings and positions where they are added, and in each attention head of the first layer.
+    """Measure how far token embeddings and positions lie in the same subspace, where they are added and in each head of the first layer.
 
-    Token embeddings are all rows of the matrix, each counted once, and positions are all that the model has. After the projections: what
-    the embedding's LayerNorm does but for its division (that scales each token's vector and turns none), then a head's rows of W_q or W_k
-    of the first layer without biases.
+    Token embeddings are all rows of the matrix, each counted once. Positions are all that the model has. Queries and keys are computed
+    without biases, after the linear part of the embeddings' LayerNorm ([`Subject.into_attention`]). The numbers are compared with those after
+    random rotations of the positions.
 
     Args:
         model: what [`study`] takes.
-        shares: of the variance, above 0 and at most 1.
-        rotations: random ones of the positions, at least 2.
-        seed: for them.
+        shares: shares of the variance that the subspaces have, above 0 and at most 1. Default: 0.5, 0.8, 0.9 and 0.95.
+        rotations: number of random rotations, at least 2. Default: 200.
+        seed: seed of the rotations.
 
     Raises:
-        ValueError: the model has no position vectors that are added to the token embeddings, or no checkpoint; a share or the number of rotations is out of
-            range.
+        ValueError: the model adds no position vectors to its token embeddings, or is not a checkpoint; or an argument is out of range.
+
+    Source: principal angles after Björck and Golub 1973.
     """
     subject = _checked(model, shares, rotations)
     positions = subject.added_positions()
@@ -149,18 +154,22 @@ def shared_space_by_layer(
     rotations: int = ROTATIONS,
     seed: int = 0,
 ) -> SharedSpace:
-    """The same in every layer, from what is common to the states at a position, and to those of a word.
+    """Measure how far tokens and positions lie in the same subspace in every layer, from the hidden states of text.
 
-    A position is the mean over texts of the vectors at it, a word the mean over its occurrences, as [`averages`] takes them: noise of
-    these means counts in no covariance. Works for every model that reads texts, also where no position joins a word.
+    The vector of a position is the mean of the hidden states at this position, and the vector of a token the mean over its occurrences. Noise
+    in these means does not count. This works for every checkpoint with a tokenizer, also if no positions are added to the token embeddings.
 
     Args:
         model: what [`study`] takes.
-        texts, length, windows, seed: as of [`averages`].
-        shares, rotations: as of [`shared_space`].
+        texts: documents, as strings. Default: the Python language reference.
+        length: tokens of each piece of text, special tokens counted.
+        windows: largest number of pieces of text.
+        shares: as for [`shared_space`].
+        rotations: as for [`shared_space`].
+        seed: seed of the pieces of text and of the rotations.
 
     Raises:
-        ValueError: too little text, or no tokenizer; as [`shared_space`].
+        ValueError: there is too little text, the model has no tokenizer or is not a checkpoint, or an argument is out of range.
     """
     subject = _checked(model, shares, rotations)
     read = averages(subject, texts, length, windows, seed)
@@ -303,7 +312,7 @@ def _overlaps(words: _Cloud, positions: _Cloud, drawn: torch.Tensor, shares: tor
 
 @style.styled
 def plot_shared_space(data: SharedSpace) -> style.Figure:
-    """How much of the variance of one lies in the subspace of the other, by share and head; whiskers are 95 % of the rotations."""
+    """The share of the variance of tokens and positions in the subspace of the other; whiskers are 95 % of random rotations."""
     figure, axes = style.panels(2, len(data.spaces), height=2.8, sharey="row")
     rows = (
         ("positions_in_words", "of positions in token subspace"),
@@ -337,7 +346,7 @@ def _plot_overlaps(axis, space: Space, measure: str) -> None:
 
 
 def describe_shared_space(data: SharedSpace) -> str:
-    """At every share, in how many heads positions lie in the words' subspace less, and more, than rotated ones do."""
+    """Say in a sentence in how many heads positions lie less, or more, in the subspace of tokens than after random rotations."""
     said = [f"in the {space.name} of layer {space.layer + 1} {_said_of(space)}" for space in data.spaces]
     return (
         f"Share of the positions' variance in the subspace of the token embeddings of {data.model}, compared with {data.rotations:,} random "

@@ -22,16 +22,22 @@ from .windows import CutTexts
 
 @dataclass(frozen=True)
 class Survival(Record):
-    """Words and positions in the states, by layer: 0 is what goes into the first layer, N what leaves layer N.
+    """What tokens and positions explain in the hidden states of each layer. The result of [`survival.survival`].
+
+    Layer 0 is the input of the first layer, and layer N the output of layer N.
 
     Attributes:
-        model: its name.
-        word_share, position_share: (layers + 1,), of the variance of the states. What is left is neither's alone.
-        nearest: (layers + 1,), share of the tokens whose state is nearest to their own word embedding.
-        interval: (layers + 1, 2), where 95 % of the draws of as many documents have that.
-        vocabulary: how many words it is told from.
-        tokens, texts, documents, length: how many were read, and tokens of each text, special ones counted.
-        words: of which the word share is: those that occur often enough.
+        model: the model's name.
+        word_share: (layers + 1,), share of the hidden states' variance that the mean of each token of the vocabulary explains.
+        position_share: (layers + 1,), share that the mean of each position explains. The rest depends on the context.
+        nearest: (layers + 1,), share of tokens whose hidden state has its largest cosine similarity with their own token embedding.
+        interval: (layers + 1, 2), 95 % bootstrap interval of `nearest`, over documents.
+        vocabulary: number of token embeddings that `nearest` compares with.
+        tokens: number of tokens in `nearest`.
+        texts: number of pieces of text.
+        documents: number of documents in `nearest`.
+        length: tokens of each piece of text, special tokens counted.
+        words: number of different tokens in `word_share`: those that occur often enough.
     """
 
     model: str
@@ -56,15 +62,19 @@ def survival(
     named: int = 100,
     seed: int = 0,
 ) -> Survival:
-    """What is left of words and of positions in the states of a model.
+    """Measure how much of the token and of the position is left in the hidden states of each layer.
 
     Args:
         model: what [`study`] takes.
-        texts, length, windows, seed: as of [`averages`].
-        named: in how many of the windows words are told.
+        texts: documents, as strings. Default: the Python language reference.
+        length: tokens of each piece of text, special tokens counted.
+        windows: largest number of pieces of text.
+        named: number of pieces of text whose hidden states are compared with the token embeddings.
+        seed: seed of the pieces of text.
 
     Raises:
-        ValueError: word embeddings and states have different widths; too little text, or no tokenizer.
+        ValueError: token embeddings and hidden states have different widths, there is too little text, or the model has no tokenizer or is
+            not a checkpoint.
     """
     subject = study(model)
     subject.check_trained("what is left of words and positions")

@@ -45,11 +45,10 @@ def inputs_by_source(subject: Subject, input_ids: torch.Tensor) -> dict[str, tor
     positions = torch.zeros_like(words)
     constant = torch.zeros_like(words)
     if embeddings.position_scheme is not None:
-        ids = embeddings.family_position_ids(input_ids, 0)
-        vectors = embeddings.position_vectors(ids, input_ids.shape[1], 0, input_ids.device).expand_as(words)
         nothing = torch.zeros_like(words)
         constant = subject.combine(nothing, nothing)
-        words, positions = subject.combine(words, nothing) - constant, subject.combine(nothing, vectors) - constant
+        words = subject.combine(words, nothing) - constant
+        positions = subject.added(subject.vectors_in_text(input_ids).expand_as(words))
     types = embeddings.types(None, words)
     constant = constant if types is None else constant + types
 
@@ -93,18 +92,18 @@ def nine_terms(subject: Subject, input_ids: torch.Tensor) -> dict[str, torch.Ten
 
 @dataclass(frozen=True)
 class LayerTerms(Record):
-    """What the variance of a layer's scores over keys is made of, per head.
+    """The terms of a layer's attention score, and their shares of its variance over keys.
 
-    Softmax looks at differences between keys alone: terms that do not depend on the key are left out.
+    Softmax depends only on differences between keys. So terms that do not depend on the key are left out.
 
     Attributes:
-        layer: its number, from 0.
-        terms: their names: in the first layer "word-position" is the product of the query's word and the key's position, and so on, then
-            the schemes' own; in others `content` is all that the tokens' vectors give. See [`LayerScores`].
-        covariances: (heads, terms, terms), over keys, mean over queries and texts, each over the variance of the whole score;
-            a head's sum to 1.
-        positional: those of the terms that depend on the key's position.
-        position_share: (heads,), the variance of the sum of these terms over that of the whole score.
+        layer: the layer's number, from 0.
+        terms: their names. In the first layer, "word-position" is the product of the query's token and the key's position, and so on. In other
+            layers, `content` is the product of query and key. The others are the terms of schemes, as in [`LayerScores`].
+        covariances: (heads, terms, terms), the covariances of terms over keys, as shares of the variance of the whole score. Those of an
+            attention head sum to 1.
+        positional: names of the terms that depend on the key's position.
+        position_share: (heads,), variance of the sum of these terms, as a share of the variance of the whole score.
     """
 
     layer: int
@@ -115,7 +114,7 @@ class LayerTerms(Record):
 
     @property
     def shares(self) -> np.ndarray:
-        """(heads, terms), the variance of each term over that of the whole score. They need not sum to 1."""
+        """Variance of each term as a share of that of the whole score, (heads, terms). They need not sum to 1."""
         return np.diagonal(self.covariances, axis1=1, axis2=2)
 
     def to_dict(self) -> dict:
@@ -124,13 +123,13 @@ class LayerTerms(Record):
 
 @dataclass(frozen=True)
 class ScoreTerms(Record):
-    """The terms of a model's attention scores.
+    """The terms of a model's attention scores. The result of [`score_terms`].
 
     Attributes:
-        model: its name.
+        model: the model's name.
         scheme: its `position_scheme`.
-        layers: the first, and those of the others whose schemes have terms of their own.
-        largest_error: the largest difference between the sum of the nine terms and the first layer's content score.
+        layers: a [`LayerTerms`] for the first layer, and for each other layer whose schemes have score terms.
+        largest_error: the largest difference between the sum of the nine terms and the content score of the first layer.
     """
 
     model: str
@@ -140,7 +139,7 @@ class ScoreTerms(Record):
 
     @property
     def position_heads(self) -> list[int]:
-        """Heads of the first layer, from 0, in which terms with the key's position have more than half of the variance."""
+        """Attention heads of the first layer, from 0, in which terms with the key's position have more than half of the variance."""
         return np.flatnonzero(self.layers[0].position_share > 0.5).tolist()
 
     def to_dict(self) -> dict:
@@ -151,14 +150,20 @@ class ScoreTerms(Record):
 def score_terms(
     model: "Subject | str", texts: Iterable[str] | torch.Tensor | None = None, length: int = 128, count: int = 8
 ) -> ScoreTerms:
-    """What the attention scores of a model are made of, on real text.
+    """Split attention scores into terms of tokens and terms of positions, on text.
+
+    In the first layer, query and key are linear in token embedding, position and a constant part (biases, token types and means), once the
+    LayerNorm of each token is fixed. So the content score is the sum of nine products, such as "word-position". Terms of schemes come on top.
 
     Args:
         model: what [`study`] takes.
-        texts, length, count: as for [`Subject.batches`].
+        texts: strings, or token ids (batch, length). Default: chapters of the Python language reference.
+        length: number of tokens to which a text is truncated, special tokens counted.
+        count: number of chapters, if `texts` is not given.
 
     Raises:
-        ValueError: as for [`Subject.batches`] and [`inputs_by_source`]; no checkpoint.
+        ValueError: the model has no tokenizer or is not a checkpoint, a text is empty, or positions are combined with token embeddings by
+            something else than a sum.
     """
     subject = study(model)
     subject.check_trained("splitting scores into terms")
@@ -206,7 +211,7 @@ def _has_position_of_key(name: str) -> bool:
 
 @style.styled
 def plot_score_terms(data: ScoreTerms) -> style.Figure:
-    """Shares of the variance over keys: heads by terms in the first layer, layers by terms in the others."""
+    """The share of the variance of each term, for each attention head of the first layer and for each other layer."""
     first, others = data.layers[0], data.layers[1:]
     heights = [0.28 * len(first.shares) + 1.2] + ([0.28 * len(others) + 1.2] if others else [])
     figure, axes = style.panels(
@@ -245,7 +250,7 @@ def _plot_shares(axis, values: np.ndarray, rows: list[str], columns: list[str]) 
 
 
 def describe_score_terms(data: ScoreTerms) -> str:
-    """Means over the heads of the first layer, and which heads are position heads."""
+    """Say in a sentence which terms are largest in the first layer, and in which attention heads positions have most of the variance."""
     first = data.layers[0]
     mean = dict(zip(first.terms, first.shares.mean(0)))
     largest = sorted(mean, key=mean.get, reverse=True)[:3]

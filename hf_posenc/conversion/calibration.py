@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -17,8 +18,10 @@ from .observation import AttentionComparison, Batch, LayerByLayer, observe, undi
 
 logger = logging.get_logger(__name__)
 
-# Pairs of tokens, those of each head counted, that are held in memory at once, some six bytes each.
+# Pairs of tokens, those of each head counted, that are held in memory at once, some nine bytes each.
 MOST_PAIRS = 64_000_000
+# Pairs of which scores are computed at once: tensors of this size stay in a processor's cache, and are not mapped anew for each operation.
+PAIRS_AT_ONCE = 6_000_000
 # Steps of the minimisation where whole projections are fitted: they have a hundred times as many numbers as a table.
 PROJECTION_STEPS = 20
 # Of L-BFGS; each step in it is twice as much as what is fitted.
@@ -55,6 +58,11 @@ class Fit:
         for parameter, part in zip(self.parameters, values.split(self.sizes)):
             parameter.data.copy_(part.view_as(parameter))
 
+    @cached_property
+    def at_start(self) -> tuple[float, torch.Tensor]:
+        """[`divergence`] where the parameters start."""
+        return self.divergence(self.start)
+
     def divergence(self, values: torch.Tensor) -> tuple[float, torch.Tensor]:
         """The mean divergence at some values of the parameters, and its gradient by them, (all,)."""
         self.set(values)
@@ -73,7 +81,7 @@ class Fit:
 
         0 where the divergence does not depend on a parameter at all.
         """
-        _, here = self.divergence(self.start)
+        _, here = self.at_start
         generator = torch.Generator().manual_seed(0)
         curvature = torch.zeros_like(here)
         for _ in range(probes):
@@ -97,14 +105,14 @@ class Fit:
 
     def run(self, steps: int) -> tuple[float, float]:
         """Minimise in so many steps; the mean divergence before and after."""
-        change, (before, _) = self.coordinates(), self.divergence(self.start)
+        change, (before, _) = self.coordinates(), self.at_start
         moved = torch.zeros_like(self.start, requires_grad=True)
         history = min(steps, LONGEST_HISTORY)
         optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=history, line_search_fn="strong_wolfe")
 
         def closure() -> float:
             by = moved.detach()
-            divergence, gradient = self.divergence(self.start + change(by))
+            divergence, gradient = self.divergence(self.start + change(by)) if by.any() else self.at_start
             moved.grad = change(gradient) + self.ridge * by
             return divergence + 0.5 * self.ridge * float(by.square().sum())
 
@@ -162,31 +170,36 @@ def _inverse_root(moment: torch.Tensor) -> torch.Tensor:
 
 
 def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
-    """As many of the batches as there is room for, at least one."""
-    pairs = [heads * held * len(ids) * ids.shape[1] ** 2 for ids in (batch["input_ids"] for batch in batches)]
-    return batches[: max(1, sum(total <= MOST_PAIRS for total in accumulate(pairs)))]
+    """As much of the batches as there is room for, in parts that are computed at once; at least one part."""
+    parts = []
+    for batch in batches:
+        rows, length = batch["input_ids"].shape
+        at_once = max(1, PAIRS_AT_ONCE // (heads * length**2))
+        parts += [
+            {name: value[row : row + at_once] for name, value in batch.items()} for row in range(0, rows, at_once)
+        ]
+    pairs = [heads * held * len(ids) * ids.shape[1] ** 2 for ids in (part["input_ids"] for part in parts)]
+    return parts[: max(1, sum(total <= MOST_PAIRS for total in accumulate(pairs)))]
 
 
 @torch.no_grad()
 def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 12) -> None:
-    """Fit the position parameters of a student's attention to where the original looks, in place.
+    """Fit the position parameters in a student's attention to the attention weights of the teacher, in place.
 
-    Layer after layer, on the student's own hidden states, those of layers below being calibrated by then: the scores' position terms
-    under which the Kullback-Leibler divergence from the original's attention is smallest. To second order that is weighted least squares
-    of the scores, with the original's attention as weights and a constant free for each query; the whole of it keeps better what
-    the original computes, since it also counts where the student looks and the original does not.
+    The fit minimizes the Kullback-Leibler divergence between the attention weights of teacher and student, one layer after the other. The
+    student's hidden states are the input, so the layers below are already fitted. To second order, this is a weighted least-squares fit of
+    the scores. The divergence is better, because it also counts tokens with a small weight in the teacher and a large one in the student.
 
-    What layers share (the table of `t5` without `position_per_layer`, that of `deberta`, `tupe`) is fitted to all layers
-    together, [`SWEEPS`] times. With `rope`, which has no parameters, the projections of queries and keys are fitted, in
-    [`PROJECTION_STEPS`]. Nothing happens where the student has kept all that the original was trained with, and where its schemes
-    neither have parameters in the scores nor rotate.
+    Parameters that layers share (in `t5` without `position_per_layer`, `deberta` and `tupe`) are fitted to all layers together, three times.
+    With `rope`, the query and key projections are fitted. If the student keeps all positions of the teacher, or if its schemes neither have
+    parameters in the scores nor rotate, nothing is done.
 
     Args:
-        student: a model with a position scheme, base model or with a head.
-        teacher: the model of the same checkpoint, original or with a position scheme.
-        batches: text on the device of both; the first of them are read, as many as [`MOST_PAIRS`] allows. A table of buckets needs
-            some 2,000 tokens, one of vectors more, projections 20,000 or so.
-        steps: of the minimisation, each one or two passes over the text in a layer.
+        student: a model with a position scheme, with or without a task head.
+        teacher: the same checkpoint, with its previous positions.
+        batches: text, on the device of both models. If there is too much for the memory, only the first rows are used. A bias by bucket needs
+            about 2,000 tokens, vectors by distance more, and projections about 20,000.
+        steps: number of steps of the minimization. Each step computes a layer once or twice for the whole text.
     """
     family: Family = student.config.family
     encoder = family.encoder_of(student.base_model)

@@ -15,12 +15,12 @@ from transformers.utils import CONFIG_NAME
 from .. import inspection
 from ..change_scheme import change_scheme
 from ..hub.folders import folder_of
+from ..inspection.sentence_folders import MODULES, pooling, text_length
 from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.flags import GLOBAL_BASE, GLOBAL_SCHEME
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
-from ..sentence.folders import MODULES, pooling, text_length
 from ..variants import CONFIG_CLASSES, VARIANT_MODELS, family_of, saved_class, scheme_of
 from .texts import SHORTEST
 
@@ -55,14 +55,14 @@ class Checkpoint:
 
     @cached_property
     def model(self) -> PreTrainedModel:
-        """The model with its head, in float32 and eval mode; of one that was handed over, a copy.
+        """The model with its head, in float32 and eval mode; of one that was handed over, a copy of which nothing is frozen.
 
         Raises:
             OSError: the weights cannot be read.
             ValueError: some are missing, or no finite numbers.
         """
         if self.given is not None:
-            model = copy.deepcopy(self.given).float().cpu()
+            model = copy.deepcopy(self.given).float().cpu().requires_grad_(True)
         else:
             model = load_whole(saved_class(self.config), str(self.folder), dtype=torch.float32)
         check_finite(model, "the checkpoint")
@@ -171,10 +171,10 @@ def check_max_length(max_length: int, trained_length: int) -> None:
         )
 
 
-def check_installed(library: str, extra: str) -> None:
-    """Raise ImportError where a library that only some conversions need is not installed."""
+def check_installed(library: str, requirement: str) -> None:
+    """Raise ImportError, naming what to install, where a library that only some conversions need is not installed."""
     if importlib.util.find_spec(library) is None:
-        raise ImportError(f"this needs {library}: pip install 'hf_posenc[{extra}]'")
+        raise ImportError(f"this needs {library}: pip install '{requirement}'")
 
 
 def check_finite(model: torch.nn.Module, what: str) -> None:

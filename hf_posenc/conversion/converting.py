@@ -1,6 +1,7 @@
 """From one scheme to another in one call: start, extend, calibrate, distill, measured after each."""
 
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from filelock import FileLock, Timeout
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from .. import inspection
 from ..export.onnx import exporting
+from ..export.stock.making import source_config
 from ..hub.folders import REPORT, check_space, checked_output, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
@@ -71,41 +74,44 @@ PROJECTION_TOKENS = 1024
 
 @dataclass
 class ConversionArguments:
-    """How [`convert`] goes about a conversion. These are the options of `hf-posenc convert`, too.
+    """The settings of [`convert`], which are also the options of `hf-posenc convert`.
 
     Args:
-        output: The folder to write, with tokenizer, modules of sentence-transformers, card and report; it is written atomically.
-        text: A file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG) to learn from; may be several.
-            Text of the model's own domain keeps more of it than any other. Default: the reference of the Python language.
-        held_out: The same, to measure on. Default: every tenth document of the text.
-        max_length: Number of tokens that the model is to read. Default: as far as the original.
-        trained_length: Number of tokens that the original reads well. Default: sentence-transformers' max_seq_length, else the tokenizer's
-            model_max_length, else the number of its positions.
-        extend: How a longer position embedding matrix is made: tile, mean, or interpolate, after which positions are counted by a stride and the
-            model needs hf_posenc.
-        train: What is distilled: all, positions, beyond (only what no text within the trained length uses) or none.
-        max_steps: Budget of distillation. Default: 800 steps, or max_minutes or max_tokens.
-        max_minutes: Budget of distillation, in minutes.
-        max_tokens: Budget of distillation, in tokens of all processes.
-        tokens_per_step: Number of tokens of a batch, at most; times processes, times gradient_accumulation_steps, of a step. Learning rates
-            are given for 512 tokens a step, and multiplied by the square root of how many times more a step has.
-        gradient_accumulation_steps: Batches of each process in a step.
-        mixed_precision: bf16 or no. Default: bf16 where the device computes in it.
-        gradient_checkpointing: Compute activations again in the backward pass: less memory, a third more time.
-        learning_rate: Of distillation, at its highest; position embedding matrices and biases have other rates. Default: 3e-4 for rope
-            and tupe, else 1.5e-4.
-        seed: Of the choice of text.
-        resume: Go on with what was interrupted, of the same weights, texts and settings (a lower learning_rate may be given); needs an output.
-        save_minutes: The state to resume from is written after 50 steps, then once in so many minutes, at SIGTERM and at the end.
-        report_to: A tracker of accelerate that gets the curve: tensorboard, wandb, ...
+        output: The folder to write, with tokenizer, sentence-transformers modules, model card and report. It is written atomically.
+        text: Text to learn from: a file (.jsonl: the 'text' of each row), a folder or the name of a data set (NAME or NAME:CONFIG), or several
+            of these. Text from the domain of the model keeps its outputs best. Default: the Python language reference.
+        held_out: Text to measure on, given in the same way. Default: every tenth document of the text.
+        max_length: Maximum sequence length of the converted model, in tokens. Default: the training length.
+        trained_length: Training length of the original, in tokens. Default: max_seq_length of sentence-transformers, else model_max_length
+            of the tokenizer, but at most the number of its positions.
+        extend: How the rows of a longer position embedding matrix are made: tile (repeat the trained rows), mean (repeat their mean) or
+            interpolate (put new rows between them; the model then needs hf_posenc).
+        train: What distillation trains: all, positions, beyond (only what texts within the training length do not use) or none.
+        max_steps: Number of training steps. Default: 800, if neither max_minutes nor max_tokens is given. Training ends at the first limit
+            that is reached.
+        max_minutes: Training time, in minutes.
+        max_tokens: Number of training tokens, of all processes together.
+        tokens_per_step: Largest number of tokens in a batch of a process. If a step has n times 512 tokens, over all processes and accumulated
+            batches, learning rates are multiplied by the square root of n.
+        gradient_accumulation_steps: Number of batches of each process in a step.
+        mixed_precision: bf16 or no. Default: bf16 if the device supports it.
+        gradient_checkpointing: Compute activations again in the backward pass, which needs less memory and a third more time.
+        learning_rate: Highest learning rate of distillation. Position vectors and biases have higher rates. Default: 3e-4 for rope and tupe,
+            else 1.5e-4.
+        seed: Seed for drawing batches from the text.
+        resume: Continue an interrupted conversion, with the same weights, texts and settings, except the learning rate, which may be another.
+            Needs an output.
+        save_minutes: Minutes between two saves of the training state, from which a conversion resumes. It is also saved after 50 steps, at
+            SIGTERM and at the end.
+        report_to: A tracker of accelerate that records the training: tensorboard, wandb, ...
         logging_dir: The folder of trackers that write files.
-        onnx: Write onnx/model.onnx, too; needs an output.
-        stock: Write it as an architecture of Transformers (MPNet, DeBERTa-v2, Jina Embeddings v3), which loads without hf_posenc: for t5,
-            deberta, rope, and absolute with one of the first two; needs an output. What `convert` returns is the model with its scheme.
+        onnx: Also write onnx/model.onnx. Needs an output.
+        stock: Write the model as an architecture of Transformers, which loads without hf_posenc: t5 as MPNet, deberta as DeBERTa-v2, rope as
+            Jina Embeddings v3. t5 and deberta may be combined with absolute. Needs an output. `convert` still returns the model with its scheme.
 
     Raises:
         OSError: the output cannot be written.
-        ValueError: a setting that cannot be.
+        ValueError: a setting is wrong.
         ImportError: a library is missing.
     """
 
@@ -141,18 +147,18 @@ class ConversionArguments:
         if self.onnx:
             exporting.check_installed()
         if self.train != "none":
-            check_installed("accelerate", "train")
+            check_installed("accelerate", "hf_posenc[train]")
             self.following()
         if self.extend not in METHODS:
             raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {self.extend!r}")
         self.text, self.held_out = as_list(self.text), as_list(self.held_out)
 
     def following(self) -> Following:
-        """How distillation is followed."""
+        """The settings for trackers and for saving the training state."""
         return Following(self.report_to, self.logging_dir, self.save_minutes)
 
     def distillation(self, trained_length: int) -> Distillation:
-        """How to distill, once it is known how many tokens the original reads well."""
+        """The settings of distillation, for an original with this training length."""
         shared = {entry.name for entry in fields(Distillation)} - {"trained_length", "max_length"}
         return Distillation(
             trained_length,
@@ -219,7 +225,7 @@ class Conversion:
                 distillation.max_length,
             )
         if any(SCHEMES[name].orders_heads for name in new):
-            check_installed("scipy", "train")
+            check_installed("scipy", "hf_posenc[train]")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
         return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out)
@@ -293,7 +299,7 @@ class Conversion:
         del settings["trained_length"], settings["max_length"]
         original = str(self.checkpoint.folder or self.original.config.name_or_path or type(self.original).__name__)
         return ConversionReport(
-            original=Path(original).name if self.checkpoint.folder else original,
+            original=Path(original).absolute().name if self.checkpoint.folder else original,
             position_scheme=self.position_scheme,
             flags=self.flags,
             trained_length=self.distillation.trained_length,
@@ -403,6 +409,7 @@ class Conversion:
         if self.distillation.reaches_further:
             at.measure(self.original, "original")
         if isinstance(at.student.config, PositionConfigMixin):
+            announce("initializing the new scheme")
             with self.timed("start"):
                 start(at.student, self.original, at.batches, self.distillation.trained_length)
         at.measure(at.student, "start")
@@ -410,6 +417,7 @@ class Conversion:
     def _calibrate(self, at: "_Progress") -> None:
         """A fit of the new score terms to the original's scores."""
         if needs_calibration(at.student, self.original):
+            announce("calibrating attention scores")
             with self.timed("calibrate"):
                 turns = rotates(first_attention(at.student))
                 batches = self._projection_batches(at.windows) if turns else at.batches
@@ -482,6 +490,7 @@ class Conversion:
                 f"{self.work / 'report.json'}, which says what was interrupted, cannot be read ({error}): leave --resume out to "
                 "begin anew"
             ) from error
+        report = ConversionReport.from_json(report.to_json())  # lists where options are tuples
         changed = [name for name in report.inputs if report.inputs[name] != there.inputs.get(name)]
         if changed:
             raise ValueError(
@@ -510,7 +519,14 @@ class _Progress:
     report: ConversionReport
 
     def measure(self, model: PreTrainedModel, stage: str) -> None:
+        announce(f"measuring after {stage}" if model is self.student else "measuring the original")
         self.report.rows += self.yardstick.measure(model, stage)
+
+
+def announce(stage: str) -> None:
+    """What is going on, on standard error of the first process, as the progress bar of distillation is."""
+    if is_first_process():
+        tqdm.write(f"conversion: {stage}", file=sys.stderr)
 
 
 def first_attention(student: PreTrainedModel) -> nn.Module:
@@ -562,24 +578,26 @@ def convert(
     tokenizer: Any = None,
     **overrides: Any,
 ) -> tuple[PreTrainedModel, ConversionReport]:
-    """Change the positions of a trained model, and keep what it knows.
+    """Convert a trained model to another position scheme, by distillation.
 
     Args:
-        model: a folder, a name on the Hub or a model, of transformers or sentence-transformers, with any head.
-        position_scheme: the scheme that it is to have. What the checkpoint has by itself, with a greater `max_length`, gives
-            an original checkpoint with a longer table.
-        arguments: output, text, lengths and budget: [`ConversionArguments`].
-        tokenizer: of a model that was handed over; it stays as it is.
-        overrides: entries of `arguments` by name (`output="outputs/t5", max_steps=400`), and every `position_*` option.
+        model: a folder, a name on the Hub or a model in memory, of Transformers or sentence-transformers, with or without a task head. A
+            model in memory is not changed.
+        position_scheme: the new scheme. If it is the scheme that the checkpoint already has and `max_length` is greater than the training
+            length, the result is a checkpoint of Transformers' own class with a longer position embedding matrix.
+        arguments: output, text, lengths and limits of training: [`ConversionArguments`].
+        tokenizer: the tokenizer, if `model` is a model in memory. It is not changed either.
+        overrides: settings of `arguments` by name (`output="outputs/t5", max_steps=400`), and `position_*` config options.
 
     Returns:
-        The model, on the CPU and in eval mode, and the report.
+        The converted model, on the CPU and in eval mode, and the report. With an output, the model is in the dtype of the checkpoint,
+        and otherwise in float32.
 
     Raises:
-        OSError: something cannot be read or written.
-        TypeError, ValueError: a wrong option, length or text, or a model that cannot be converted.
+        OSError: a file cannot be read or written.
+        TypeError, ValueError: an option, a length or the text is wrong, or the model cannot be converted.
         ImportError: a library is missing.
-        Diverged: distillation led to numbers that are not finite.
+        Diverged: in distillation, the error or the cosine became infinite or NaN.
     """
     settings = {entry.name for entry in fields(ConversionArguments)}
     check_flag_names(overrides.keys() - settings, settings)
@@ -613,7 +631,7 @@ def chosen_flags(
     if flags.get("position_stride", 1) != 1:
         raise ValueError("position_stride follows from the lengths: give extend='interpolate' and max_length")
     if method == "interpolate" and max_length > trained:
-        if "absolute" not in scheme_names(position_scheme):
+        if not any(SCHEMES[name].reads_option("position_stride") for name in scheme_names(position_scheme)):
             raise ValueError(
                 f"extend='interpolate' needs a position embedding matrix to stretch: position_scheme='absolute+{position_scheme}'"
             )
@@ -643,17 +661,18 @@ def compare(
     trained_length: int | None = None,
     max_length: int | None = None,
 ) -> ConversionReport:
-    """Measure how far a converted model agrees with its original, on any text.
+    """Measure how close the outputs of a converted model are to those of its original.
 
     Args:
-        original, converted: folders or names on the Hub.
-        text: files, folders or names of data sets, all of which is measured on. Default: the reference of the Python language.
-        trained_length: number of tokens that the original reads well. Default: that of the conversion, or as in [`convert`].
-        max_length: the longest text to measure. Default: that of the conversion, or the trained length.
+        original: the model before the conversion: a folder or a name on the Hub.
+        converted: the converted model: a folder or a name on the Hub.
+        text: files, folders or names of data sets to measure on. Default: the Python language reference.
+        trained_length: training length of the original, in tokens. Default: that of the conversion, or as in [`convert`].
+        max_length: length of the longest text to measure, in tokens. Default: that of the conversion, or the training length.
 
     Raises:
-        OSError: something cannot be read.
-        ValueError: the two do not fit, or the text is too short.
+        OSError: a file cannot be read.
+        ValueError: the models differ in family or size, or the text is too short.
     """
     documents = read_documents(as_list(text))
     stored = Path(converted) / REPORT
@@ -664,15 +683,15 @@ def compare(
     if max_length is None:
         max_length = max(there.max_length if there else 0, source.trained_length)
     check_max_length(max_length, source.trained_length)
+    other = load_checkpoint(converted, trained_length=source.trained_length)
+    # Of a model that `to_stock` made, the family is that of what it was.
+    families = {family_of(source_config(each.config) or each.config) for each in (source, other)}
+    if len(families) > 1 or source.config.hidden_size != other.config.hidden_size:
+        raise ValueError(f"{original} and {converted} are of different families or sizes")
     windows = Windows(documents, source.tokenizer)
     windows.check_known(source.config.vocab_size, "held-out")
     windows.check_enough(source.trained_length, "held-out")
-    first, second = source.model, load_checkpoint(converted, trained_length=source.trained_length).model
-    if (
-        first.config.hidden_size != second.config.hidden_size
-        or type(first.base_model) not in type(second.base_model).__mro__ + type(first.base_model).__mro__
-    ):
-        raise ValueError(f"{original} and {converted} are of different families or sizes")
+    first, second = source.model, other.model
     config = second.config
     is_variant = isinstance(config, PositionConfigMixin)
     report = ConversionReport(

@@ -63,26 +63,27 @@ Masks = dict[nn.Parameter, torch.Tensor]
 
 
 class Diverged(FloatingPointError):
-    """Training has led to numbers that are not finite. The model is as it was when it was last looked at."""
+    """Training led to infinite numbers or NaN. The model has the parameters of the last check that was finite."""
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """How to distill.
+    """The settings of [`distill`].
 
     Attributes:
-        trained_length: number of tokens that the original reads well.
-        max_length: number of tokens that the converted model is to read.
-        train: "all" (but the word embeddings, the pooler and heads), "positions" (what the schemes added), "beyond" (rows of
-            tables that no text within the trained length uses) or "none".
-        max_steps, max_minutes, max_tokens: the budget, whichever ends first; 800 steps if none is given.
-        seed: of the choice of text.
-        learning_rate: the highest of everything but the positions that have other rates, for 512 tokens a step; 1.5e-4 if none is
-            given.
-        tokens_per_step: at most so many are in a batch of a process.
+        trained_length: training length of the original, in tokens.
+        max_length: maximum sequence length of the converted model, in tokens.
+        train: the parameters to train: "all" (except the token embeddings, the pooler and the task head), "positions" (those of the schemes, and
+            the position embedding matrix), "beyond" (rows that texts within the training length do not use) or "none".
+        max_steps: number of training steps. Default: 800, if no other limit is given. Training ends at the first limit that is reached.
+        max_minutes: training time, in minutes.
+        max_tokens: number of training tokens, of all processes together.
+        seed: seed for drawing batches from the text.
+        learning_rate: the highest learning rate, for steps of 512 tokens. Position vectors and biases have higher rates. Default: 1.5e-4.
+        tokens_per_step: largest number of tokens in a batch of a process.
         gradient_accumulation_steps: number of batches of each process in a step.
-        mixed_precision: "bf16" or "no"; by default bfloat16 where the device computes in it.
-        gradient_checkpointing: activations are computed again in the backward pass, and not kept.
+        mixed_precision: "bf16" or "no". Default: bf16 if the device supports it.
+        gradient_checkpointing: compute activations again in the backward pass, to save memory.
     """
 
     trained_length: int
@@ -118,7 +119,7 @@ class Distillation:
             object.__setattr__(self, "learning_rate", DEFAULT_RATE)
 
     def with_rate_of(self, names: set[str]) -> "Distillation":
-        """At the rate that suits new schemes, by their names."""
+        """A copy with the learning rate that suits some new schemes, by their names."""
         rates = (SCHEMES[name].distillation_rate or DEFAULT_RATE for name in names)
         return replace(self, learning_rate=max(rates))
 
@@ -127,15 +128,15 @@ class Distillation:
         return self.max_length > self.trained_length
 
     def tokens(self, step: int, processes: int = 1) -> int:
-        """Number of tokens in so many steps, at most: batches are filled up with whole windows."""
+        """The largest number of tokens of a number of steps. Batches contain whole windows, so they may have fewer."""
         return step * self.tokens_per_step * self.gradient_accumulation_steps * processes
 
     def rates_by(self, processes: int = 1) -> float:
-        """By what learning rates are multiplied: the square root of the number of tokens of a step, as a multiple of 512."""
+        """The factor of the learning rates: the square root of n, if a step has n times 512 tokens."""
         return math.sqrt(self.tokens(1, processes) / STEP_TOKENS)
 
     def spent(self, step: int, seconds: float, processes: int = 1) -> float:
-        """The part of the budget that is spent, 1 at its end."""
+        """The progress of the training, from 0 to 1 at the first limit that is reached."""
         parts = [step / self.max_steps if self.max_steps else 0.0]
         if self.max_minutes:
             parts.append(seconds / (60 * self.max_minutes))
@@ -144,10 +145,12 @@ class Distillation:
         return min(max(parts), 1.0)
 
     def draw(self, windows: Windows, step: int, number: int = 0) -> Batch:
-        """A batch of a step: windows of one length; beyond the trained length, every second step is of a longer one.
+        """Draw a batch of windows of one length. If `max_length` is greater than the training length, every second step has a longer one.
 
         Args:
-            number: of the batch, among those of all processes in this step.
+            windows: the text.
+            step: number of the step.
+            number: number of the batch, among those of all processes in this step.
         """
         generator = torch.Generator().manual_seed(hash((self.seed, step, number)) % 2**63)
         longest = min(self.max_length, len(windows.tokens) + 2)
@@ -172,29 +175,31 @@ def distill(
     blocks: Callable[[int], Windows] | None = None,
     following: Following | None = None,
 ) -> list[dict[str, float]]:
-    """Train a converted model to have its original's hidden states, in place.
+    """Train the hidden states of a converted model towards those of its original, in place.
 
-    AdamW without decay, dropout off; rates rise over 20 steps and fall to 0 with the budget. Computes in bfloat16 where the
-    processor has it. On what `accelerate` finds: one CPU, or all processes of `accelerate launch`.
+    The optimizer is AdamW without weight decay. Dropout is off. Learning rates rise for 20 steps and fall to 0 at the end of the training. The
+    device and the processes are those that `accelerate` finds.
 
     Args:
-        student, original: of one family and size; the original stays as it is.
+        student: the converted model.
+        original: a model of the same family and size. Its parameters are not changed.
         windows: text to learn from, or its first block.
-        held_out: text that the cosine is measured on; distillation stops when it grows no more.
-        checkpoint: a file to keep the state in. What lies there is gone on with.
-        target: what the hidden states should be, see [`targets`].
-        error: of the student's states and their target.
-        blocks: the windows of a block of the text by its number. A block is used for as many tokens as the first has. By default the
-            first is all there is.
-        following: trackers, and how often the state is written. By default no trackers, and once a minute.
+        held_out: text to measure the cosine on. Training stops early when the cosine no longer improves.
+        checkpoint: the file of the training state. If it exists, training resumes from it.
+        target: a function that returns the hidden states to learn. Default: those of the original, which beyond the training length reads
+            overlapping windows.
+        error: a function that returns the loss from the student's hidden states and the target.
+        blocks: a function that returns the windows of a block of the text, by its number. Each block is used for as many tokens as the first
+            has. Default: the first block is all text.
+        following: settings for trackers and for saving the training state. Default: no trackers, and a save once a minute.
 
     Returns:
-        Step, seconds, tokens, learning rate, error and held-out cosine of the last layer, every 50 steps and at the end.
+        A dict for every 50 steps and the last: step, seconds, tokens, learning rate, error, and cosine of the last layer on held-out text.
 
     Raises:
         ValueError: there is nothing to train, or the text is shorter than a batch.
-        Diverged: the error, or the cosine, is no finite number; the student is as it was when it was last looked at.
-        SystemExit: SIGTERM came; the state is written.
+        Diverged: the error or the cosine is infinite or NaN. The student has the parameters of the last check that was finite.
+        SystemExit: the process got SIGTERM. The training state was saved.
     """
     from accelerate import Accelerator  # only here: the rest of the package does without
 
@@ -205,6 +210,8 @@ def distill(
     following = following or Following()
     # Without a GPU, only those who choose CPUs get the processes of `accelerate launch`.
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
+    # `accelerate launch`, or a Trainer before, may have another precision than is asked for; it would stay in the student's forward.
+    accelerator.native_amp = False
     original.to(accelerator.device).eval()
     student.eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, distillation)

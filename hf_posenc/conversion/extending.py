@@ -15,15 +15,15 @@ from transformers import PreTrainedModel
 
 from ..files import whole_folder
 from ..hub.folders import checked_output
-from ..modeling.schemes.table import scheme_names
-from ..sentence.folders import model_class
+from ..inspection.configs import longest_sequence
+from ..inspection.sentence_folders import model_class
 from ..variants import scheme_of
-from .checkpoints import Checkpoint, check_installed, load_checkpoint
+from .checkpoints import Checkpoint, check_installed, check_max_length, load_checkpoint
 from .converting import Conversion, ConversionArguments, as_list
 from .longer_tables import METHODS, lengthen
 from .report import ConversionReport
 from .texts import read_documents
-from .writing import write_converted
+from .writing import add_to_card, write_converted
 
 
 # How texts that are longer than the checkpoint reads are given a vector.
@@ -36,16 +36,18 @@ SAME = 1e-6
 
 @dataclass
 class Extension:
-    """What an extension did.
+    """The result of [`extend`].
 
     Attributes:
-        original: where the checkpoint was from.
+        original: name of the checkpoint.
         method: how longer texts are read.
-        trained_length, max_length: number of tokens that it read before, and that it reads now.
-        difference: the largest difference between numbers of the vectors (of the last states, where there is no
-            sentence-transformers) before and after, for texts up to the old length.
-        lengths: number of tokens of each of the user's texts; nothing where no text was named.
-        report: of the conversion, where there was one.
+        trained_length: maximum sequence length before, in tokens.
+        max_length: maximum sequence length after, in tokens.
+        difference: the largest difference between a value before and after, for texts up to the old length. It compares embeddings
+            with "chunks", and last hidden states with the other methods.
+        lengths: number of tokens of each of your texts. Empty if `text` was not given.
+        output: the folder that was written.
+        report: the report of the conversion. None with "chunks".
     """
 
     original: str
@@ -54,6 +56,7 @@ class Extension:
     max_length: int
     difference: float
     lengths: list[int]
+    output: Path
     report: ConversionReport | None = None
 
     def __str__(self) -> str:
@@ -73,6 +76,8 @@ class Extension:
                 )
         else:
             parts.append("Longer texts have other vectors now: embed them again.")
+        if self.method == CHUNKS:
+            parts.append(f"Load it with {_loading(str(self.output))}, where hf_posenc is installed.")
         return "\n".join(parts)
 
 
@@ -89,38 +94,38 @@ def extend(
     seed: int = 0,
     resume: bool = False,
 ) -> Extension:
-    """Let a checkpoint read longer texts, with the vectors of short texts as they were.
+    """Write a model that reads longer texts. The embeddings of short texts do not change, which is checked before anything is written.
 
     Args:
-        model: a folder (of sentence-transformers or transformers), or a name on the Hub, of a model with learned absolute positions.
-        max_length: number of tokens that it is to read.
-        output: the folder to write; written atomically.
-        method: "chunks": a text is read in chunks of the old length, and its vector is the mean of theirs ([`in_chunks`]; needs
-            sentence-transformers, and `trust_remote_code=True` to load it). "trained": the position embedding matrix is continued and its new
-            rows are trained. "tile", "mean", "interpolate": the matrix is continued without training.
-        text: files (a text each; of a .jsonl file, each row's "text"), folders or names of data sets. Their lengths are counted, and "trained"
-            learns from them. Default: none, and the reference of the Python language.
-        trained_length: number of tokens that it reads now. Default: sentence-transformers' `max_seq_length`, else the tokenizer's
-            `model_max_length`, else the number of rows.
-        max_steps, max_minutes, seed, resume: of the training, as for [`convert`].
+        model: a folder (of sentence-transformers or Transformers) or a name on the Hub. The model must have learned absolute positions.
+        max_length: the new maximum sequence length, in tokens.
+        output: the folder to write. It is written atomically.
+        method: "chunks" reads a long text in chunks of the old length, and takes the mean of their embeddings ([`in_chunks`]). It needs
+            sentence-transformers, and `trust_remote_code=True` to load the model. "trained" makes the position embedding matrix longer, and
+            trains the new rows. "tile", "mean" and "interpolate" make the matrix longer without training.
+        text: your texts: files (one text each; in a .jsonl file, the "text" of each row), folders or names of data sets. They are used to
+            count the texts beyond the old length, and "trained" learns from them. Default: none; "trained" uses the Python language reference.
+        trained_length: the old length, in tokens. Default: `max_seq_length` of sentence-transformers, else `model_max_length` of the
+            tokenizer, but at most the number of rows.
+        max_steps, max_minutes, seed, resume: settings of the training, as for [`convert`].
 
     Raises:
-        OSError: something cannot be read or written.
-        ValueError: a checkpoint without learned absolute positions, a wrong length or method, or texts whose vectors would not stay.
+        OSError: a file cannot be read or written.
+        ValueError: the model has no learned absolute positions, a length or the method is wrong, or embeddings of short texts would change.
         ImportError: a library is missing.
     """
     if method not in WAYS:
         raise ValueError(f"method must be one of {', '.join(WAYS)}, got {method!r}")
     if method != TRAINED and (max_steps or max_minutes or resume):
         raise ValueError("max_steps, max_minutes and resume are for method='trained'")
-    output = checked_output(Path(output))
+    output, text = checked_output(Path(output)), as_list(text)
     checkpoint = load_checkpoint(model, trained_length=trained_length)
     check_extendable(checkpoint, max_length)
     length = checkpoint.trained_length
-    name = Path(str(checkpoint.folder)).name if Path(model).exists() else str(model)
-    documents, report = read_documents(as_list(text)) if text else [], None
+    name = Path(str(checkpoint.folder)).absolute().name if Path(model).exists() else str(model)
+    documents, report = read_documents(text) if text else [], None
     if method == CHUNKS:
-        difference = _in_chunks(checkpoint, max_length, output)
+        difference = _in_chunks(checkpoint, name, max_length, output)
     elif method == TRAINED:
         arguments = ConversionArguments(
             output=output,
@@ -139,22 +144,22 @@ def extend(
         _, report = conversion.run()
         [difference] = found
     else:
+        check_max_length(max_length, length)
         student = lengthen(checkpoint.model, max_length, length, method)
         difference = _difference_of_states(checkpoint.model, student, length)
         report = ConversionReport(name, scheme_of(checkpoint.config), {}, length, max_length)
         report.settings, report.not_measured = {"extend": method}, ["how well longer texts are read"]
         write_converted(output, student.to(checkpoint.dtype), checkpoint, report)
     lengths = [len(ids) for ids in checkpoint.tokenizer(documents, verbose=False)["input_ids"]] if documents else []
-    return Extension(name, method, length, max_length, difference, lengths, report)
+    return Extension(name, method, length, max_length, difference, lengths, output, report)
 
 
 def check_extendable(checkpoint: Checkpoint, max_length: int) -> None:
     """Raise ValueError for a checkpoint without a position embedding matrix, and for a length that it reads already."""
-    scheme = scheme_of(checkpoint.config)
-    if "absolute" not in scheme_names(scheme):
+    if longest_sequence(checkpoint.config) is None:
         raise ValueError(
-            f"the positions of this checkpoint ({scheme}) have no matrix that ends: it reads longer texts as it is. Raise the tokenizer's "
-            "model_max_length, or SentenceTransformer's max_seq_length"
+            f"the positions of this checkpoint ({scheme_of(checkpoint.config)}) have no matrix that ends: it reads longer texts as it is. "
+            "Raise the tokenizer's model_max_length, or SentenceTransformer's max_seq_length"
         )
     if max_length <= checkpoint.trained_length:
         raise ValueError(
@@ -191,9 +196,9 @@ def _difference_of_states(original: PreTrainedModel, student: PreTrainedModel, l
 
 
 @torch.no_grad()
-def _in_chunks(checkpoint: Checkpoint, max_length: int, output: Path) -> float:
+def _in_chunks(checkpoint: Checkpoint, name: str, max_length: int, output: Path) -> float:
     """Write a model of sentence-transformers that reads in chunks; the largest difference between vectors of short texts."""
-    check_installed("sentence_transformers", "sentence")
+    check_installed("sentence_transformers", "sentence-transformers>=6")
     from sentence_transformers import SentenceTransformer  # only here: no other method needs it
 
     from ..sentence import in_chunks
@@ -212,4 +217,16 @@ def _in_chunks(checkpoint: Checkpoint, max_length: int, output: Path) -> float:
     difference = _checked(max(float((new - old).abs().max()) for new, old in zip(vectors(), before)))
     with whole_folder(output) as place:
         model.save(str(place))
+        add_to_card(
+            place,
+            f"## Longer than it was\n\nThis is {name}, changed by hf_posenc to read texts of up to {max_length:,} tokens, in chunks of at most "
+            f"{checkpoint.trained_length}. The embedding of a longer text is the mean of those of its chunks, and texts of up to "
+            f"{checkpoint.trained_length} tokens keep their embeddings. sentence-transformers loads it where hf_posenc is installed, and "
+            f"runs no code of this repository:\n\n```python\nfrom sentence_transformers import SentenceTransformer\n\n"
+            f"model = {_loading(output.name)}\n```\n\nTransformers' Auto classes load the encoder alone, which reads no chunks.",
+        )
     return difference
+
+
+def _loading(path: str) -> str:
+    return f'SentenceTransformer("{path}", trust_remote_code=True)'

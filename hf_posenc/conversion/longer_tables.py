@@ -46,21 +46,25 @@ METHODS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 
 
 def lengthen(model: PreTrainedModel, length: int, trained_length: int, method: str = "tile") -> PreTrainedModel:
-    """A copy of a model whose table of absolute positions has `length` positions, made of the first `trained_length`.
+    """Copy a model, and give the copy a position embedding matrix for `length` tokens, made from the first `trained_length` rows.
 
-    Rows behind those, which training never reached, are made anew. Sequences within the trained length give what they gave.
+    Rows beyond the training length are replaced. Sequences within it keep their outputs.
 
-    A model with `interpolate` counts positions by a stride (`position_stride`), so it has to have a position scheme; the table
-    has the next multiple of `trained_length` rows. A model without such a table is copied, and its `max_position_embeddings` follows.
+    With "interpolate", new rows lie between the trained ones, and the copy has the config option `position_stride`, so it is a model with a
+    position scheme. Its matrix has the next multiple of `trained_length` rows. If a model has no such matrix, only its
+    `max_position_embeddings` changes.
 
     Args:
-        model: original or with a position scheme, with any head.
-        length: number of tokens; less than the table has makes it shorter.
-        trained_length: number of tokens up to which the rows were trained.
-        method: "tile", "interpolate" or "mean".
+        model: Transformers' own or with a position scheme, with or without a task head.
+        length: the new number of positions. If it is smaller than the matrix, the matrix becomes shorter.
+        trained_length: number of positions that were trained.
+        method: "tile" (repeat the trained rows except the first), "interpolate" or "mean" (repeat the mean of the trained rows).
+
+    Returns:
+        The copy.
 
     Raises:
-        ValueError: an unknown method, lengths that do not fit, or a model that cannot count by a stride.
+        ValueError: the method is unknown, the lengths do not fit, or the model cannot have a stride.
     """
     if method not in METHODS:
         raise ValueError(f"extend must be one of {', '.join(METHODS)}, got {method!r}")

@@ -1,10 +1,11 @@
 """What a converted model keeps of its original, measured on text that neither was converted with."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import cosine_similarity, cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy, pad
 from transformers import PreTrainedModel
 
 from .. import inspection
@@ -33,6 +34,22 @@ def lengths_to_measure(trained_length: int, max_length: int) -> list[int]:
 
 
 @dataclass
+class _Mean:
+    """The mean of the elements of tensors that come one after the other."""
+
+    total: float = 0.0
+    number: int = 0
+
+    def add(self, values: torch.Tensor) -> None:
+        self.total += float(values.sum(dtype=torch.float64))
+        self.number += values.numel()
+
+    @property
+    def value(self) -> float:
+        return self.total / self.number
+
+
+@dataclass
 class _Text:
     """The text of one length, with what the original makes of it."""
 
@@ -46,13 +63,25 @@ class _Text:
         return self.batch["attention_mask"].bool()
 
 
+def _by_length(batch: Batch) -> Batch:
+    """The rows of a batch in the order of their lengths, so that those that are read at once have little padding."""
+    order = batch["attention_mask"].sum(1).argsort(stable=True)
+    return {name: value[order] for name, value in batch.items()}
+
+
+def _parts(batch: Batch) -> Iterator[Batch]:
+    """A few rows at a time, cut to the longest of them."""
+    for row in range(0, len(batch["input_ids"]), ROWS_AT_ONCE):
+        part = {name: value[row : row + ROWS_AT_ONCE] for name, value in batch.items()}
+        longest = int(part["attention_mask"].sum(1).max())
+        yield {name: value[:, :longest] for name, value in part.items()}
+
+
 @torch.no_grad()
-def _in_parts(compute, batch: Batch) -> tuple[torch.Tensor, ...]:
-    """Tensors over a batch, a few rows at a time."""
-    parts = [
-        compute({name: value[row : row + ROWS_AT_ONCE] for name, value in batch.items()})
-        for row in range(0, len(batch["input_ids"]), ROWS_AT_ONCE)
-    ]
+def _in_parts(compute: Callable[[Batch], tuple[torch.Tensor, ...]], batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Tensors (batch, length, ...) of a batch, computed a few rows at a time; 0 at padding that was cut off."""
+    length = batch["input_ids"].shape[1]
+    parts = [[pad(tensor, (0, 0, 0, length - tensor.shape[1])) for tensor in compute(part)] for part in _parts(batch)]
     return tuple(torch.cat(tensors) for tensors in zip(*parts))
 
 
@@ -85,7 +114,7 @@ class Yardstick:
         for length in lengths_to_measure(trained_length, max_length):
             beyond = length > trained_length
             rows = max(4, TOKENS_BEYOND // length) if beyond else LINES
-            batch = held_out.evenly_spaced(length, rows) if beyond else held_out.lines(length, rows)
+            batch = held_out.evenly_spaced(length, rows) if beyond else _by_length(held_out.lines(length, rows))
             if len(batch["input_ids"]) < 2:
                 self.left_out.append(length)
                 continue
@@ -153,14 +182,23 @@ class Yardstick:
 
     @torch.no_grad()
     def _head(self, model: PreTrainedModel, text: _Text) -> Row:
-        """Where there is a head, how far its answers agree within the trained length."""
+        """Where there is a head, how far its answers agree within the trained length, padding left out."""
         if model.base_model is model or text.length > self.trained_length:
             return {}
-        rows = {name: value[:LINES] for name, value in text.batch.items()}
-        own, original = (_logits(m, rows) for m in (model, self.original))
-        same = [(o.argmax(-1) == a.argmax(-1)).float().mean().item() for o, a in zip(own, original)]
-        apart = [(o - a).abs().mean().item() for o, a in zip(own, original)]
-        return {} if not same else {"same_answers": sum(same) / len(same), "logits_apart": sum(apart) / len(apart)}
+        same, apart = _Mean(), _Mean()
+        answers_are_tokens = type(model).__name__.endswith("ForQuestionAnswering")
+        for part in _parts(text.batch):
+            real = part["attention_mask"].bool()
+            for own, aim in zip(_logits(model, part), _logits(self.original, part)):
+                if own.dim() == 3:  # logits of each token
+                    own, aim = own[real], aim[real]
+                apart.add((own - aim)[real if answers_are_tokens else ...].abs())
+                if answers_are_tokens:
+                    own, aim = (logits.masked_fill(~real, -torch.inf) for logits in (own, aim))
+                if own.shape[-1] > 1:  # one number alone is no choice: it would always be the same
+                    same.add(own.argmax(-1) == aim.argmax(-1))
+        means = {"same_answers": same, "logits_apart": apart}
+        return {name: mean.value for name, mean in means.items() if mean.number}
 
     def losses(self, mask_token_id: int | None, converted: PreTrainedModel) -> list[Row]:
         """The loss on masked words of the original and of the converted model, where they are such models."""
@@ -204,7 +242,8 @@ class Yardstick:
 
 def _logits(model: PreTrainedModel, batch: Batch) -> list[torch.Tensor]:
     """What a head gives, a tensor or two."""
-    output = model(**(_as_choices(batch) if type(model).__name__.endswith("ForMultipleChoice") else batch))
+    given = _as_choices(batch) if type(model).__name__.endswith("ForMultipleChoice") else batch
+    output = model(**given, return_dict=True)
     return [value for name, value in output.items() if name.endswith("logits")]
 
 

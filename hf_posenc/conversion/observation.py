@@ -122,12 +122,20 @@ class AttentionComparison:
         project: gives its query and key, (batch, heads, length, head_dim), and the contexts of its schemes.
         weights: (batch, heads, query, key), the original's; 0 for queries that are padding.
         attended: (batch, 1, query, key), whether there is something to attend to.
+        logarithms: of the weights, (batch, heads, query, key).
+        padding: (batch, 1, query, 1), whether a query is; None where none is.
     """
 
     attention: nn.Module
     project: Callable[[], tuple[torch.Tensor, torch.Tensor, list[AttentionContext]]]
     weights: torch.Tensor
     attended: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.logarithms = self.weights.clamp(min=SMALLEST_WEIGHT).log()
+        padding = ~self.weights.any(1, keepdim=True).any(-1, keepdim=True)
+        self.padding = padding if padding.any() else None
+        self._hidden = None if self.attended.all() else ~self.attended
 
     def scores(self) -> torch.Tensor:
         """The student's scores, (batch, heads, query, key), a function of its parameters."""
@@ -139,7 +147,9 @@ class AttentionComparison:
 
     def _logarithms(self, scores: torch.Tensor) -> torch.Tensor:
         """Logarithms of the weights that scores give."""
-        return scores.masked_fill(~self.attended, torch.finfo(scores.dtype).min).log_softmax(-1)
+        if self._hidden is not None:
+            scores = scores.masked_fill(self._hidden, torch.finfo(scores.dtype).min)
+        return scores.log_softmax(-1)
 
     def divergence(self, scores: torch.Tensor) -> tuple[float, torch.Tensor]:
         """Kullback-Leibler divergence of attention by these scores from the original's, and its gradient by them.
@@ -154,14 +164,17 @@ class AttentionComparison:
             The sum over queries, and (batch, heads, query, key).
         """
         found = self._logarithms(scores)
-        wanted = self.weights.clamp(min=SMALLEST_WEIGHT).log()
-        is_token = self.weights.sum(-1, keepdim=True)  # 1, or 0 for padding
-        return float((self.weights * (wanted - found)).sum()), found.exp() * is_token - self.weights
+        divergence = torch.dot(self.weights.flatten(), (self.logarithms - found).flatten())
+        return float(divergence), self._weights(found).sub_(self.weights)
 
     def difference(self, scores: torch.Tensor) -> torch.Tensor:
         """Squared difference of attention by these scores from the original's, (heads,): bounded where scores are far off."""
-        is_token = self.weights.sum(-1, keepdim=True)
-        return (self._logarithms(scores).exp() * is_token - self.weights).square().sum((0, 2, 3))
+        return self._weights(self._logarithms(scores)).sub_(self.weights).square_().sum((0, 2, 3))
+
+    def _weights(self, logarithms: torch.Tensor) -> torch.Tensor:
+        """Attention weights by their logarithms, which are overwritten; 0 for queries that are padding."""
+        weights = logarithms.exp_()
+        return weights if self.padding is None else weights.masked_fill_(self.padding, 0.0)
 
 
 def observe(

@@ -32,23 +32,25 @@ READS_LOCALLY = (
 
 @dataclass
 class ConversionReport:
-    """What a conversion did and reached.
+    """The settings and measurements of a conversion.
 
     Attributes:
-        original: where the original was from.
-        position_scheme, flags: of the converted model.
-        trained_length, max_length: number of tokens that the original reads well, and that this one is to read.
-        inputs: SHA-256 of what it began with: weights, config and texts; nothing where nothing was written.
-        settings: of the conversion: budget, what was trained, text, seed.
-        rows: what was measured, by stage and length: cosine of the tokens' states with the original's (beyond the trained
-            length: with those of its windows), by layer too, of sentence vectors; Spearman's correlation of the sentences'
-            similarities; nearest neighbours kept; a head's answers.
-        losses: of masked language models, by the length of the visible context.
-        distillation: step, learning rate, error and held-out cosine while it was distilled.
-        seconds: by stage.
-        versions: of the libraries.
-        conclusion: what the figures beyond the trained length say and do not say.
-        not_measured: what nothing here tells.
+        original: name of the original.
+        position_scheme: scheme of the converted model.
+        flags: its config options.
+        trained_length: training length of the original, in tokens.
+        max_length: maximum sequence length of the converted model, in tokens.
+        inputs: SHA-256 of the original weights, the config and the texts. Empty if nothing was written.
+        settings: settings of the conversion, such as limits, what was trained, text and seed.
+        rows: the metrics, for each stage and length: the cosine between hidden states of converted and original model, also by layer; the
+            cosine between sentence embeddings; Spearman's correlation between similarities of sentences; the share of nearest neighbors that
+            stay; the share of equal outputs of a task head. Beyond the training length, the original reads overlapping windows.
+        losses: masked-LM losses, by the number of visible tokens.
+        distillation: steps with learning rate, error and cosine on held-out text.
+        seconds: time of each stage.
+        versions: versions of the libraries.
+        conclusion: a sentence about the metrics beyond the training length.
+        not_measured: what was not measured.
     """
 
     original: str
@@ -67,7 +69,7 @@ class ConversionReport:
     not_measured: list[str] = field(default_factory=list)
 
     def conclude(self, left_out: list[int]) -> None:
-        """Fill in the conclusion, and what was not measured."""
+        """Set `conclusion` and `not_measured`, from the lengths for which there was too little text."""
         beyond = [row for row in self.rows if row["length"] > self.trained_length]
         losses = [row for row in self.losses if math.isfinite(row["masked_lm_loss"])]
         own = {row["length"]: row["masked_lm_loss"] for row in losses if row["model"] == "converted"}
@@ -80,14 +82,18 @@ class ConversionReport:
         self.not_measured = ["finding things in long texts"] if self.max_length > self.trained_length else []
         if not self.losses:
             self.not_measured.append("the loss on masked words (there is no masked-LM head)")
-        if not any("same_answers" in row for row in self.rows):
+        if not any("logits_apart" in row for row in self.rows):
             self.not_measured.append("outputs of a task head (there is none)")
+        elif not any("same_answers" in row for row in self.rows):
+            self.not_measured.append(
+                f"equal answers of the task head (it gives one number; {REPORT} has its mean change)"
+            )
         self.not_measured += [f"{length} tokens (the held-out text is too short)" for length in left_out]
         self.not_measured.append("the task that the model is used for")
 
     def table(self) -> str:
-        """The rows for people, as a table of Markdown, and what they say."""
-        parts = [_markdown(self.rows, COLUMNS)]
+        """The metrics of all stages as a Markdown table, with the conclusion."""
+        parts = [_markdown(self.rows, COLUMNS)] if self.rows else []
         if self.losses:
             parts.append(_markdown(self.losses, LOSSES))
         if self.conclusion:
@@ -102,24 +108,24 @@ class ConversionReport:
 
     @property
     def name(self) -> str:
-        """What the converted model is called where it has no name yet."""
+        """The default name of the converted model: that of the original and of the scheme."""
         return f"{Path(self.original).name}-{self.position_scheme}"
 
     def final(self) -> list[dict[str, Any]]:
-        """The rows of the last stage, a length each; none where nothing was measured."""
+        """The rows of the last stage, one for each length. Empty if nothing was measured."""
         return [row for row in self.rows if row["stage"] == self.rows[-1]["stage"]]
 
     @staticmethod
     def metrics(row: dict[str, Any]) -> dict[str, float]:
-        """The single numbers of a row, without those that are not finite."""
+        """The metrics of a row that are single, finite numbers."""
         return {key: row[key] for key, _ in COLUMNS[2:] if math.isfinite(row.get(key, math.nan))}
 
     def last(self, length: int) -> dict[str, Any]:
-        """The row of the last stage at a length."""
+        """The row of the last stage for a length."""
         return [row for row in self.rows if row["length"] == length][-1]
 
     def to_json(self) -> str:
-        """The report as JSON, which has no numbers that are not finite: null stands for them."""
+        """The report as JSON. Infinite numbers and NaN are written as null."""
         return json.dumps(_finite(asdict(self)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
     def save(self, folder: Path) -> None:
@@ -127,7 +133,7 @@ class ConversionReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ConversionReport":
-        """The report of a `conversion.json`."""
+        """Read a report from the text of a `conversion.json`."""
         return cls(**json.loads(text))
 
 

@@ -143,17 +143,17 @@ class Start:
 def start(
     student: nn.Module, teacher: nn.Module, batches: list[Batch] | None = None, trained_length: int | None = None
 ) -> None:
-    """Keep what can be kept without training of the positions that a student's schemes replace, in place.
+    """Set the parameters of a student's new schemes from the teacher's positions, without training, in place.
 
-    Each scheme that the teacher does not have says in its `initialize_from` what that is; the class docstring of [`Start`] has the tools. Without an
-    embedding-level scheme, the mean position is added to the token types, or to the token embeddings where there are no types, and the token
-    with which all texts begin ([CLS]) has the first position, exactly. If the rows of the teacher's matrix are still added, nothing is to be made up for.
+    `initialize_from` of each scheme that the teacher does not have sets what it can. If the student has no embedding-level scheme, the mean
+    position embedding is added to the token type embeddings, or to the token embeddings if there are no token types. The token with which all
+    texts begin ([CLS]) gets the first position embedding instead. If the student still adds the teacher's position embeddings, nothing is set.
 
     Args:
-        student: a model with a position scheme as `from_pretrained(..., position_scheme=...)` makes it of the checkpoint, with or without a task head.
-        teacher: the model of the same checkpoint.
-        batches: text, `input_ids` and `attention_mask`, for what depends on attention heads; random tokens if there is none.
-        trained_length: positions that the checkpoint knows well; by default as many as its matrix has, or would have.
+        student: the checkpoint, loaded with `from_pretrained(..., position_scheme=...)`, with or without a task head.
+        teacher: the same checkpoint, loaded without the argument.
+        batches: text, with `input_ids` and `attention_mask`, to measure attention heads on. Default: random tokens.
+        trained_length: training length of the checkpoint, in tokens. Default: the number of rows of its position embedding matrix.
     """
     family: Family = student.config.family
     kept = kept_schemes(student, teacher)
@@ -575,7 +575,7 @@ def best_assignment(cost: torch.Tensor) -> list[int]:
     Raises:
         ImportError: SciPy is not installed.
     """
-    check_installed("scipy", "train")
+    check_installed("scipy", "hf_posenc[train]")
     from scipy.optimize import linear_sum_assignment  # only here: the rest of the package does without
 
     _, rows = linear_sum_assignment(cost.T.numpy())

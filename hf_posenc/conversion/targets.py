@@ -18,7 +18,7 @@ Target = Callable[[PreTrainedModel, Batch, int], tuple[torch.Tensor, ...]]
 
 def hidden_states(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:
     """The states of the embeddings and of every layer, (batch, length, width) each, of a base model."""
-    return model(**batch, output_hidden_states=True).hidden_states
+    return model(**batch, output_hidden_states=True, return_dict=True).hidden_states
 
 
 @torch.no_grad()

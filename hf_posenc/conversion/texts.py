@@ -147,7 +147,7 @@ def _documents_of(source: str) -> Iterator[str]:
         yield from _texts_of(source, _loaded(source, "json", data_files=str(path)))
     elif path.exists():
         yield from _parts_of_file(path)
-    elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith("."):
+    elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith(".") or source.endswith(("/", "\\")):
         raise FileNotFoundError(f"there is no file or folder {source}")
     else:
         yield from _rows_of(source)

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from ..export.onnx.exporting import export_model
 from ..files import whole_folder
 from ..hub.folders import CARD, REPORT, copy_files, cut_at, kept_files, save_model
+from ..inspection import sentence_folders
 from ..modeling.models.configuration_posenc import PositionConfigMixin
-from ..sentence import folders
 from .checkpoints import Checkpoint, check_finite
 from .report import ConversionReport
 
@@ -53,7 +53,9 @@ def write_converted(
             cut_at(report.max_length, checkpoint.tokenizer, place)
         if exported is not None:
             agreement = f"\n## Conversion\n\nOf {report.original}. Agreement with it on held-out text, all of which is in `{REPORT}`:\n\n"
-            card = exported.card(report.original, folders.model_class(place), further=f"{agreement}{report.table()}\n")
+            card = exported.card(
+                report.original, sentence_folders.model_class(place), further=f"{agreement}{report.table()}\n"
+            )
             exported.save(place, checkpoint.tokenizer, card)
         else:
             save_model(model, place)
@@ -65,9 +67,7 @@ def write_converted(
 
 def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) -> None:
     """The card: complete for a model with a position scheme; for an original one, what the conversion adds."""
-    from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
-
-    from ..hub.card_files import END, begin_mark, save_card
+    from ..hub.card_files import save_card  # only here: they bring the template engine along
     from ..hub.cards import Measurement, Results, make_card
 
     if isinstance(model.config, PositionConfigMixin):
@@ -81,15 +81,25 @@ def _write_card(folder: Path, model: PreTrainedModel, report: ConversionReport) 
             ],
         )
         model.config.architectures = [type(model).__name__]  # as saving does
-        card = make_card(model.config, results, report.name, sentence_class=folders.model_class(folder))
+        card = make_card(model.config, results, report.name, sentence_class=sentence_folders.model_class(folder))
+        save_card(card, folder / CARD)
     else:
-        data = ModelCardData(tags=["hf_posenc"])
-        text = (
+        add_to_card(
+            folder,
             f"## Longer than it was\n\nThe position embedding matrix of {report.original}, trained up to {report.trained_length} tokens, "
             f"was lengthened to {report.max_length} by hf_posenc, which is not needed to load it. "
-            f"{_agreement(report)}"
+            f"{_agreement(report)}",
         )
-        card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}\n{END}\n")
+
+
+def add_to_card(folder: Path, text: str) -> None:
+    """Add a section to the card of a folder, or write a card of it."""
+    from huggingface_hub import ModelCard, ModelCardData  # only here: they bring the template engine along
+
+    from ..hub.card_files import END, begin_mark, save_card
+
+    data = ModelCardData(tags=["hf_posenc"])
+    card = ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}\n{END}\n")
     save_card(card, folder / CARD)
 
 

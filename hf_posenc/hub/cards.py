@@ -50,10 +50,10 @@ from transformers import TrainerCallback
 
 from .. import inspection
 from ..checkpoint_code import code_files
+from ..inspection import sentence_folders
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.flags import did_you_mean
 from ..modeling.schemes.table import SCHEMES, sources_of
-from ..sentence import folders as sentence_folders
 from .card_files import BEGIN, END, begin_mark, check_card, save_card
 
 
@@ -61,7 +61,11 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 TEMPLATE = Path(__file__).with_name("model_card_template.md")
+# Of `hf-posenc card`, with a value.
+OPTIONS = {"results", "repo", "out", "base_model", "license", "language"}
 LIBRARIES = ("hf_posenc", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+# What an evaluation measures of itself, by the ends of names.
+TIMES = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 Metric = float | list[float]
@@ -81,6 +85,10 @@ def _check_type(entries: dict[str, Any], key: str, types: tuple[type, ...], poss
     value = entries.get(key)
     if value is not None and (not isinstance(value, types) or isinstance(value, bool)):
         raise ValueError(f"{where}: {key!r} must be {possible}, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -116,7 +124,7 @@ class Measurement:
         metrics = {name: value for name, value in row["metrics"].items() if value is not None and value != []}
         for name, value in metrics.items():
             for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+                if not _is_number(number):
                     raise ValueError(
                         f"{where}: metric {name!r} must be a finite number or a list of them, got {value!r}"
                     )
@@ -398,19 +406,25 @@ def write_card(
         )
     known = Results.from_json(known, "the arguments", strictly=True).known()
     contents = replace(Results() if results is None else Results.read(results), **known)
-    options = {"--results": results, "--repo": repo_id, "--out": output}
-    options |= {f"--{name.replace('_', '-')}": value for name, value in known.items()}
-    command = ["hf-posenc", "card", str(folder)]
-    for file in dict.fromkeys(source.path.name for source in sources_of(config.schemes).values()):
-        command += ["--scheme-file", file]
-    for option, value in options.items():
-        if value is not None:
-            command += [option, str(value)]
+    command = _command(config, str(folder), {"results": results, "repo": repo_id, "out": output, **known})
     output = Path(folder) / "README.md" if output is None else Path(output)
     repo_id = repo_id or Path(folder).resolve().name
     sentence_class = sentence_folders.model_class(Path(folder))
-    card = make_card(config, contents, repo_id, shlex.join(command), sentence_class=sentence_class)
+    card = make_card(config, contents, repo_id, command, sentence_class=sentence_class)
     return save_card(card, output, given=known, force=force)
+
+
+def _command(config: PositionConfigMixin, folder: str, options: dict[str, Any]) -> str | None:
+    """The command line that writes a card with these options again; None if it has no such option, or none for such a value."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if not OPTIONS.issuperset(given) or isinstance(given.get("language"), list):
+        return None
+    command = ["hf-posenc", "card", folder]
+    for file in dict.fromkeys(source.path.name for source in sources_of(config.schemes).values()):
+        command += ["--scheme-file", file]
+    for name, value in given.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(command)
 
 
 def installed_versions() -> dict[str, str]:
@@ -425,30 +439,32 @@ def installed_versions() -> dict[str, str]:
 
 
 class ModelCardCallback(TrainerCallback):
-    """Writes the card of the model that a `Trainer` trains, which `Trainer.push_to_hub` then pushes.
+    """Writes the model card of the model that a `Trainer` trains. `Trainer.push_to_hub` then pushes this card.
 
         trainer = Trainer(model, ...)
         trainer.add_callback(ModelCardCallback(trainer, dataset="MRPC", split="validation", license="apache-2.0"))
         trainer.train()
         trainer.push_to_hub()
 
-    The card is written to `output_dir` at the end of training and after every later evaluation. What others wrote into an existing
-    card stays, as in [`write_card`]. Command, settings, seed and versions are those of the run. The results are those of `Trainer.evaluate`
-    for the current weights, and those of a results file, which may have other lengths and the original checkpoint.
+    The card is written to `output_dir` at the end of training, and after each later evaluation. Your text in an existing card stays. Command,
+    settings, seed and versions in the card are those of the run. Its results are those of `Trainer.evaluate` for the current weights (numbers
+    whose names begin with `eval_`), and those of a results file, for example at other lengths or of the original checkpoint.
 
-    The modeling code is written whenever the Trainer pushes, so that what is pushed during training can be loaded too.
+    Whenever the Trainer pushes during training, the callback writes the modeling code first, so that this push can be loaded too.
 
     Args:
         trainer: the trainer that the callback is added to.
-        results: a results file.
-        dataset, split: display names of the evaluation data.
-        dataset_id: the data set's name on the Hub.
-        length: number of tokens that its sequences are truncated to.
-        known: entries of [`Results`] that override the file's and the run's.
+        results: a results file, as for `hf-posenc card`.
+        dataset: display name of the evaluation data.
+        split: display name of the split.
+        dataset_id: name of the data set on the Hub.
+        length: number of tokens to which its sequences are truncated.
+        known: entries of a results file, such as `license`. They override those of the file and of the run.
 
     Raises:
-        TypeError: the trainer's model has no position scheme, or is an adapter, whose card PEFT writes.
-        OSError, ValueError: the results file or the existing card cannot be read, or an entry is wrong.
+        TypeError: the trainer's model has no position scheme, or it is an adapter. PEFT writes the card of an adapter.
+        OSError: the results file or the existing card cannot be read.
+        ValueError: an entry is wrong, or a file has the wrong form.
     """
 
     def __init__(
@@ -461,13 +477,8 @@ class ModelCardCallback(TrainerCallback):
         length: int | None = None,
         **known: Any,
     ):
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        if not isinstance(model.config, PositionConfigMixin) or getattr(model, "peft_config", None):
-            raise TypeError(
-                f"ModelCardCallback writes cards of models with a position scheme, got a {type(model).__name__}"
-            )
-        self.trainer, self.config = trainer, model.config
-        self.config.architectures = [type(model).__name__]  # as saving does
+        self.trainer = trainer
+        self._config()
         self.file = {} if results is None else Results.read(results).known()
         self.known = Results.from_json(known, "ModelCardCallback", strictly=True).known()
         self.path = Path(trainer.args.output_dir) / "README.md"
@@ -478,16 +489,26 @@ class ModelCardCallback(TrainerCallback):
         # `Trainer.push_to_hub` writes README.md by this method right before it uploads; Trainer's own overwrites what is there.
         trainer.create_model_card = self.write
 
+    def _config(self) -> PositionConfigMixin:
+        """The config of the trainer's model, which is a new one in each run with `model_init`."""
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        if not isinstance(model.config, PositionConfigMixin) or getattr(model, "peft_config", None):
+            raise TypeError(
+                f"ModelCardCallback writes cards of models with a position scheme, got a {type(model).__name__}"
+            )
+        model.config.architectures = [type(model).__name__]  # as saving does
+        return model.config
+
     def on_train_begin(self, args, state, control, **kwargs) -> None:
-        self.trained = False
+        self.trained, self.metrics = False, {}
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs) -> None:
-        speed = ("_runtime", "_samples_per_second", "_steps_per_second")
-        self.metrics[state.global_step] = {
-            name.removeprefix("eval_"): value
+        # One evaluation of several data sets is several of these, each with names of its own.
+        self.metrics.setdefault(self._step(), {}).update(
+            (name.removeprefix("eval_"), value)
             for name, value in (metrics or {}).items()
-            if name.startswith("eval_") and not name.endswith(speed) and math.isfinite(value)
-        }
+            if name.startswith("eval_") and not name.endswith(TIMES) and _is_number(value)
+        )
         if self.trained:
             self.write()
 
@@ -497,7 +518,7 @@ class ModelCardCallback(TrainerCallback):
 
     def on_push_begin(self, args, state, control, **kwargs) -> None:
         if state.is_world_process_zero:
-            self.config.save_pretrained(args.output_dir)
+            self._config().save_pretrained(args.output_dir)
 
     def write(self, **asked: Any) -> None:
         """Write README.md; takes what `Trainer.create_model_card` takes, and uses what a card has a place for."""
@@ -517,7 +538,7 @@ class ModelCardCallback(TrainerCallback):
         tags = asked.get("tags") or []
         tags = ["generated_from_trainer", *([tags] if isinstance(tags, str) else tags)]
         sentence_class = sentence_folders.model_class(self.path.parent)
-        card = make_card(self.config, Results(**entries), repo_id, tags=tags, sentence_class=sentence_class)
+        card = make_card(self._config(), Results(**entries), repo_id, tags=tags, sentence_class=sentence_class)
         save_card(card, self.path, given={*self.known, *asked_for})
 
     def _run(self) -> dict[str, Any]:
@@ -525,13 +546,15 @@ class ModelCardCallback(TrainerCallback):
         args, state = self.trainer.args, self.trainer.state
         training = {
             "steps": state.global_step,
-            "batch size": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            **self._batch_size(),
             "learning_rate": args.learning_rate,
             "lr_scheduler_type": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
             "weight_decay": args.weight_decay,
             "optimizer": str(getattr(args.optim, "value", args.optim)),
         }
         training |= {name: True for name in ("bf16", "fp16") if getattr(args, name)}
+        rate = getattr(self.trainer, "position_learning_rate", None)
+        training |= {} if rate is None else {"position_learning_rate": rate}
         script = Path(sys.argv[0])
         is_script = script.suffix == ".py"  # and not a notebook's kernel, whose run no command can repeat
         run = {
@@ -540,16 +563,27 @@ class ModelCardCallback(TrainerCallback):
             "seeds": [args.seed],
             "versions": installed_versions(),
         }
-        origin = self.config._name_or_path
+        origin = self._config()._name_or_path
         if REPO_ID.fullmatch(origin or "") and not os.path.exists(origin):
             run["base_model"] = origin
         return run
 
+    def _batch_size(self) -> dict[str, Any]:
+        """The size of the batch of an optimizer step: a number of texts, or the limit of [`PositionTrainer`]."""
+        args, state = self.trainer.args, self.trainer.state
+        batches = args.gradient_accumulation_steps * args.world_size
+        most = getattr(self.trainer, "max_tokens_per_batch", None)
+        if most is not None:
+            return {"tokens per step": f"at most {most * batches:,}"}
+        return {"batch size": (state.train_batch_size or args.train_batch_size) * batches}
+
     def _measured(self) -> list[Measurement]:
         """The evaluation of the weights that the model has now, if there was one."""
-        args, state = self.trainer.args, self.trainer.state
-        step = state.global_step
-        if self.trained and args.load_best_model_at_end:
-            step = state.best_global_step or step
-        metrics = self.metrics.get(step)
+        metrics = self.metrics.get(self._step())
         return [Measurement("variant", metrics, **self.measured_on)] if metrics else []
+
+    def _step(self) -> int:
+        """The step after which the model had the weights that it has now."""
+        state = self.trainer.state
+        loads_best = self.trained and self.trainer.args.load_best_model_at_end
+        return (state.best_global_step if loads_best else None) or state.global_step

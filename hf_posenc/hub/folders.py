@@ -9,12 +9,12 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ..inspection import check_exists
-from ..sentence import folders
+from ..inspection import check_exists, sentence_folders
 
 
+SENTENCE_FILES = (sentence_folders.MODULES, sentence_folders.SETTINGS, sentence_folders.TRANSFORMER_SETTINGS)
 # What else of a folder is pushed, in addition to its modules.
-KEPT = (folders.MODULES, folders.SETTINGS, folders.TRANSFORMER_SETTINGS, "README.md", "LICENSE*", "NOTICE*")
+KEPT = (*SENTENCE_FILES, "README.md", "LICENSE*", "NOTICE*")
 CARD = "README.md"
 REPORT = "conversion.json"
 
@@ -81,9 +81,9 @@ def kept_files(source: Path | None) -> dict[str, Path]:
     if source is None:
         return {}
     kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
-    folders.check_inside(source, kept.values())
+    sentence_folders.check_inside(source, kept.values())
     check_card(source / CARD)
-    return kept | folders.module_files(source)
+    return kept | sentence_folders.module_files(source)
 
 
 def copy_files(files: dict[str, Path], folder: Path) -> None:
@@ -104,4 +104,4 @@ def save_model(model: PreTrainedModel, folder: Path) -> None:
 def cut_at(length: int, tokenizer: Any, folder: Path) -> None:
     """Texts are cut at so many tokens: by the tokenizer, and by sentence-transformers where the folder has its settings."""
     tokenizer.model_max_length = length
-    folders.cut_at(length, folder)
+    sentence_folders.cut_at(length, folder)

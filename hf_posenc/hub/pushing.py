@@ -21,8 +21,7 @@ from transformers.utils import (
 
 from ..change_scheme import EXPORTED
 from ..inspection import adapter_base, check_named, load_config, read_config, read_entries
-from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
-from ..sentence.folders import (
+from ..inspection.sentence_folders import (
     MODULES,
     SETTINGS,
     TRANSFORMER_SETTINGS,
@@ -31,6 +30,7 @@ from ..sentence.folders import (
     module_files,
     module_paths,
 )
+from ..modeling.models.configuration_posenc import SCHEME_FILES, PositionConfigMixin
 from ..variants import CONFIG_CLASSES
 
 
@@ -278,8 +278,8 @@ def push(
     sentence-transformers' modules are removed too.
 
     Args:
-        folder: a folder that `save_pretrained`, a `Trainer` or sentence-transformers wrote. Files that do not belong to the model (optimizers,
-            checkpoints, metrics and data of a run, pickled files) are not uploaded; see `SHARED`.
+        folder: a folder that `save_pretrained`, a `Trainer` or sentence-transformers wrote. Only the files of the model are uploaded:
+            safetensors, configs, tokenizer, code, card, license and `results.json`.
         repo_id: the repository, such as "me/minilm-t5". Without a namespace, it belongs to the token's owner.
         private: visibility of a new repository. With True, an existing public repository is refused.
         revision: a branch, which is created if it does not exist.
@@ -291,9 +291,10 @@ def push(
         The URL of the commit.
 
     Raises:
-        FileNotFoundError, ValueError: the folder holds no complete model with a position scheme and no complete adapter, or the repository is
-            public or the adapter's own base. Nothing was uploaded.
-        HubError: the Hub refused or could not be reached, or somebody else pushed in the meantime.
+        FileNotFoundError: the folder has no complete model with a position scheme and no complete adapter. Nothing was uploaded.
+        ValueError: the same, or the repository cannot take this push: it is public and `private` is True, or it is the base model of the
+            adapter. Nothing was uploaded.
+        HubError: the Hub refused the push or could not be reached, or somebody else pushed in the meantime.
     """
     check_named(folder, "the folder to push")
     api = api or HfApi(library_name="hf_posenc")

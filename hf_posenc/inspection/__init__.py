@@ -1,7 +1,7 @@
 """What a saved model is, from its config and the parameter names in its weights.
 
 `configs` reads schemes, config options and limits from configs, `sizes` refuses impossible values, `weights` loads
-complete weights, and `descriptions` describes models in words and tables.
+complete weights, `descriptions` describes models in words and tables, and `sentence_folders` knows what sentence-transformers saves.
 """
 
 from .configs import (

@@ -38,11 +38,10 @@ logger = logging.get_logger(__name__)
 # Kind of a flag -> the type of its values in JSON.
 JSON_TYPES = {Boolean: "boolean", Integer: "integer", Number: "number", Subset: "list", Dictionary: "object"}
 TOKENIZER_CONFIG = "tokenizer_config.json"
-# A tokenizer that knows no longest text says so by a number beyond this.
 NO_LENGTH = 10**20
+"""If `model_max_length` of a tokenizer is larger than this number, it means that there is no limit."""
 # What a tokenizer is read from where it has no config, as old checkpoints do.
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
-# The end of an architecture's name -> the Hub's name for its task, where the Hub has one.
 PIPELINE_TAGS = {
     "ForMaskedLM": "fill-mask",
     "ForCausalLM": "text-generation",
@@ -52,21 +51,32 @@ PIPELINE_TAGS = {
     "ForQuestionAnswering": "question-answering",
     "Model": "feature-extraction",
 }
+"""The Hub's name for the task of a model, by the end of the name of its class."""
 
 
 def check_named(place: str | Path, what: str) -> None:
-    """Raise ValueError for an empty name: as a path it would be the current folder."""
+    """Raise ValueError if a name is empty, because an empty path is the current folder.
+
+    Args:
+        place: the name or path.
+        what: what it names, for the message.
+    """
     if not str(place).strip():
         raise ValueError(f"the name of {what} is empty")
 
 
 def check_exists(model: str, revision: str | None = None) -> None:
-    """Raise OSError immediately if there is no such folder and no such model on the Hub.
+    """Check that there is a folder or a model on the Hub with this name.
 
-    Transformers would ask the Hub for every file that it may need, with retries for each if the Hub does not answer.
+    It sends one request. Transformers would look for each file that it may need, with retries for each if the Hub cannot be reached.
+
+    Args:
+        model: a folder or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
-        ValueError: the name is empty, which as a path would be the current folder.
+        OSError: there is none, or the Hub cannot be reached.
+        ValueError: the name is empty.
     """
     check_named(model, "the model")
     if Path(model).exists():
@@ -97,11 +107,15 @@ def check_exists(model: str, revision: str | None = None) -> None:
 
 
 def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
-    """The entries of config.json of a folder or of a repository on the Hub, of whatever family.
+    """Read the entries of a `config.json`, of any model.
+
+    Args:
+        model: a folder or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
         OSError: there is no config, or it cannot be downloaded.
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     try:
         entries, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
@@ -116,11 +130,15 @@ def read_entries(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
-    """[`read_entries`] of a model of a supported family.
+    """Read the entries of a `config.json`, of a model of a supported family.
+
+    Args:
+        model: a folder or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
-        OSError: as there.
-        ValueError: as there, or the model is of another family.
+        OSError: there is no config, or it cannot be downloaded.
+        ValueError: it is not a JSON object, or the family is not supported.
     """
     entries = read_entries(model, revision)
     model_type = entries.get("model_type")
@@ -132,7 +150,15 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def adapter_base(adapter_config: Path) -> str | None:
-    """The base model that an adapter's config names."""
+    """Read the base model of a PEFT adapter from its config. None if it names none.
+
+    Args:
+        adapter_config: the file `adapter_config.json`.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not a JSON object.
+    """
     entries = json.loads(adapter_config.read_text(encoding="utf-8"))
     if not isinstance(entries, dict):
         raise ValueError(f"{adapter_config} must hold a JSON object, got {type(entries).__name__}")
@@ -140,7 +166,11 @@ def adapter_base(adapter_config: Path) -> str | None:
 
 
 def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
-    """The config of a folder or of a repository on the Hub, with or without a position scheme, of a supported family.
+    """Load the config of a model of a supported family, with or without a position scheme, and check it.
+
+    Args:
+        model: a folder or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
 
     Raises:
         OSError: there is no config, or it cannot be downloaded.
@@ -157,7 +187,17 @@ def checked_config(model: str, revision: str | None = None) -> PreTrainedConfig:
 
 
 def load_config(model: str, revision: str | None = None, download: bool = False) -> PreTrainedConfig:
-    """[`checked_config`], whose `architectures` name what the weights are: see [`name_as_weights`]."""
+    """Load a config as [`checked_config`] does, and correct `architectures` as [`name_as_weights`] does.
+
+    Args:
+        model: a folder or a name on the Hub.
+        revision: branch, tag or commit on the Hub.
+        download: download the weights from the Hub, if they are not in the cache, to read their parameter names.
+
+    Raises:
+        OSError: there is no config, or it cannot be downloaded.
+        ValueError: the family is not supported, a config option is wrong, or a value is impossible.
+    """
     config = checked_config(model, revision)
     name_as_weights(config, saved_class(config), model, revision, download)
     return config
@@ -170,13 +210,17 @@ def name_as_weights(
     revision: str | None = None,
     download: bool = False,
 ) -> None:
-    """If the weights contain nothing of the task head that a config names, let the config name the base model, and log a warning.
+    """Set `architectures` of a config to the base model, and log a warning, if the weights lack the task head that it names.
 
-    Many configs of base models name a task head, among them those of sentence-transformers. That head would be random numbers.
+    Many configs of base models name a task head, for example those of sentence-transformers. Its parameters would be random numbers.
 
     Args:
+        config: the config. It is changed in place.
         cls: the class that the config names.
-        download: fetch weights from the Hub to look at their names; otherwise those that are not here are not looked at.
+        place: the folder, or the name on the Hub.
+        revision: branch, tag or commit on the Hub.
+        download: download the weights from the Hub, if they are not in the cache, to read their parameter names. With False, the config
+            then stays as it is.
     """
     model = made_of(config, cls, layers=1)
     names = None if model.base_model is model else tensor_names(place, revision, download)
@@ -203,18 +247,25 @@ def native_positions(config: PreTrainedConfig) -> str:
 
 
 def schemes_of(config: PositionConfigMixin) -> list[type[PositionScheme]]:
-    """The schemes of a config, in the order of `position_scheme`, and last what only global layers have."""
+    """The classes of a model's schemes: those of `position_scheme` in its order, then those that only global layers have."""
     return [*config.schemes.values()]
 
 
 def flags_of(config: PositionConfigMixin) -> dict[str, Any]:
-    """The config options other than `position_scheme` that are set in a config."""
+    """The config options that are set in a config, except `position_scheme`, and their values."""
     flags = {flag: getattr(config, flag) for flag in FLAGS if flag != "position_scheme"}
     return {flag: value for flag, value in flags.items() if value is not None}
 
 
 def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
-    """The config options of schemes, by default of all, as rows for people: name, values, and for each scheme its help and default."""
+    """Describe config options in rows of a table.
+
+    Args:
+        names: names of schemes. Only their options are described. Default: all schemes.
+
+    Returns:
+        For each option its name, the possible values, and for each scheme what it does and its default.
+    """
     names, rows = [ALL, *(SCHEMES if names is None else names)], []
     for flag, users in FLAGS.items():
         said: dict[tuple[str, str], list[str]] = {}
@@ -228,7 +279,12 @@ def flag_rows(names: Iterable[str] | None = None) -> list[tuple[str, str, str]]:
 
 
 def flags_by_name() -> dict[str, dict[str, str]]:
-    """For each config option except `position_scheme`: its JSON type ("word" for one of several), its help, and an example of a dictionary."""
+    """Describe all config options except `position_scheme`, for a command line.
+
+    Returns:
+        A dictionary for each option, with `kind`, the JSON type of its values ("word" for one of several strings), `help`, and if the values
+            are dictionaries, `example`.
+    """
     flags = {}
     for flag, values, meaning in flag_rows():
         kind = kind_of(flag)
@@ -239,31 +295,45 @@ def flags_by_name() -> dict[str, dict[str, str]]:
 
 
 def unpad_row() -> tuple[str, str, str]:
-    """Name, values and meaning of `unpad`, the config option that belongs to no scheme."""
+    """Describe the option `unpad`, which belongs to no scheme, as a row of [`flag_rows`]."""
     return UNPAD.name, UNPAD.kind.values, f"all: {UNPAD.help} (default {UNPAD.described_default()})"
 
 
 def auto_class(config: PositionConfigMixin) -> str:
-    """The name of the Auto class that loads a model with this config as the class that it was saved as."""
+    """The name of the Auto class to load a model with, such as `AutoModelForMaskedLM`. It follows from `architectures` in the config."""
     name = saved_class(config).__name__
     return next(auto for auto, served in config.auto_classes.items() if served == name)
 
 
 def pipeline_tag(config: PositionConfigMixin) -> str | None:
-    """The Hub's name for the task of a model with this config; None if the Hub has none."""
+    """The Hub's name for the task of a model, such as `fill-mask`. None if the Hub has no name for it."""
     name = saved_class(config).__name__
     return next((tag for ending, tag in PIPELINE_TAGS.items() if name.endswith(ending)), None)
 
 
 def parameter_shapes(config: PositionConfigMixin) -> tuple[dict[str, tuple[int, ...]], int]:
-    """Name and shape of each parameter that the schemes add, and the number of all parameters of the model."""
+    """The parameters that a model's schemes add.
+
+    Args:
+        config: the config of a model. No weights are needed.
+
+    Returns:
+        The name and shape of each of these parameters, and the number of all parameters of the model.
+    """
     model = made_of(config, saved_class(config))
     shapes = {name: tuple(parameter.shape) for name, parameter in position_parameters(model).items()}
     return shapes, model.num_parameters()
 
 
 def per_layer(shapes: dict[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...], int]]:
-    """Parameters as rows (name with N for the layer's number, shape, how often), those of equal layers as one."""
+    """Describe parameters in rows of a table, with one row for the same parameter of all layers.
+
+    Args:
+        shapes: name and shape of each parameter.
+
+    Returns:
+        For each row the name, with N for the number of the layer, the shape, and the number of such parameters.
+    """
     rows: dict[tuple[str, tuple[int, ...]], int] = {}
     for name, shape in shapes.items():
         row = (re.sub(r"\.layer\.\d+\.", ".layer.N.", name), shape)

@@ -33,6 +33,7 @@ from .configs import (
     tokenizer_length,
     unpad_row,
 )
+from .sentence_folders import CHUNKED, chunk_size, text_length
 
 
 Rows = list[tuple[str, ...]]
@@ -115,6 +116,10 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     parts, of_adapter = [], None
     if adapter is not None:
         base = adapter_base(Path(adapter))
+        if base is None:
+            raise ValueError(
+                f"{model} is an adapter that names no base model (base_model_name_or_path): give the model itself"
+            )
         parts.append(f"{model} is an adapter of {base}:")
         of_adapter = tokenizer_length(model, revision)
         model, revision = base, None
@@ -122,8 +127,13 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     tokenizers = {"tokenizer": tokenizer_length(model, revision)}
     if of_adapter is not None:
         tokenizers["adapter's tokenizer"] = of_adapter
-    tokens = _tokens(longest_sequence(config), tokenizers)
+    length, chunk = text_length(Path(model)), chunk_size(Path(model))
+    tokens = _tokens(longest_sequence(config), {} if chunk else tokenizers)
+    if length:
+        tokens.append(("sentence-transformers", _texts(length, chunk)))
     name, without = f"{model} ({config.model_type})", ["the same: hf_posenc does not change this model"]
+    if chunk:
+        without = ["the Auto classes load the encoder, which reads no chunks; sentence-transformers cannot load it"]
     if isinstance(config, PositionConfigMixin):
         entries = read_config(model, revision)
         name = f"{model} ({entries['model_type']}, {saved_class(config).__name__})"
@@ -134,16 +144,22 @@ def inspect(model: Any, revision: str | None = None) -> Description:
 
 def _inspect_in_memory(given: Any) -> Description:
     """The positions of each model in an object in memory."""
-    models = outermost(module_inside(given), lambda part: isinstance(part, tuple(BASE_MODELS)))
+    whole = module_inside(given)
+    models = outermost(whole, lambda part: isinstance(part, tuple(BASE_MODELS)))
     if not models:
         raise ValueError(
             f"this {type(given).__name__} contains no model of a family that supports position schemes: {families()}"
         )
-    tokenizer, tables = getattr(given, "tokenizer", None), []
+    chunked = next(
+        (part for part in whole.modules() if CHUNKED == f"{type(part).__module__}.{type(part).__name__}"), None
+    )
+    tokenizer, tables = getattr(given, "tokenizer", None) if chunked is None else None, []
     for path, model in models.items():
         name = f"{type(model).__name__}, {path} of this {type(given).__name__}" if path else type(model).__name__
         tokenizers = {"tokenizer": length_of(tokenizer.model_max_length)} if tokenizer is not None else {}
         tokens = _tokens(longest_sequence(model.config), tokenizers)
+        if chunked is not None:
+            tokens.append(("sentence-transformers", _texts(chunked.max_seq_length, chunked.chunk_size)))
         shapes = {parameter: tuple(value.shape) for parameter, value in position_parameters(model).items()}
         tables.append(_rows(name, model.config, tokens, (shapes, model.num_parameters())))
     return Description(tables)
@@ -175,6 +191,14 @@ def _tokens(longest: int | None, tokenizers: dict[str, float | None]) -> list[tu
         said, *hints = _tokenizer(length, longest)
         rows += [(name, said), *(("", hint) for hint in hints)]
     return rows
+
+
+def _texts(length: int, chunk: int | None) -> str:
+    """What sentence-transformers does with long texts: where it truncates, and the tokens of a chunk where it reads chunks."""
+    truncates = f"truncates at {length:,} tokens (max_seq_length)"
+    if chunk is None:
+        return truncates
+    return f"{truncates}, and reads chunks of {chunk}; load it with trust_remote_code=True, and hf_posenc installed"
 
 
 def _tokenizer(length: float | None, longest: int | None) -> list[str]:

@@ -27,10 +27,13 @@ LARGEST = {
 
 @contextmanager
 def config_of(place: str) -> Iterator[None]:
-    """Turns errors of Transformers or torch about a config, of any kind, into a ValueError of one line.
+    """Context in which errors of Transformers and torch about a config become a ValueError with one line.
+
+    Args:
+        place: the name of the model, for the message.
 
     Raises:
-        ValueError: that, or one that was raised within.
+        ValueError: the config is wrong. An OSError stays an OSError.
     """
     try:
         yield
@@ -48,13 +51,13 @@ def _line(error: Exception) -> str:
 
 
 def check_sizes(place: str, entries: dict[str, Any], usual: PreTrainedConfig, family: Family | None) -> None:
-    """Raise ValueError, naming the entry, for an impossible size.
+    """Raise ValueError, with the name of the entry, if a size in a config is impossible.
 
     Args:
-        place: where the config is, for messages.
-        entries: of its config.json.
-        usual: the config without entries.
-        family: the description of its family; None for one without position schemes, whose names are BERT's.
+        place: the name of the model, for messages.
+        entries: the entries of its `config.json`.
+        usual: a config of the same class with default values.
+        family: the description of its family. None for a family without position schemes, whose entries have the names of BERT's.
     """
     known = {usual.attribute_map.get(name, name): value for name, value in entries.items()}
     config = SimpleNamespace(**{**vars(usual), **known})

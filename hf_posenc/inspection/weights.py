@@ -21,7 +21,7 @@ from transformers.utils import (
 
 # In the order in which `from_pretrained` looks for them.
 FILES = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
-# What reading weights raises where they are damaged, or are not those of the config beside them.
+# What reading weights raises where they are damaged, or are not those of the config next to them.
 DAMAGE = (SafetensorError, RuntimeError, EOFError, UnpicklingError)
 # Names of before transformers 4, which it still reads.
 OLD_NAMES = {"gamma": "weight", "beta": "bias"}

@@ -220,9 +220,10 @@ def _register_family(changes: Changes, stock: type, variant: type[PositionConfig
 
 
 def install() -> None:
-    """Install the hooks. Runs when hf_posenc is imported; where it has run, it does nothing.
+    """Install the hooks on Transformers and PEFT, so that their classes accept position schemes.
 
-    Another hf_posenc that is installed already (another version, or this one before it was reloaded) is taken out first.
+    `import hf_posenc` calls this. If the hooks are installed, it does nothing. Hooks of another copy of hf_posenc (another version, or
+    this one before it was reloaded) are removed first.
     """
     installed = vars(PreTrainedModel).get(INSTALLED)
     if installed is not None and installed.made_by is install:
@@ -255,14 +256,14 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put transformers and PEFT back as they were; where nothing is installed, do nothing.
+    """Remove the hooks on Transformers and PEFT. If they are not installed, do nothing.
 
-    What somebody else has changed since then stays: a hook of theirs around one of ours (which then only passes calls on),
-    their entries in the registries. Classes with position schemes go on working: `PosencBertModel.from_pretrained(...,
-    position_scheme=...)`.
+    Changes that others have made in the meantime stay: their entries in registries, and their hooks around those of hf_posenc, which
+    then only call the original. Classes with a position scheme still work, as in
+    `PosencBertModel.from_pretrained(..., position_scheme=...)`.
 
-    One thing stays by itself: `__new__` of `PreTrainedModel` and `PreTrainedConfig`, which passes calls on to what there was
-    before. Python cannot take it off a class again.
+    `__new__` of `PreTrainedModel` and `PreTrainedConfig` also stays, because Python cannot remove it from a class. It only calls the
+    original.
     """
     installed = vars(PreTrainedModel).get(INSTALLED)
     if installed is not None:

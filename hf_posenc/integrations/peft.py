@@ -33,26 +33,27 @@ def train_positions(model: Any, adapter_name: str | None = None) -> int:
         model = get_peft_model(model, LoraConfig())
         train_positions(model)
 
-    The adapter gets a copy of every module of the schemes, as if its config had named them in `modules_to_save`, and from
-    here on everything is PEFT's: `Trainer`, `save_pretrained`, `PeftModel.from_pretrained`, `set_adapter`,
-    `disable_adapter`, `merge_and_unload`. Each adapter may have its own positions; one without uses the base model's.
-    (Loaded to be trained on, with `is_trainable=True`, an adapter has them already.) Loaded into a model whose schemes lack
-    those modules, they are passed over by PEFT, as all that `modules_to_save` names and a model lacks.
+    The adapter gets a copy of each module of the schemes, as if its config named these modules in `modules_to_save`. PEFT then
+    trains, saves, loads and merges the copies. Each adapter can have position parameters; an adapter without them uses those of the
+    base model. You need not call this function for an adapter that was loaded with position parameters, as with `is_trainable=True`.
 
-    A module that an adapter changes in its own way (LoRA on `linear_pos`, by `target_modules="all-linear"`) is left to it.
+    If the adapter already changes one of these modules, as LoRA with `target_modules="all-linear"` changes `linear_pos`, the module is
+    not copied.
+
+    Load the adapter into a base model with the same scheme. If the model lacks the modules, PEFT skips them without a warning.
 
     Args:
-        model: what `get_peft_model` returned, or a model after `add_adapter`; or what holds one such model, such as a
+        model: the result of `get_peft_model`, a model after `add_adapter`, or an object that contains one such model, such as a
             SentenceTransformer.
-        adapter_name: the active adapter if not given.
+        adapter_name: the adapter. Default: the active one.
 
     Returns:
-        Number of position parameters that the adapter has now; 0 where the schemes have none (rope, alibi).
+        The number of position parameters that the adapter has now (scalar values). It is 0 if the schemes have none (rope, alibi).
 
     Raises:
         TypeError: `model` has no adapter.
-        ValueError: `model` has no position scheme, has no adapter of that name, several are active and none is named, or it holds several
-            models with adapters.
+        ValueError: `model` has no position scheme or no adapter of that name, several adapters are active and none is named, or the
+            object contains several models with adapters.
     """
     adapted = outermost(module_inside(model), _has_adapters)
     if not adapted:

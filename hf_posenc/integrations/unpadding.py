@@ -79,22 +79,26 @@ def _family_of(model: nn.Module) -> Family | None:
 
 
 def unpad(model: Any, on: bool = True) -> int:
-    """Have models skip padding, on CPUs and CUDA, where that saves enough; with `on=False`, have them compute it again.
+    """Skip padding in models, on CPUs and CUDA, if a batch has enough of it.
 
-    For base models and task heads of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa and DeBERTa-v2, and
-    for all that contains some: `SentenceTransformer`, `CrossEncoder`, pipelines, your modules. Every token that is not
-    padding gets the same hidden state as before, and padding gets zeros. Copies of a model have it, too.
+    Every token that is not padding gets the same hidden state as before, up to rounding. Padding gets zeros. Copies and pickles of a model
+    keep the setting.
 
-    Models with a position scheme skip padding on CPUs by themselves. There, this call is for CUDA, and it sets the config option `unpad`,
-    which is saved where it is `False`. Nothing of it is saved with original models.
+    Models with a position scheme skip padding on CPUs without this call. They need it on CUDA. It sets their config option `unpad`, which is
+    saved if it is `False`. Nothing is saved with Transformers' own models, so call it again after loading.
+
+    Args:
+        model: a base model or a model with a task head of BERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa or
+            DeBERTa-v2; or an object that contains one or several: a `SentenceTransformer`, a `CrossEncoder`, a pipeline or your module.
+        on: `False` computes padding again.
 
     Returns:
-        The number of base models in which it is on now, or off.
+        The number of base models in which padding is now skipped, or with `on=False`, computed.
 
     Raises:
-        TypeError: what is given is and has no module.
-        ValueError: there is no such model in it, or something in it that reads hidden states at padding. (A recurrent
-            network raises when it is called with anything but a `PackedSequence`.)
+        TypeError: `model` is not a module and contains none.
+        ValueError: `model` contains no such base model, or it contains a module that reads hidden states at padding, such as a
+            convolution. (A recurrent network raises an error later, if it is called with anything but a `PackedSequence`.)
     """
     model = module_inside(model)
     found = {part: family for part in model.modules() if (family := _family_of(part)) is not None}
@@ -187,7 +191,7 @@ _hooked: dict[type[nn.Module], tuple[Changes, Callable]] = {}
 
 
 def note_hooked(changes: Changes, cls: type[nn.Module]) -> None:
-    """Note that the `forward` of a stock self-attention, as it is now, computes packed states where [`current_packing`] has a packing."""
+    """Note that the `forward` of an original self-attention, as it is now, computes packed states where [`current_packing`] has a packing."""
     _hooked[cls] = changes, cls.forward
 
 
@@ -273,14 +277,21 @@ def _inputs(module: nn.Module, args: tuple, kwargs: dict) -> ModelInputs:
     return ModelInputs.of(_receives(type(module)), args, kwargs)
 
 
-def _head_reads_padding(model: PreTrainedModel) -> bool:
-    """Whether the loss of the head that calls a base model reads padding.
+def _is_model_of(encoder: nn.Module, caller: object) -> bool:
+    """Whether a module is the original base model of an encoder: that of the hook, or a replica of it, which nn.DataParallel gives the same hook."""
+    family = _family_of(caller)
+    return family is not None and family.encoder_of(caller) is encoder
+
+
+def _head_reads_padding(encoder: nn.Module) -> bool:
+    """Whether the loss of the head that calls the base model of an encoder reads padding.
 
     Its `forward` may have been called past its hooks, and nobody but the head knows its labels then: they are looked up where it
     calls its base model from.
     """
     for caller, arguments in _calling_forwards():
-        if isinstance(caller, PreTrainedModel) and caller is not model and caller.base_model is model:
+        is_head = isinstance(caller, PreTrainedModel) and caller.base_model is not caller
+        if is_head and _is_model_of(encoder, caller.base_model):
             inputs = ModelInputs(arguments, arguments.get(_receives(type(caller)).mask))
             return loss_reads_padding(inputs, is_requested=True)
     return False
@@ -318,7 +329,7 @@ class UnpadInput:
         model, family, asked = self.model, _family_of(self.model), {}
         if family in (DEBERTA, DEBERTA_V2):
             caller, arguments = next(_calling_forwards(), (None, {}))
-            if caller is not model:  # the encoder was called by itself
+            if not _is_model_of(encoder, caller):  # the encoder was called by itself
                 return None
             mask = inputs.attention_mask
             asked = {name: arguments.get(name) for name in ("output_hidden_states", "output_attentions")}
@@ -331,7 +342,7 @@ class UnpadInput:
                 "an option of DeBERTa"
             )
             return None
-        if _head_reads_padding(model):
+        if _head_reads_padding(encoder):
             logger.debug("padding is computed: the loss reads positions that are padding")
             return None
         as_called = ModelInputs({**inputs.arguments, **asked, "inputs_embeds": states}, mask, inputs.cache)
@@ -345,8 +356,10 @@ def _mask_of_keys(mask: torch.Tensor | None, states: torch.Tensor, implementatio
         return None  # Transformers adds it to the scores, as numbers
     if not is_tensor(mask) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] != len(states):
         return None
-    mask = allowed(mask)
-    return mask[:, 0, 0] if torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
+    of_query = mask[:, 0, 0]
+    seen = allowed(of_query)
+    adds_numbers = mask.dtype != torch.bool and bool(of_query[seen].any())
+    return seen if not adds_numbers and torch.equal(mask, mask[:, :, :1].expand_as(mask)) else None
 
 
 def _may_pack(model: PreTrainedModel, encoder: nn.Module, family: Family, mask: torch.Tensor | None) -> bool:

@@ -17,6 +17,12 @@ def allowed(mask: torch.Tensor) -> torch.Tensor:
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
 
 
+def check_pairs(mask: torch.Tensor) -> None:
+    """Raise TypeError for a mask of pairs in numbers that are neither boolean nor added to scores."""
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise TypeError(f"an attention mask of pairs must be boolean or additive floating point, got {mask.dtype}")
+
+
 def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """A mask as numbers that are added to the scores; one that is so already is left as it is."""
     if mask is None or mask.dtype != torch.bool:
@@ -41,6 +47,7 @@ def visible(mask: Any, query_length: int, key_length: int, device: torch.device)
     if mask.dim() == 2:
         # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
         return nn.functional.pad(mask.bool(), (0, max(key_length - mask.shape[1], 0)))[:, :key_length]
+    check_pairs(mask)
     seen = allowed(mask)[..., :key_length]
     return seen if mask.dim() == 3 else seen.any(1)
 
@@ -184,10 +191,8 @@ class Mask:
 
     def check(self) -> None:
         """Raise TypeError for numbers that are neither boolean nor added to scores."""
-        if is_tensor(self.given) and self.given.dtype != torch.bool and not self.given.dtype.is_floating_point:
-            raise TypeError(
-                f"an attention mask of pairs must be boolean or additive floating point, got {self.given.dtype}"
-            )
+        if is_tensor(self.given):
+            check_pairs(self.given)
 
     def without_window(self) -> "Mask":
         return replace(self, window=None)

@@ -14,8 +14,10 @@ _SYMBOLIC = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 
 
 def is_traced() -> bool:
-    """Whether what runs is being recorded, computes shapes alone, or is transformed as `torch.func` does: then values must not
-    be looked at."""
+    """True if code must not read the values of tensors.
+
+    This is so under `torch.compile`, tracing and export, with fake tensors that have only shapes, and in transforms of `torch.func`.
+    """
     if _is_recorded() or torch._C._are_functorch_transforms_active():
         return True
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in _SYMBOLIC)

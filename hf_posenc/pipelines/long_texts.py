@@ -115,21 +115,29 @@ class _Windows:
         first, end, number = document["first"], document["end"], len(document["input_ids"])
         parts = [output["window"] for output in outputs]
         owners = torch.tensor(most_central(document["word_ids"][first:end], parts), dtype=torch.long)
-        found = outputs[0][name].new_zeros(number, outputs[0][name].shape[-1])
-        for index, ((start, stop), output) in enumerate(zip(parts, outputs, strict=True)):
+        around = first + number - end
+        states = [
+            self.without_padding(output[name][0], stop - start + around)
+            for (start, stop), output in zip(parts, outputs, strict=True)
+        ]
+        found = states[0].new_zeros(number, states[0].shape[-1])
+        for index, ((start, stop), of_window) in enumerate(zip(parts, states)):
             own = (owners[start:stop] == index).nonzero()[:, 0]
-            found[first + start + own] = output[name][0, first + own]
-        last = parts[-1][1] - parts[-1][0]
-        found[:first] = outputs[0][name][0, :first]
-        found[end:] = outputs[-1][name][0, first + last : first + last + number - end]
+            found[first + start + own] = of_window[first + own]
+        found[:first] = states[0][:first]
+        found[end:] = states[-1][len(states[-1]) - (number - end) :]
         return found
+
+    def without_padding(self, states: torch.Tensor, tokens: int) -> torch.Tensor:
+        """The states of a window's own tokens, which a batch has padded on the tokenizer's side."""
+        return states[len(states) - tokens :] if self.tokenizer.padding_side == "left" else states[:tokens]
 
 
 class LongTokenClassificationPipeline(_Windows, TokenClassificationPipeline):
     """[`TokenClassificationPipeline`] for texts of any length, also beyond the model's maximum sequence length.
 
     A text is read in overlapping windows. The scores of a word come from the window in which it is most central: the one with the most
-    context on the side that has less. Windows do not split words. Entities are grouped after all windows are read, as if there had been one pass.
+    context on the side that has less. Windows do not split words. Entities are grouped after all windows are read, so they can cross windows.
     A text that fits in one window gets the same result as from [`TokenClassificationPipeline`]. With `batch_size`, windows of several texts
     share a batch.
 

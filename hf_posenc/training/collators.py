@@ -11,13 +11,14 @@ import torch
 class RandomizedPositions:
     """A data collator that gives the tokens of each text random positions, in ascending order.
 
-    A model that is trained on short texts then sees all distances that longer ones have. Any scheme takes them, as `position_ids`. Each text gets
-    as many positions as it has tokens, drawn without replacement from `longest`. Padding gets the position that its family gives it.
+    A model that is trained on short texts then sees all distances that longer texts have. Each text gets as many positions as it has tokens,
+    drawn without replacement from `longest`. They are passed as `position_ids`, which all schemes accept. Padding gets the position id that is
+    usual in the model's family.
 
-    Use it for training, and evaluate without it, or with as many positions as the longest text has.
+    Use this collator for training. Evaluate without it, or with `longest` equal to the length of the longest text.
 
     Args:
-        collator: what makes a batch of the features: `DataCollatorWithPadding(tokenizer)`, for example. The batch must have `input_ids` and
+        collator: the collator that makes batches, such as `DataCollatorWithPadding(tokenizer)`. A batch must have `input_ids` and
             may have an `attention_mask`.
         longest: number of positions to draw from.
         first_position: position id of a text's first token, `model.config.first_position`: 0, and `pad_token_id + 1` in families like RoBERTa.

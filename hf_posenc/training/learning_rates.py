@@ -39,11 +39,14 @@ def check_rate(rate: Any, name: str = "position_learning_rate") -> None:
 def tables_and_biases(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The position parameters of a model, except wide weight matrices and norms (for example of transformer_xl and tupe).
 
-    Each entry of a table or bias is added to a score by itself and may move far. A matrix sums over hundreds of features. With the high
-    learning rate of tables it would dominate the content scores after a step or two, so it learns at the rate of the model's own matrices.
-    (This is the rule of μP, Yang et al. 2022: learning rates of matrices shrink with their width, those of other parameters do not.) The
-    matrices of a small network (`fire`: [`SmallPositionLinear`], at most 32 features) sum over few features, and are included. Learned
-    frequencies of `rope` are not: see [`frequencies`].
+    These parameters can have a high learning rate, because each of their values changes few scores. A matrix sums over hundreds of features.
+    With a high learning rate, its term would exceed the content scores after a step or two, so it needs the learning rate of the model's
+    other matrices. (This is the rule of μP, Yang et al. 2022: the learning rates of matrices shrink with their width, those of other
+    parameters do not.) The matrices of small networks are included, because they sum over few features (`fire`, and every
+    [`SmallPositionLinear`]). The learned frequencies of `rope` are not included: see [`frequencies`].
+
+    Returns:
+        A dict from full names to parameters.
     """
     others = _of_kind(model, torch.nn.Linear | torch.nn.LayerNorm | PositionFrequencies)
     small = _of_kind(model, SmallPositionLinear)
@@ -63,7 +66,11 @@ def _of_kind(model: torch.nn.Module, kind: Any) -> set[int]:
 def frequencies(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """The learned frequencies of a model (`rope` with `position_learn_frequencies`).
 
-    What a step changes grows with the distance: at a rate of 0.1, one step of Adam turns a pair of features by 12.8 radians at distance 128.
+    The effect of a step grows with the distance: at a learning rate of 0.1, one step of Adam rotates a pair of features by 12.8 radians at
+    distance 128. So these parameters need a low learning rate.
+
+    Returns:
+        A dict from full names to parameters.
     """
     own = _of_kind(model, PositionFrequencies)
     return {name: parameter for name, parameter in position_parameters(model).items() if id(parameter) in own}
@@ -74,11 +81,11 @@ def move_to_own_groups(
 ) -> None:
     """Move parameters from an optimizer's groups into separate groups, without weight decay.
 
-    Each group that holds some of them is split in two, so that everything else that `Trainer` grouped by stays separate.
+    Each group that contains some of them is split in two. The new group has the other settings of the old one.
 
     Raises:
         TypeError: the rate is not a number.
-        ValueError: the rate is negative, infinite or NaN; or the optimizer lacks a parameter that is to be trained.
+        ValueError: the rate is negative, infinite or NaN; or the optimizer lacks one of the parameters that require gradients.
     """
     check_rate(learning_rate)
     wanted = {id(parameter) for parameter in parameters.values() if parameter.requires_grad}
@@ -98,15 +105,16 @@ def move_to_own_groups(
 def warn_of_tables_that_stay(model: torch.nn.Module, optimizer: Any, learning_rate: float, steps: int) -> None:
     """Log a warning once if zero-initialized tables and biases will stay near zero.
 
-    They do if they are frozen, or if they have the learning rate of other parameters and few steps: Adam moves a number by about the
-    learning rate per step, and a schedule that decays to 0 halves that. A different rate is taken as intended.
+    They stay near zero if they are frozen, or if they have the learning rate of the other parameters and training is short. Adam changes a
+    value by about the learning rate per step, and by half of that on average if the schedule decays to 0. If a parameter has a learning rate
+    that the other parameters do not have, it counts as intended, and there is no warning.
 
-    Every `Trainer` calls this (integrations/trainer.py), on one process only. Of sharded parameters only the local part is read, because
-    the whole would need the other processes.
+    Every `Trainer` calls this function, on one process only. Of sharded parameters it reads only the local part.
 
     Args:
-        optimizer: the optimizer that will train; one without parameter groups is ignored.
-        learning_rate: the trainer's, which is compared if the optimizer holds only tables and biases.
+        model: the model that will be trained.
+        optimizer: its optimizer. An optimizer without parameter groups is ignored.
+        learning_rate: the learning rate of the other parameters, if the optimizer contains only tables and biases.
         steps: number of training steps.
     """
     tables = tables_and_biases(model)

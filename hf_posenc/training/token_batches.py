@@ -14,31 +14,31 @@ DRAWS, SPARE = 10, 0.02
 
 
 class TokenBatchSampler(Sampler[list[int]]):
-    """A batch sampler whose batches have at most so many tokens: many short texts, or a few long ones.
+    """A batch sampler with a limit of tokens for each batch: many short texts, or a few long ones.
 
-    As in transformers' `LengthGroupedSampler`, texts are shuffled, cut into parts of some 50 batches, and sorted by their lengths in each
-    part. Batches are cut from that, and shuffled; the one with the longest text comes first, so that memory runs out early. Each text is in one batch
-    of an epoch. A text that is longer than the limit has a batch of its own.
+    As in transformers' `LengthGroupedSampler`, texts are shuffled, cut into parts of about 50 batches, and sorted by length within each
+    part. The sorted texts are cut into batches, and the batches are shuffled. The batch with the longest text comes first, so that a lack of
+    memory shows early. Each text is in one batch of an epoch. A text that is longer than the limit is alone in its batch.
 
-    All epochs have the same number of batches, a multiple of `multiple_of` if there are enough texts. Batches that follow each other in groups of so many have similar
-    numbers of tokens, so processes that take turns have the same amount of work. accelerate gives each process its batches
-    and tells the sampler the epoch:
+    All epochs have the same number of batches. If there are enough texts, this is a multiple of `multiple_of`. Each group of `multiple_of`
+    consecutive batches has similar numbers of tokens, so all processes have the same amount of work. accelerate distributes the
+    batches to the processes and passes the epoch to the sampler:
 
         sampler = TokenBatchSampler(lengths, max_tokens=4096, multiple_of=accelerator.num_processes)
         loader = accelerator.prepare(DataLoader(data, batch_sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer)))
 
-    Batches differ in their number of texts, so the mean of their losses is not that of all texts. `PositionTrainer` and models with a position
+    Batches differ in their number of texts, so the mean of their losses is not the mean over all texts. `PositionTrainer` and models with a position
     scheme divide by `num_items_in_batch`, the labels of all batches of an optimizer step in all processes. In a training loop, take the sum of the
     losses, divide it by that number, and multiply it by the number of processes, because DistributedDataParallel takes the mean.
 
     Args:
-        lengths: tokens of each text.
-        max_tokens: limit of a batch.
-        counts_padding: a batch counts its texts times the longest of them, as it is computed with padding. With `False`, it counts its tokens,
-            as in padding-free models.
+        lengths: number of tokens of each text.
+        max_tokens: largest number of tokens of a batch.
+        counts_padding: count padding too: the number of texts times the length of the longest. `False` counts the tokens of the texts only,
+            which suits padding-free models.
         multiple_of: number of processes.
         shuffle: `False` sorts all texts, and gives the same batches in the same order in each epoch.
-        seed: of the order; each epoch has another one.
+        seed: seed of the order. The order differs between epochs.
 
     Raises:
         ValueError: there are fewer texts than `multiple_of`, or a number is not positive.
@@ -69,7 +69,7 @@ class TokenBatchSampler(Sampler[list[int]]):
 
     @property
     def sampler(self) -> "TokenBatchSampler":
-        """Itself: accelerate tells the epoch to the sampler of a batch sampler."""
+        """This object. accelerate passes the epoch to the `sampler` of a batch sampler."""
         return self
 
     def set_epoch(self, epoch: int) -> None:

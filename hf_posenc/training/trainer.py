@@ -16,13 +16,13 @@ from .token_batches import TokenBatchSampler
 class PositionTrainer(Trainer):
     """[`Trainer`] with a separate learning rate for the tables and biases of position schemes.
 
-    These are few and start at zero, so the learning rate of a pretrained model would hardly move them. Their parameter groups have no
-    weight decay. The learning-rate schedule applies to them as to all other parameters.
+    A table has a vector or a number for each distance, bucket or position. Most tables start at zero, so the learning rate of a pretrained
+    model would hardly change them. Their parameter groups have no weight decay. The learning-rate schedule applies to them as to all other parameters.
 
     Args:
         position_learning_rate: their learning rate. Default: `args.position_learning_rate` if there is one, else the same rate as for all other
             parameters, with a warning if that would leave zero-initialized tables near zero.
-        max_tokens_per_batch: limit of the tokens of a training batch in each process, padding included, in place of
+        max_tokens_per_batch: largest number of tokens of a training batch in each process, padding included. It replaces
             `per_device_train_batch_size`; see [`TokenBatchSampler`]. A text's length is that of its `input_ids`, or in the column
             `args.length_column_name` of a `datasets.Dataset`.
         args, kwargs: the arguments of `Trainer`.
@@ -50,7 +50,7 @@ class PositionTrainer(Trainer):
         self.position_learning_rate = position_learning_rate
 
     def get_train_dataloader(self) -> DataLoader:
-        """As in `Trainer`; with a limit of tokens, of batches by that."""
+        """As in `Trainer`. With `max_tokens_per_batch`, the batches are those of [`TokenBatchSampler`]."""
         loader = super().get_train_dataloader()
         if self.max_tokens_per_batch is None:
             return loader
@@ -73,8 +73,8 @@ class PositionTrainer(Trainer):
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in `Trainer`, with the position tables and biases in separate parameter groups.
 
-        This happens here because the optimizer is new and holds the parameters that will be trained: those of a
-        sharded model, and in the same order when a run is resumed.
+        The groups are made here, when the optimizer already has the parameters that will be trained: those of a sharded model, and in the
+        same order when a run is resumed.
 
         Raises:
             ValueError: a learning rate is given, but the optimizer does not hold the model's position parameters, as

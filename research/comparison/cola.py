@@ -103,7 +103,7 @@ def markdown_table(runs: list[Run]) -> str:
         "Matthews correlation",
         "seeds",
         "position parameters",
-        "their largest",
+        "largest magnitude",
     ]
     rows = []
     for scheme, rate in dict.fromkeys((run.scheme, run.position_learning_rate) for run in runs):
@@ -113,7 +113,7 @@ def markdown_table(runs: list[Run]) -> str:
         seeds = " ".join(str(run.seed) for run in own)
         size = f"{own[0].position_parameters:,}"
         rows.append([scheme, written_rate, quality, seeds, size, largest, rms])
-    return as_markdown([*header, "their RMS"], rows) + "\n"
+    return as_markdown([*header, "RMS"], rows) + "\n"
 
 
 def main() -> None:

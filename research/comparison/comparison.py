@@ -50,6 +50,8 @@ COMBINATIONS = [f"{scheme}{how}" for scheme in ("absolute", "sinusoidal") for ho
 # Sinusoids whose amplitude is trained.
 LEARN = "position_learn_amplitude=true"
 LEARNED = f"sinusoidal:{LEARN}"
+# The other sinusoids that conversion can fit.
+CONCATENATED = "sinusoidal:position_combine=concat"
 # All flags that tables have a name for.
 NAMED = {**COMBINED, f":{LEARN}": "amplitude learned"}
 # Beside the positions that the checkpoint has.
@@ -150,7 +152,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "schemes": [
             *(scheme for scheme in SCHEMES if scheme != "absolute"),
             LEARNED,
-            "sinusoidal:position_combine=concat",
+            CONCATENATED,
         ],
         "conversion_steps": 200,
         "cost_rounds": 0,

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from hf_posenc.conversion.distillation import has_bfloat16
-from hf_posenc.training import tables_and_biases
+from hf_posenc.training import frequencies, tables_and_biases
 
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,8 @@ from recorded import Line, Runs  # noqa: E402
 
 # A rate at the end of its range is followed one step further.
 RATES, POSITION_RATES = (1e-4, 2e-4, 4e-4), (0.003, 0.01, 0.03)
-FIRST_POSITION_RATE = 0.01
+# Of rotary frequencies: the effect of a step grows with the distance.
+FREQUENCY_RATES = (1e-4, 3e-4, 1e-3)
 # Of attention there is none: kernels without it take less than half of the time.
 DROPOUT = 0.1
 
@@ -31,14 +32,21 @@ Batch = dict[str, torch.Tensor]
 
 
 def groups(model: PreTrainedModel, rate: float, position_rate: float | None) -> list[dict[str, Any]]:
-    """As `PositionTrainer` groups them."""
+    """As `PositionTrainer` groups them; a model has learned frequencies or other position parameters, not both."""
     named = dict(model.named_parameters())
-    positions = [named.pop(name) for name in tables_and_biases(model)]
+    positions = [named.pop(name) for name in tables_and_biases(model) | frequencies(model)]
     return [
         {"params": [one for one in named.values() if one.ndim > 1], "lr": rate, "weight_decay": 0.01},
         {"params": [one for one in named.values() if one.ndim <= 1], "lr": rate, "weight_decay": 0.0},
         {"params": positions, "lr": rate if position_rate is None else position_rate, "weight_decay": 0.0},
     ]
+
+
+def position_rates(model: PreTrainedModel) -> tuple[float, ...]:
+    """Rates to try for position parameters, the second of them first; none where a model has none."""
+    if frequencies(model):
+        return FREQUENCY_RATES
+    return POSITION_RATES if tables_and_biases(model) else ()
 
 
 def autocast() -> torch.autocast:
@@ -100,16 +108,16 @@ class RateSearch:
         tried = self.tried()
         return max(tried, key=tried.__getitem__)
 
-    def to_try(self, has_tables: bool) -> Iterator[Rates]:
+    def to_try(self, positions: Sequence[float]) -> Iterator[Rates]:
         """Rates without a run, one after the other: of the model, and then of positions at the best of those.
 
         The caller adds the run of each before it asks for the next, which may depend on it.
         """
-        first = FIRST_POSITION_RATE if has_tables else None
+        first = positions[1] if positions else None
         yield from self._line([(rate, first) for rate in RATES], lambda rates, by: (rates[0] * by, rates[1]), 2.0)
-        if has_tables:
+        if positions:
             rate = max((rates for rates in self.tried() if rates[1] == first), key=self.tried().__getitem__)[0]
-            line = [(rate, position) for position in POSITION_RATES]
+            line = [(rate, position) for position in positions]
             yield from self._line(line, lambda rates, by: (rates[0], rates[1] * by), 10 / 3)
 
     def _line(self, line: list[Rates], further: Callable[[Rates, float], Rates], factor: float) -> Iterator[Rates]:

@@ -1,10 +1,10 @@
-"""The tables of the study of fine-tuning, from minilm.jsonl: an arm that has not all of its runs is left out.
+"""The tables of the study of fine-tuning, from minilm.jsonl: of folds that all arms have.
 
-python research/finetuning/finetuning_tables.py [FOLDER]    # prints them
+python research/finetuning/finetuning_tables.py [--folder FOLDER]    # prints them
 """
 
-import sys
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 from fine_tuning import Line
 from intervals import Interval, f1
-from litbank import BIN
+from litbank import BIN, MENTIONS, TESTED, TOKENS
 from recorded import read_lines
-from tagging import STUDIES, WHOLE, WINDOWS, WINDOWS_512
+from report import with_marked_tables
+from tagging import APART, CUT, FIRST, LONGEST_SPAN, STUDIES, WHOLE, WINDOWS, WINDOWS_512
 
 from hf_posenc._utils import as_markdown
 
@@ -22,9 +23,10 @@ from hf_posenc._utils import as_markdown
 HERE = Path(__file__).parent
 DRAWS = 10_000
 CONTROL = ("control", WINDOWS)
+TIME = "core ms per 1,000 tokens"
 # On par: the interval of the difference lies within this.
 MARGIN = 0.02
-# Ten arms are compared with one.
+# The level of the plan, for ten arms that are compared with one.
 CORRECTED = 1 - 0.05 / 10
 
 
@@ -35,10 +37,10 @@ def runs_of(study: str, folder: Path = HERE) -> list[Line]:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of an arm as it was read: right, wrong and missed (runs, works, bins, 3), and seconds for each work."""
+    """Of an arm as it was read: right, wrong and missed (runs, works, bins, 3), and milliseconds of a core for 1,000 tokens."""
 
     values: np.ndarray
-    core_seconds: float
+    milliseconds: float
 
     def part(self, first: int, end: int | None = None) -> np.ndarray:
         """Sums over bins, (runs, works, 3)."""
@@ -51,22 +53,45 @@ def recall(counts: np.ndarray) -> np.ndarray:
     return right / np.maximum(right + missed, 1)
 
 
+def micro_f1(counts: np.ndarray) -> np.ndarray:
+    """(..., works, 3) -> (...)."""
+    return f1(counts.sum(axis=-2))
+
+
+# The arms that come first, fold by fold. Tables have the folds that all of them have.
+FIRST_GROUP = ("control", "none", "absolute+t5", "t5 converted", "deberta converted", "rope converted")
+
+
 @cache
-def counts_of(study: str, arm: str, reading: str, which: str = "works", folder: Path = HERE) -> Counts | None:
-    """None where a run is missing; runs are in the order of folds and seeds."""
-    wanted = [(fold, seed) for fold, seeds in STUDIES[study].seeds.items() for seed in seeds]
-    found = {
+def readings_of(study: str, arm: str, folder: Path = HERE) -> dict[tuple[int, int], Line]:
+    """By fold and seed."""
+    return {
         (run["fold"], run["seed"]): run["readings"]
         for run in runs_of(study, folder)
         if run["arm"] == arm and "readings" in run
     }
-    if any(one not in found or reading not in found[one] for one in wanted):
+
+
+def shown(study: str, folder: Path = HERE) -> list[tuple[int, int]]:
+    """Folds and seeds that all arms have, of MiniLM those of the first group."""
+    arms = FIRST_GROUP if study == "minilm" else STUDIES[study].arms
+    planned = [(fold, seed) for fold, seeds in STUDIES[study].seeds.items() for seed in seeds]
+    return [one for one in planned if all(one in readings_of(study, arm, folder) for arm in arms)]
+
+
+@cache
+def counts_of(study: str, arm: str, reading: str, which: str = "works", folder: Path = HERE) -> Counts | None:
+    """Of the runs that are shown, in their order; None where the arm has not all of these."""
+    wanted, found = shown(study, folder), readings_of(study, arm, folder)
+    if not wanted or any(one not in found or reading not in found[one] for one in wanted):
         return None
     works = [[*found[one][reading][which].values()] for one in wanted]
     bins = max(len(rows) for run in works for rows in run)
-    values = np.array([[rows + [[0, 0, 0]] * (bins - len(rows)) for rows in run] for run in works])
+    values = np.array([[rows + [[0] * len(rows[0])] * (bins - len(rows)) for rows in run] for run in works])
+    if which == "mentions":  # nothing is wrong there, only right or missed
+        values = np.insert(values, 1, 0, axis=-1)
     seconds = sum(found[one][reading]["core_seconds"] for one in wanted) / sum(map(len, works))
-    return Counts(values, seconds)
+    return Counts(values, 1e6 * seconds / TOKENS)
 
 
 @cache
@@ -97,13 +122,15 @@ def difference(
 
 # Arm, reading -> what the table calls it.
 ROWS = {
-    ("control", WINDOWS): "own positions, windows of 256 (control)",
-    ("control", WINDOWS_512): "own positions, windows of 512",
-    ("control, longer", WINDOWS): "own positions, twice the steps, windows of 256",
-    ("control", WHOLE): "own positions, longer table, whole works",
+    ("control", WINDOWS): "original positions, windows of 256 (control)",
+    ("control", WINDOWS_512): "original positions, windows of 512",
+    ("control, longer", WINDOWS): "original positions, twice the steps, windows of 256",
+    ("control", WHOLE): "original positions, longer matrix, whole works",
     ("none", WHOLE): "`none`, whole works",
     ("absolute+t5", WINDOWS): "`absolute+t5`, windows of 256",
-    ("absolute+t5", WHOLE): "`absolute+t5`, longer table, whole works",
+    ("absolute+t5", WHOLE): "`absolute+t5`, longer matrix, whole works",
+    ("absolute+learned rope", WINDOWS): "`absolute` and learned rotary frequencies, windows of 256",
+    ("absolute+learned rope", WHOLE): "`absolute` and learned rotary frequencies, longer matrix, whole works",
     ("sinusoidal", WHOLE): "`sinusoidal`, whole works",
     ("concat", WHOLE): "`sinusoidal` concatenated, whole works",
     ("relative", WHOLE): "`relative`, whole works",
@@ -121,6 +148,13 @@ def verdict(less: Interval) -> str:
     return "on par" if -MARGIN < less.low and less.high < MARGIN else "undecided"
 
 
+def with_difference(own: np.ndarray, other: np.ndarray, measure: Callable[[np.ndarray], np.ndarray]) -> str:
+    """A score and its difference from another, in bold where the interval leaves 0 out."""
+    less = difference(own, other, measure)
+    written = ("+" if less.mean > 0 else "") + less.written()
+    return f"{measure(own).mean():.3f} " + (f"**{written}**" if less.low > 0 or less.high < 0 else written)
+
+
 def main_table(folder: Path = HERE) -> str:
     """Recall beyond the 512th token, and its difference from the control."""
     reference = counts_of("minilm", *CONTROL, folder=folder)
@@ -130,28 +164,12 @@ def main_table(folder: Path = HERE) -> str:
         if own is None or reference is None:
             continue
         beyond = own.part(1)
-        cells = [f"{recall(beyond).mean():.3f}"]
-        if (arm, reading) == CONTROL:
-            cells += ["", "", ""]
-        else:
-            less = partial(difference, beyond, reference.part(1), recall)
-            cells += [less().written(), less(confidence=CORRECTED).written(), verdict(less())]
-        names = counts_of("minilm", arm, reading, "names", folder)
-        cells += [
-            f"{f1(beyond.sum(axis=1)).mean():.3f}",
-            f"{recall(own.part(0, 1)).mean():.3f}",
-            f"{recall(names.part(1)).mean():.3f}",
-        ]
-        rows.append([label, *cells, f"{own.core_seconds:.1f}"])
-    header = [
-        "fine-tuned on pieces of 256",
-        "recall beyond 512",
-        "less the control (95 %)",
-        "(99.5 %)",
-        "",
-        "F1 beyond",
-    ]
-    return as_markdown([*header, "recall up to 512", "names' recall beyond", "core seconds a work"], rows)
+        less = difference(beyond, reference.part(1), recall)
+        compared = ["", ""] if (arm, reading) == CONTROL else [less.written(), verdict(less)]
+        scores = [f"{recall(beyond).mean():.3f}", *compared, f"{micro_f1(beyond).mean():.3f}"]
+        rows.append([label, *scores, f"{own.milliseconds:.0f}"])
+    header = ["fine-tuned on pieces of 256 tokens", "recall beyond 512", "minus the control", "", "F1 beyond 512"]
+    return as_markdown([*header, TIME], rows)
 
 
 def windows_table(folder: Path = HERE) -> str:
@@ -162,20 +180,81 @@ def windows_table(folder: Path = HERE) -> str:
         own = counts_of("minilm", arm, WINDOWS, folder=folder)
         if own is not None and reference is not None:
             less = difference(own.part(1), reference.part(1), recall)
-            rows.append([f"`{arm}`", f"{recall(own.part(1)).mean():.3f}", less.written(), verdict(less)])
-    return as_markdown(["read in windows of 256", "recall beyond 512", "less the control (95 %)", ""], rows)
+            label = ROWS[arm, WHOLE].removesuffix(", whole works")
+            rows.append([label, f"{recall(own.part(1)).mean():.3f}", less.written(), verdict(less)])
+    return as_markdown(["read in windows of 256", "recall beyond 512", "minus the control (95 %)", ""], rows)
 
 
 def bins_table(folder: Path = HERE) -> str:
-    """Recall by where an entity begins."""
+    """Recall by where an entity begins, that of names, and the interval of the plan for many comparisons."""
+    reference = counts_of("minilm", *CONTROL, folder=folder)
     rows, bins = [], 5
     for (arm, reading), label in ROWS.items():
-        own = counts_of("minilm", arm, reading, folder=folder)
-        if own is not None:
-            parts = [own.part(number, number + 1) for number in range(bins - 1)] + [own.part(bins - 1)]
-            rows.append([label, *(f"{recall(part).mean():.3f}" for part in parts)])
-    names = [f"{BIN * number}–{BIN * (number + 1)}" for number in range(bins - 1)] + [f"{BIN * (bins - 1)} and more"]
-    return as_markdown(["recall by the entity's first token", *names], rows)
+        own, names = (counts_of("minilm", arm, reading, which, folder) for which in ("works", "names"))
+        if own is None or names is None or reference is None:
+            continue
+        less = difference(own.part(1), reference.part(1), recall, CORRECTED)
+        parts = [own.part(number, number + 1) for number in range(bins - 1)] + [own.part(bins - 1), names.part(1)]
+        scores = [f"{recall(part).mean():.3f}" for part in parts]
+        rows.append([label, *scores, "" if (arm, reading) == CONTROL else less.written()])
+    names_of_bins = [f"{BIN * number}–{BIN * (number + 1)}" for number in range(bins - 1)]
+    header = ["recall by the entity's first token", *names_of_bins, f"{BIN * (bins - 1)} and more"]
+    return as_markdown([*header, "names beyond 512", "beyond 512, minus the control (99.5 %)"], rows)
+
+
+# Reading of the control -> what docs/tagging.md calls it.
+WAYS = {
+    WINDOWS: "overlapping windows, each word from its most central window",
+    LONGEST_SPAN: "overlapping windows, the longest entity remains (as with `stride`)",
+    FIRST: "overlapping windows, the entity of the first window remains",
+    APART: "windows that do not overlap",
+    CUT: "cut off at 512 tokens",
+}
+
+
+def ways_table(folder: Path = HERE) -> str:
+    """How the windows of one tagger are joined: scores beyond the 512th token and up to it, and how much time it takes."""
+    reference = counts_of("minilm", *CONTROL, folder=folder)
+    rows = []
+    for reading, label in WAYS.items():
+        own, names = (counts_of("minilm", "control", reading, which, folder) for which in ("works", "names"))
+        if own is None or names is None or reference is None:
+            continue
+        beyond, central = own.part(1), reference.part(1)
+        if reading == WINDOWS:
+            cells = [f"{recall(beyond).mean():.3f}", f"{micro_f1(beyond).mean():.3f}"]
+        else:
+            cells = [with_difference(beyond, central, measure) for measure in (recall, micro_f1)]
+        up_to = own.part(0, 1)
+        cells += [
+            f"{recall(up_to).mean():.3f}",
+            f"{micro_f1(up_to).mean():.3f}",
+            f"{recall(names.part(1)).mean():.3f}",
+        ]
+        rows.append([label, *cells, f"{own.milliseconds:.0f}"])
+    header = ["windows of 256 tokens", "recall beyond 512", "F1 beyond 512", "recall up to 512", "F1 up to 512"]
+    return as_markdown([*header, "names' recall beyond 512", TIME], rows)
+
+
+def mentions_table(folder: Path = HERE) -> str:
+    """Recall of names by how far the first mention of the same name is, and its difference from windows."""
+    reference = counts_of("minilm", *CONTROL, "mentions", folder)
+    rows, number = [], len(MENTIONS) + 2
+    for arm, reading in (CONTROL, *((arm, WHOLE) for arm in ("t5 converted", "deberta converted", "rope converted"))):
+        own = counts_of("minilm", arm, reading, "mentions", folder)
+        if own is None or reference is None:
+            continue
+        if not rows:
+            sums = own.values.sum(axis=(0, 1, 3))
+            rows.append(["*number of mentions*", *(f"{count:,}" for count in sums)])
+        cells = []
+        for place in range(number):
+            part, other = (counts.part(place, place + 1) for counts in (own, reference))
+            is_control = (arm, reading) == CONTROL
+            cells.append(f"{recall(part).mean():.3f}" if is_control else with_difference(part, other, recall))
+        rows.append([ROWS[arm, reading], *cells])
+    limits = ["first mention", *(f"up to {limit:,} tokens" for limit in MENTIONS), f"more than {MENTIONS[-1]:,}"]
+    return as_markdown(["recall of names by the distance from the first mention", *limits], rows)
 
 
 def rates_table(study: str, folder: Path = HERE) -> str:
@@ -198,7 +277,31 @@ def _rates(run: Line) -> str:
     return f"{run['rate']:g}" + ("" if run["position_rate"] is None else f" / {run['position_rate']:g}")
 
 
+def number_of_works(folder: Path = HERE) -> str:
+    """What the tables rest on."""
+    number = len(shown("minilm", folder))
+    return f"{number} of {len(STUDIES['minilm'].seeds)} folds, each with a run of its own and {TESTED} works."
+
+
+MARKED = {
+    "number of works": number_of_works,
+    "taggers": main_table,
+    "taggers in windows": windows_table,
+    "taggers by bins": bins_table,
+    "ways to join windows": ways_table,
+    "names by mentions": mentions_table,
+    "rates of taggers": partial(rates_table, "minilm"),
+}
+
+
+def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
+    """File, and what makes its text as it should be of what it is."""
+    yield "docs/fine-tuning-results.md", partial(with_marked_tables, tables=MARKED)
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    made = [main_table(folder), windows_table(folder), bins_table(folder), rates_table("minilm", folder)]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=HERE, help="where minilm.jsonl is (default: this folder)")
+    folder = parser.parse_args().folder
+    made = [table(folder=folder) for table in MARKED.values()]
     print("\n\n".join(made))

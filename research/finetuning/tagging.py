@@ -30,9 +30,10 @@ from fine_tuning import (
     autocast,
     fine_tune,
     is_of,
+    position_rates,
 )
 from intervals import f1
-from litbank import FOLDS, TAGS, Encoded, Entity, counts, decode, fold, pieces_to_learn, read_works
+from litbank import FOLDS, TAGS, Encoded, Entity, counts, counts_by_mention, decode, fold, pieces_to_learn, read_works
 from long_texts import read_articles, write_articles
 from minilm import packaged_minilm
 from recorded import Line, Runs
@@ -43,7 +44,6 @@ from windows import Piece, most_context, padded, whole, windows
 from hf_posenc import convert
 from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import has_bfloat16
-from hf_posenc.training import tables_and_biases
 
 
 PIECE, LONGEST = 256, 4096
@@ -91,6 +91,7 @@ ARMS = {
     "t5 converted": Arm("t5", steps=CONVERSION_STEPS),
     "deberta converted": Arm("deberta", steps=CONVERSION_STEPS),
     "rope converted": Arm("rope", steps=CONVERSION_STEPS),
+    "absolute+learned rope": Arm("absolute+rope", {"position_learn_frequencies": "shared"}, table=True),
     "control, longer": Arm(table=True, times=2.0, rates_of="control"),
 }
 OF_MPNET = {"control": Arm(), "deberta": Arm("deberta"), "rope": Arm("rope")}
@@ -192,7 +193,7 @@ class Tagging:
         return [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
-        """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; and seconds."""
+        """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; of names by distance from the first mention; seconds."""
         longer = lengthen(model, LONGEST, self.study.trained_length) if self.study.arms[name].table else model
         found = {}
         for reading in self.readings(name):
@@ -206,6 +207,7 @@ class Tagging:
                 "core_seconds": time.process_time() - began,
                 "works": {work.work.name: counts(work, own) for work, own in zip(works, entities)},
                 "names": {work.work.name: counts(work, own, names=True) for work, own in zip(works, entities)},
+                "mentions": {work.work.name: counts_by_mention(work, own) for work, own in zip(works, entities)},
             }
         return found
 
@@ -280,8 +282,7 @@ class Plan:
         """Rates first, then folds, one after the other for all arms."""
         for name in names:
             if not self.study.arms[name].rates_of:
-                has_tables = bool(tables_and_biases(self.tagging.model(name)))
-                for rates in self.search(name).to_try(has_tables):
+                for rates in self.search(name).to_try(position_rates(self.tagging.model(name))):
                     self.record(name, 0, 0, rates)
         for number in folds:
             for name in names:

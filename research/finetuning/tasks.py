@@ -20,15 +20,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fine_tuning import DROPOUT, POSITION_RATES, RATES, Batch, Rates, RateSearch, autocast, fine_tune, is_of
+from fine_tuning import (
+    DROPOUT,
+    POSITION_RATES,
+    RATES,
+    Batch,
+    Rates,
+    RateSearch,
+    autocast,
+    fine_tune,
+    is_of,
+    position_rates,
+)
 from minilm import packaged_minilm
 from recorded import Line, Runs
 from report import circumstances
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
-
-from hf_posenc.training import tables_and_biases
 
 
 ARMS = ("control", "absolute+t5", "absolute+deberta")
@@ -229,7 +238,7 @@ def run(study: Study, runs: Runs, name: str, arm: str) -> None:
         return {"tested": task.score(tested, scores), "scores": [float(f"{score:.4g}") for score in scores]}
 
     search = RateSearch(runs, keys)
-    for rates in search.to_try(bool(tables_and_biases(study.model(arm, task)))):
+    for rates in search.to_try(position_rates(study.model(arm, task))):
         record(rest, rates, 0, searched)
     made = {found["seed"] for found in runs.read() if "tested" in found and is_of(found, keys)}
     for seed in SEEDS:

@@ -488,7 +488,7 @@ def table(task: str, found: dict[str, Any]) -> str:
             )
         rows.append([name if name not in CONVERTED else f"converted to `{name}`", f"{own['steps']:.0f}", *cells])
     asked = [f"{one['asked']:,}" for one in next(iter(found.values()))["bands"].values()]
-    heading = [f"{task}, tokens between", "steps", *next(iter(found.values()))["bands"]]
+    heading = [f"{task}, F1", "steps", *next(iter(found.values()))["bands"]]
     return as_markdown(heading, [["*asked*", "", *asked], *rows])
 
 

@@ -333,7 +333,7 @@ def table(runs: list[Run]) -> str:
         cells = ["" if part[0] is None else f"{statistics.fmean(part):.2f}" for part in parts]
         steps = f"{statistics.fmean(run.steps for run in own):.0f}"
         rows.append([name, f"{length:,}", f"{statistics.fmean(precisions):.3f}{spread}", str(len(own)), *cells, steps])
-    return as_markdown(["model", "trained at", "R-precision", "seeds", *depths, "steps"], rows) + "\n"
+    return as_markdown(["model", "trained on, tokens", "R-precision", "seeds", *depths, "steps"], rows) + "\n"
 
 
 def settings_of(arguments: ClassificationArguments) -> dict[str, Any]:

@@ -53,6 +53,8 @@ from records import check_writable, write_json  # noqa: E402
 
 
 TASKS = ("passkey", "needle", "articles")
+# What tables and pictures call them.
+TITLES = {"passkey": "pass keys", "needle": "facts", "articles": "articles"}
 # Shorter ones are no long articles.
 SHORTEST_ARTICLE = 1024
 # Of the articles to learn from, one in so many is left out, to choose chunks with.
@@ -528,7 +530,7 @@ def length_table(task: str, summaries: list[dict[str, Any]], lengths: list[int])
         by_length = {one["length"]: one for one in summaries if one["method"] == method}
         cells = [score_cell(by_length[length]) if length in by_length else "" for length in lengths]
         rows.append([method, *cells])
-    return as_markdown([task, *(f"{length:,}" for length in lengths)], rows)
+    return as_markdown([TITLES[task], *(f"{length:,}" for length in lengths)], rows)
 
 
 def development_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
@@ -539,7 +541,7 @@ def development_table(scores: dict[str, dict[str, dict[str, float]]]) -> str:
         for size in scores[columns[0][0]][columns[0][1]]
     ]
     return as_markdown(
-        ["tokens of a chunk, development part", *(f"{method}: {task}" for method, task in columns)], rows
+        ["tokens of a chunk, development part", *(f"{method}: {TITLES[task]}" for method, task in columns)], rows
     )
 
 
@@ -553,7 +555,9 @@ def difference_tables(differences: list[dict[str, Any]]) -> list[str]:
         for other in dict.fromkeys(other for other, _ in by_place):
             cells = [difference_cell(by_place.get((other, length))) for length in lengths]
             rows.append([other, *cells])
-        found.append(as_markdown([f"{task}: `{COMPARED}` minus", *(f"{length:,}" for length in lengths)], rows))
+        found.append(
+            as_markdown([f"{TITLES[task]}: `{COMPARED}` minus", *(f"{length:,}" for length in lengths)], rows)
+        )
     return found
 
 
@@ -575,7 +579,7 @@ def depth_table(task: str, summaries: list[dict[str, Any]], length: int) -> str:
         if one["length"] == length:
             parts = ["" if part is None else f"{part:.2f}" for part in one["by_depth"]]
             rows.append([one["method"], *parts, f"{one['vectors']:.0f}", f"{one['milliseconds']:.0f}"])
-    return as_markdown([f"{task}, {length:,} tokens, by depth", *edges, "vectors", "ms"], rows)
+    return as_markdown([f"{TITLES[task]}, {length:,} tokens, by depth", *edges, "vectors per document", "ms"], rows)
 
 
 def plot(summaries: list[dict[str, Any]]) -> bytes:
@@ -603,7 +607,7 @@ def plot(summaries: list[dict[str, Any]]) -> bytes:
         ticks = sorted({one["length"] for one in summaries if one["task"] == task})
         axis.set_xticks(ticks, [f"{length:,}" for length in ticks])
         cut_off = 10 if task == "articles" else 1
-        axis.set(xlabel="tokens of a document", title=f"{task}, nDCG@{cut_off}")
+        axis.set(xlabel="tokens of a document", title=f"{TITLES[task]}, nDCG@{cut_off}")
         axis.grid(alpha=0.3)
     axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()

@@ -1,6 +1,6 @@
 """Meetings of 10,000 words found by what was said in them: QMSum, whole and in units, with BM25, chunks, longer tables and conversions.
 
-    python research/long_documents/qmsum.py --data DATA                      # all parts; the same command goes on where it stopped
+    python research/long_documents/qmsum.py --data DATA                      # all parts; what has a score is not scored again
     python research/long_documents/qmsum.py --data DATA --parts units-1024   # one
     python research/long_documents/qmsum.py --data DATA --table              # the tables, of what is there
 
@@ -16,19 +16,21 @@ meeting are in results/qmsum.
 import argparse
 import gzip
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunks, truncated
-from long_vectors import difference_cell
+from long_vectors import difference_cell, late_chunks, states_of
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
 from torch.nn.functional import normalize
@@ -65,8 +67,13 @@ POOLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 BEST = "best chunk"
 UPGRADED = "stored vector, and chunks of the rest"
-UNTRAINED = ("tile", "mean")
+UNTRAINED = ("tile", "mean", "interpolate")
+# Of models that read documents as a whole.
+LATE_SIZE = 128
+LATE = f"best late chunk of {LATE_SIZE}"
 CUT_OFF = 10
+# Rounds of timing, and documents in each: units, and whole meetings.
+ROUNDS, TIMED = 3, (40, 3)
 # LongEmbed's table: nDCG@10 over all queries of whole meetings by answers.
 PUBLISHED = {
     "contriever, 512 tokens": 0.255,
@@ -175,29 +182,49 @@ class Kept:
 
 
 class Vectors:
-    """Means of last states, one model's; kept in a folder."""
+    """Vectors of texts, one model's; kept in a folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def kept(self, name: str, model: Callable[[], PreTrainedModel], rows: Callable[[], list[list[list[int]]]]) -> Kept:
-        """The vectors of each text's pieces, computed where they are not there."""
+    def kept(self, name: str, compute: Callable[[], list[torch.Tensor]]) -> Kept:
+        """The vectors of each text (vectors, width), computed where they are not there."""
         file = self.folder / f"{name}.safetensors"
         if not file.is_file():
-            made = rows()
-            flat = [piece for own in made for piece in own]
             began = time.process_time()
-            vectors = torch.stack(Encoder(model()).computed(flat))
+            made = compute()
             seconds = torch.tensor([time.process_time() - began])
             numbers = torch.tensor([len(own) for own in made])
             self.folder.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as place:
-                save_file({"vectors": vectors.half(), "numbers": numbers, "seconds": seconds}, place)
-            print(
-                f"{name}: {len(flat)} passes of {sum(map(len, flat)):,} tokens in {float(seconds):.0f} seconds",
-                flush=True,
-            )
+                save_file({"vectors": torch.cat(made).half(), "numbers": numbers, "seconds": seconds}, place)
+            print(f"{name}: {int(numbers.sum()):,} vectors in {float(seconds):.0f} seconds", flush=True)
         return Kept(**load_file(file))
+
+
+def means(model: PreTrainedModel, texts: Sequence[list[list[int]]]) -> list[torch.Tensor]:
+    """The mean of the last states of each piece of each text, (pieces, width)."""
+    flat = [piece for own in texts for piece in own]
+    return [*torch.stack(Encoder(model).computed(flat)).split([len(own) for own in texts])]
+
+
+def whole_and_late(model: PreTrainedModel, texts: Sequence[list[list[int]]]) -> list[torch.Tensor]:
+    """Of each text, a piece: the mean of its last states, and then its late chunks, (1 + chunks, width)."""
+    read = (states_of(model.eval(), ids) for [ids] in texts)
+    return [torch.cat([states.mean(dim=0, keepdim=True), late_chunks(states, LATE_SIZE)]) for states in read]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a method finds.
+
+    Attributes:
+        similarities: (queries, documents).
+        vectors: of a document, on average.
+    """
+
+    similarities: np.ndarray
+    vectors: float
 
 
 @dataclass(frozen=True)
@@ -207,16 +234,14 @@ class Method:
     Attributes:
         name: with its settings.
         family: what settings are chosen within.
-        similarities: (queries, documents).
-        vectors: of a document, on average.
-        milliseconds: of a core for a document.
+        find: by what is asked.
+        kept: computes what is read of all documents, or has it; none where no model reads them.
     """
 
     name: str
     family: str
-    similarities: np.ndarray
-    vectors: float
-    milliseconds: float
+    find: Callable[[str], Found]
+    kept: Callable[[], Kept] | None = None
 
 
 def bm25(documents: Sequence[str], queries: Sequence[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
@@ -252,9 +277,19 @@ def ndcg(similarities: np.ndarray, relevant: Sequence[Sequence[int]], cut_off: i
 class Bench:
     """A checkpoint's vectors of the documents of a part."""
 
-    def __init__(self, meetings: Meetings, part: str, source: str, name: str, work: Path, models: dict[str, Path]):
+    def __init__(
+        self,
+        meetings: Meetings,
+        part: str,
+        source: str,
+        name: str,
+        work: Path,
+        models: dict[str, Path],
+        every: int = 1,
+    ):
         self.meetings, self.part, self.source, self.models = meetings, part, source, models
-        self.documents = meetings.documents(part)
+        self.documents = meetings.documents(part)[::every]
+        self.by_words = cache(self._by_words)
         self.vectors, self.of_queries = (Vectors(work / f"{name}-{what}") for what in (part, "queries"))
 
     @cached_property
@@ -265,34 +300,47 @@ class Bench:
         """With special tokens."""
         return [self.meetings.tokenizer.cls_token_id, *inner, self.meetings.tokenizer.sep_token_id]
 
-    def first(self, name: str, model: Callable[[], PreTrainedModel], length: int) -> Kept:
-        """The first `length` tokens of each document, read by a model."""
-        return self.vectors.kept(
-            name, model, lambda: [truncated(self.tokens(document.ids), length) for document in self.documents]
-        )
+    def firsts(self, length: int) -> list[list[list[int]]]:
+        """The first tokens of each document, as its only piece."""
+        return [truncated(self.tokens(document.ids), length) for document in self.documents]
 
     def cut(self, length: int) -> Kept:
-        return self.first(f"cut at {length}", lambda: self.original, length)
+        return self.vectors.kept(f"cut at {length}", lambda: means(self.original, self.firsts(length)))
 
     def chunks(self, size: int, overlap: bool) -> Kept:
-        return self.vectors.kept(
-            f"chunks of {size}{', overlapping' * overlap}",
-            lambda: self.original,
-            lambda: [chunks(self.tokens(document.ids), size, overlap) for document in self.documents],
-        )
+        def compute() -> list[torch.Tensor]:
+            return means(
+                self.original, [chunks(self.tokens(document.ids), size, overlap) for document in self.documents]
+            )
+
+        return self.vectors.kept(f"chunks {of_size(size, overlap)}", compute)
 
     def rest(self, size: int, overlap: bool) -> Kept:
         """Chunks of what the checkpoint cuts off; a document that it reads as a whole has none."""
+
+        def compute() -> list[torch.Tensor]:
+            rests = [document.ids[CUT - 2 :] for document in self.documents]
+            return means(self.original, [chunks(self.tokens(rest), size, overlap) if rest else [] for rest in rests])
+
+        return self.vectors.kept(f"rest in chunks {of_size(size, overlap)}", compute)
+
+    def longer(self, method: str) -> Kept:
+        """Documents of up to 1,024 tokens, read with a longer table."""
         return self.vectors.kept(
-            f"rest in chunks of {size}{', overlapping' * overlap}",
-            lambda: self.original,
-            lambda: [
-                chunks(self.tokens(rest), size, overlap) if rest else []
-                for rest in (document.ids[CUT - 2 :] for document in self.documents)
-            ],
+            f"longer table, {method}, 1024",
+            lambda: means(lengthen(self.original, 1024, CUT, method), self.firsts(1024)),
         )
 
-    def upgraded(self, size: int, overlap: bool) -> tuple[torch.Tensor, Kept]:
+    def whole(self, name: str) -> Kept:
+        """The mean and the late chunks of what another model reads of each document."""
+        folder = self.models[name]
+        length = min(8192, AutoTokenizer.from_pretrained(folder).model_max_length)
+        return self.vectors.kept(
+            f"{name}, {length}, whole and late",
+            lambda: whole_and_late(AutoModel.from_pretrained(folder), self.firsts(length)),
+        )
+
+    def upgraded(self, size: int, overlap: bool) -> torch.Tensor:
         """A stored vector, of length 1, and the mean of the rest's chunks, each by its tokens' share."""
         stored, rest = normalize(self.cut(CUT).vectors.float(), dim=-1), self.rest(size, overlap)
         merged = []
@@ -300,90 +348,148 @@ class Bench:
             read = min(len(document.ids), CUT - 2)
             left = len(document.ids) - read
             merged.append(first if not left else read * first + left * normalize(own.mean(dim=0), dim=-1))
-        return torch.stack(merged), rest
+        return torch.stack(merged)
 
     def texts(self, asked: str) -> list[str]:
         return [getattr(query, asked.removesuffix("s")) for query in self.meetings.queries]
 
     def queries(self, asked: str) -> torch.Tensor:
-        """Vectors of all queries, cut where the checkpoint cuts."""
-        return self.of_queries.kept(asked, lambda: self.original, lambda: self.encoded(asked)).vectors.float()
+        """Vectors of all queries, of length 1; they are cut where the checkpoint cuts."""
 
-    def encoded(self, asked: str) -> list[list[list[int]]]:
-        encoded = self.meetings.tokenizer(self.texts(asked), add_special_tokens=False, verbose=False)["input_ids"]
-        return [truncated(self.tokens(ids), CUT) for ids in encoded]
+        def compute() -> list[torch.Tensor]:
+            encoded = self.meetings.tokenizer(self.texts(asked), add_special_tokens=False, verbose=False)["input_ids"]
+            return means(self.original, [truncated(self.tokens(ids), CUT) for ids in encoded])
 
-    def methods(self, asked: str) -> Iterator[Method]:
-        queries = normalize(self.queries(asked), dim=-1)
-        number = len(self.documents)
+        return normalize(self.of_queries.kept(asked, compute).vectors.float(), dim=-1)
 
-        def dense(name: str, family: str, vectors: torch.Tensor, kept: Kept) -> Method:
-            similarities = (queries @ normalize(vectors, dim=-1).T).numpy()
-            return Method(name, family, similarities, 1.0, 1000 * float(kept.seconds) / number)
+    def _by_words(self, asked: str) -> Found:
+        return Found(bm25([document.text for document in self.documents], self.texts(asked)), 0.0)
 
-        words = bm25([document.text for document in self.documents], self.texts(asked))
-        yield Method("BM25", "BM25", words, 0.0, 0.0)
+    def with_words(self, find: Callable[[str], Found], asked: str) -> Found:
+        found = find(asked)
+        return replace(found, similarities=fused(self.by_words(asked).similarities, found.similarities))
+
+    def by_mean(self, kept: Callable[[], Kept], pool: Callable[[Kept], torch.Tensor], asked: str) -> Found:
+        """A vector for each document, pooled from what is kept."""
+        own = kept()
+        similarities = (self.queries(asked) @ normalize(pool(own), dim=-1).T).numpy()
+        return Found(similarities, 1.0)
+
+    def by_best(self, kept: Callable[[], Kept], first: int, asked: str) -> Found:
+        """The best of each document's vectors, from the one of this number on."""
+        own = kept()
+        flat = normalize(torch.cat([vectors[first:] for vectors in own.by_text()]), dim=-1)
+        numbers = own.numbers.numpy() - first
+        starts = np.concatenate([[0], np.cumsum(numbers)[:-1]])
+        best = np.maximum.reduceat((self.queries(asked) @ flat.T).numpy(), starts, axis=1)
+        return Found(best, float(numbers.mean()))
+
+    def methods(self) -> Iterator[Method]:
+        yield Method("BM25", "BM25", self.by_words)
         for length in CUTS:
-            kept = self.cut(length)
-            yield dense(f"cut at {length}", "cut", kept.vectors.float(), kept)
+            kept = partial(self.cut, length)
+            yield Method(f"cut at {length}", "cut", partial(self.by_mean, kept, only), kept)
         for size, overlap in CHUNKS:
-            kept = self.chunks(size, overlap)
-            own, label = kept.by_text(), f"of {size}{', overlapping' * overlap}"
+            kept, label = partial(self.chunks, size, overlap), of_size(size, overlap)
             for pooled, function in POOLED.items():
-                one = dense(f"{pooled} {label}", pooled, torch.stack([function(pieces) for pieces in own]), kept)
-                yield one
+                find = partial(self.by_mean, kept, partial(by_document, function))
+                yield Method(f"{pooled} {label}", pooled, find, kept)
                 if pooled == "mean of chunks":
-                    yield Method(
-                        f"BM25 and {one.name}",
-                        f"BM25 and {pooled}",
-                        fused(words, one.similarities),
-                        1.0,
-                        one.milliseconds,
-                    )
-            flat = normalize(kept.vectors.float(), dim=-1)
-            starts = np.concatenate([[0], np.cumsum(kept.numbers.numpy())[:-1]])
-            best = np.maximum.reduceat((queries @ flat.T).numpy(), starts, axis=1)
-            seconds = 1000 * float(kept.seconds) / number
+                    both = partial(self.with_words, find)
+                    yield Method(f"BM25 and {pooled} {label}", f"BM25 and {pooled}", both, kept)
             if (size, overlap) in OF_THE_REST and any(len(document.ids) > CUT - 2 for document in self.documents):
-                yield dense(f"{UPGRADED} {label}", UPGRADED, *self.upgraded(size, overlap))
-            yield Method(f"{BEST} {label}", BEST, best, len(flat) / number, seconds)
-            yield Method(
-                f"BM25 and {BEST} {label}", f"BM25 and {BEST}", fused(words, best), len(flat) / number, seconds
-            )
+                rest = partial(self.rest, size, overlap)
+                merged = partial(self.by_mean, rest, lambda _, of=(size, overlap): self.upgraded(*of))
+                yield Method(f"{UPGRADED} {label}", UPGRADED, merged, rest)
+            best = partial(self.by_best, kept, 0)
+            yield Method(f"{BEST} {label}", BEST, best, kept)
+            yield Method(f"BM25 and {BEST} {label}", f"BM25 and {BEST}", partial(self.with_words, best), kept)
         if self.part == "units-1024":
             for method in UNTRAINED:
-                name, longer = f"longer table, {method}", partial(lengthen, self.original, 1024, CUT, method)
-                kept = self.first(f"{name}, 1024", longer, 1024)
-                yield dense(f"{name}, untrained", "longer table, untrained", kept.vectors.float(), kept)
-        if self.part in ("whole", "units-1024"):
-            for name, folder in self.models.items():
-                length = min(8192, AutoTokenizer.from_pretrained(folder).model_max_length)
-                kept = self.first(f"{name}, {length}", partial(AutoModel.from_pretrained, folder), length)
-                yield dense(name, name, kept.vectors.float(), kept)
+                kept = partial(self.longer, method)
+                find = partial(self.by_mean, kept, only)
+                yield Method(f"longer table, {method}, untrained", "longer table, untrained", find, kept)
+        for name in self.models:
+            kept = partial(self.whole, name)
+            yield Method(name, name, partial(self.by_mean, kept, first_of_each), kept)
+            yield Method(f"{name}, {LATE}", f"{name}, {LATE}", partial(self.by_best, kept, 1), kept)
 
 
-def scores_of(bench: Bench, asked: str) -> dict[str, Any]:
-    """nDCG of each method, summed over the queries of each meeting, and what it costs."""
+def of_size(size: int, overlap: bool) -> str:
+    return f"of {size}{', overlapping' * overlap}"
+
+
+def only(kept: Kept) -> torch.Tensor:
+    """Where each text has one vector."""
+    return kept.vectors.float()
+
+
+def first_of_each(kept: Kept) -> torch.Tensor:
+    return torch.stack([own[0] for own in kept.by_text()])
+
+
+def by_document(pool: Callable[[torch.Tensor], torch.Tensor], kept: Kept) -> torch.Tensor:
+    return torch.stack([pool(own) for own in kept.by_text()])
+
+
+def scores_of(bench: Bench, asked: str, before: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """nDCG of each method, summed over the queries of each meeting, and what it costs.
+
+    Args:
+        before: earlier scores of the same part, or nothing. Their methods are taken over.
+        names: of methods; none for all.
+    """
     relevant = bench.meetings.relevant(bench.documents, asked)
     places = [bench.meetings.queries.index(query) for query, _ in relevant]
     right = [own for _, own in relevant]
     meetings = np.array([query.meeting for query, _ in relevant])
-    methods = {}
-    for method in bench.methods(asked):
-        found = np.bincount(meetings, ndcg(method.similarities[places], right), len(bench.meetings.names))
+    queries = np.bincount(meetings, minlength=len(bench.meetings.names)).tolist()
+    if before and (before["queries"], before["documents"]) != (queries, len(bench.documents)):
+        raise SystemExit(f"the scores of {bench.part}, {asked}, that are there are of other queries or documents")
+    methods = before.get("methods", {})
+    for method in bench.methods():
+        if method.name in methods or (names and method.name not in names):
+            continue
+        found = method.find(asked)
+        scores = np.bincount(meetings, ndcg(found.similarities[places], right), len(bench.meetings.names))
         methods[method.name] = {
             "family": method.family,
-            "vectors": round(method.vectors, 1),
-            "milliseconds": round(method.milliseconds, 1),
-            "ndcg": [round(float(one), 4) for one in found],
+            "vectors": round(found.vectors, 1),
+            "ndcg": [round(float(one), 4) for one in scores],
         }
     return {
         "val": bench.meetings.is_val.tolist(),
-        "queries": np.bincount(meetings, minlength=len(bench.meetings.names)).tolist(),
+        "queries": queries,
         "documents": len(bench.documents),
         "methods": methods,
         "circumstances": circumstances(),
     }
+
+
+def with_times(result: dict[str, Any], times: dict[str, float]) -> dict[str, Any]:
+    """Scores with the times that were measured in one go, and no others."""
+    for name, method in result["methods"].items():
+        method.pop("milliseconds", None)
+        if name in times:
+            method["milliseconds"] = times[name]
+    return result
+
+
+def times_of(bench: Callable[[Path], Bench]) -> dict[str, float]:
+    """Milliseconds of a core in which each method reads a document: medians of rounds in which all take turns.
+
+    Args:
+        bench: of the documents that are read, for a folder that has no vectors yet.
+    """
+    rounds: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        with TemporaryDirectory() as folder:
+            fresh = bench(Path(folder))
+            for method in fresh.methods():
+                if method.kept is not None:
+                    seconds = float(method.kept().seconds)
+                    rounds.setdefault(method.name, []).append(1000 * seconds / len(fresh.documents))
+    return {name: round(statistics.median(times), 1) for name, times in rounds.items()}
 
 
 REFERENCE = "mean of chunks"
@@ -407,25 +513,37 @@ def chosen(result: dict[str, Any]) -> dict[str, str]:
     return {family: name for family, (_, name) in best.items()}
 
 
+def score(result: dict[str, Any], name: str) -> float:
+    """nDCG of a method on the queries of the meetings that nothing was chosen on."""
+    test, queries = ~np.array(result["val"]), np.array(result["queries"])
+    return mean(np.array(result["methods"][name]["ndcg"])[test], queries[test])
+
+
+def difference(result: dict[str, Any], name: str, other: str) -> dict[str, Any]:
+    """How much higher a method scores than another on the same queries, with the interval over meetings."""
+    test, queries = ~np.array(result["val"]), np.array(result["queries"])
+    own, others = (np.array(result["methods"][one]["ndcg"]) for one in (name, other))
+    less = (own - others)[test], queries[test]
+    return {"mean": mean(*less), "interval": of_groups(*less)}
+
+
 def table(result: dict[str, Any], published: bool = False) -> str:
     """A row for each family, and for [`FIXED`]: what was chosen, its score on the other meetings, the difference to the mean of chunks, and the score over all queries."""
-    test, queries = ~np.array(result["val"]), np.array(result["queries"])
     picked = chosen(result)
-    reference = np.array(result["methods"][picked[REFERENCE]]["ndcg"])
     rows = []
     fixed = [name for name in FIXED if name in result["methods"] and name not in picked.values()]
     for name in [*picked.values(), *fixed]:
         method = result["methods"][name]
-        own = np.array(method["ndcg"])
-        less = (own - reference)[test], queries[test]
-        measured = {"mean": mean(*less), "interval": of_groups(*less)}
-        cell = "" if name == picked[REFERENCE] else difference_cell(measured)
-        cells = [f"{method['vectors']:.0f}", f"{method['milliseconds']:.0f}", f"{mean(own[test], queries[test]):.3f}"]
-        rows.append([f"{name} (not chosen)" if name in fixed else name, *cells, cell, f"{mean(own, queries):.3f}"])
+        reference = picked.get(REFERENCE)
+        less = "" if reference in (name, None) else difference_cell(difference(result, name, reference))
+        everywhere = mean(np.array(method["ndcg"]), np.array(result["queries"]))
+        milliseconds = f"{method['milliseconds']:.0f}" if "milliseconds" in method else ""
+        cells = [f"{method['vectors']:.0f}", milliseconds, f"{score(result, name):.3f}", less]
+        rows.append([f"{name} (not chosen)" if name in fixed else name, *cells, f"{everywhere:.3f}"])
     if published:
-        rows += [[f"*{name}*", "1", "", "", "", f"{score:.3f}"] for name, score in PUBLISHED.items()]
-    header = ["chosen on `val`", "vectors", "core ms", "nDCG@10", "less the mean of chunks", "all queries"]
-    return as_markdown(header, rows)
+        rows += [[f"*{name}*", "1", "", "", "", f"{reached:.3f}"] for name, reached in PUBLISHED.items()]
+    costs = ["vectors per document", "core ms per document"]
+    return as_markdown(["method", *costs, "nDCG@10", "minus the mean of chunks", "nDCG@10, all queries"], rows)
 
 
 def main() -> None:
@@ -433,6 +551,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--asked", nargs="+", choices=ASKED, default=[*ASKED])
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=[],
+        help="only these, by the names in the tables; default: all that are missing",
+    )
+    parser.add_argument(
+        "--time", action="store_true", help="also time all methods, on some documents; the machine must be idle"
+    )
     parser.add_argument("--model", help="folder of the checkpoint; default: the packaged MiniLM")
     parser.add_argument("--name", default="minilm", help="what its results are called")
     parser.add_argument(
@@ -454,7 +581,18 @@ def main() -> None:
             bench = Bench(meetings, part, source, options.name, options.work_dir, models)
             for asked in options.asked:
                 file = options.output_dir / f"{options.name}-{part}-{asked}.json"
-                write_whole({file: json.dumps(scores_of(bench, asked)) + "\n"})
+                before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+                scores = scores_of(bench, asked, before, options.methods)
+                write_whole({file: json.dumps(scores) + "\n"})
+            if options.time:
+                every = max(1, len(bench.documents) // TIMED[part == "whole"])
+                timed = partial(Bench, meetings, part, source, options.name, models=models, every=every)
+                times = times_of(lambda folder, timed=timed: timed(work=folder))
+                for asked in options.asked:
+                    file = options.output_dir / f"{options.name}-{part}-{asked}.json"
+                    write_whole(
+                        {file: json.dumps(with_times(json.loads(file.read_text(encoding="utf-8")), times)) + "\n"}
+                    )
     for file in sorted(options.output_dir.glob(f"{options.name}-*.json")):
         result = json.loads(file.read_text(encoding="utf-8"))
         print(f"\n{file.stem}\n\n{table(result, file.stem.endswith('whole-answers'))}")

@@ -9,7 +9,18 @@ import pytest
 import tagging
 import tasks
 import torch
-from litbank import TAGS, Encoded, Entity, Work, counts, decode, outermost, pieces_to_learn, read_work
+from litbank import (
+    TAGS,
+    Encoded,
+    Entity,
+    Work,
+    counts,
+    counts_by_mention,
+    decode,
+    outermost,
+    pieces_to_learn,
+    read_work,
+)
 from minilm import packaged_minilm
 from recorded import Runs
 from transformers import AutoTokenizer
@@ -74,6 +85,16 @@ def test_pieces_have_every_word_once_and_no_entity_that_a_cut_divides():
     assert left_out == {word for one in divided for word in range(one.first, one.last + 1)}
     assert 0 < len(divided) < cuts and len(encoded.work.entities) > 3 * len(divided)
     assert all(label in (-100, encoded.work.tags[word]) for word, label in learned.items())
+
+
+def test_later_mentions_of_a_name_are_counted_by_their_distance_from_the_first():
+    words = ["Anna", *["sees"] * 99, "The", "anna", "Rome", *["sees"] * 400, "Anna", *["sees"] * 900, "anna", "Anna"]
+    places = {"first": 0, "near": 100, "other": 102, "far": 503, "no name": 1404, "farther": 1405}
+    spans = {place: Entity(first, first + (place == "near"), "PER") for place, first in places.items()}
+    words[101] = "Anna"
+    encoded = Encoded.of(Work("names", words, [*spans.values()]), TOKENIZER)
+    found = [spans["first"], spans["farther"], Entity(100, 101, "GPE"), Entity(50, 50, "PER")]
+    assert counts_by_mention(encoded, found) == [[1, 1], [0, 1], [0, 1], [1, 0]]
 
 
 def test_counts_are_by_where_an_entity_begins():
@@ -148,8 +169,8 @@ def test_windows_are_joined_by_the_longest_entity_or_the_first():
     assert {one.last - one.first for one in longest[1:]} == {2} and {one.last - one.first for one in first} == {0, 2}
 
 
-@pytest.mark.parametrize("has_tables", [False, True])
-def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(has_tables, tmp_path):
+@pytest.mark.parametrize("positions", [(), fine_tuning.POSITION_RATES])
+def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(positions, tmp_path):
     def score(rates):
         rate, position = rates
         return -abs(np.log(rate / 8e-4)) - (abs(np.log(position / 0.003)) if position else 0)
@@ -157,14 +178,14 @@ def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(has_tabl
     runs = Runs(tmp_path / "runs.jsonl", {})
     search, tried = fine_tuning.RateSearch(runs, {"arm": "one"}), []
     runs.add({"arm": "another", "rate": 1.0, "position_rate": None, "searched": 9.0})
-    for rates in search.to_try(has_tables):
+    for rates in search.to_try(positions):
         tried.append(rates)
         runs.add({"arm": "one", "rate": rates[0], "position_rate": rates[1], "searched": score(rates)})
-    first = 0.01 if has_tables else None
+    first = 0.01 if positions else None
     assert tried[:4] == [(1e-4, first), (2e-4, first), (4e-4, first), (8e-4, first)]
-    assert tried[4:] == ([(8e-4, 0.003), (8e-4, 0.03), (8e-4, 0.0009)] if has_tables else [])
-    assert search.best() == (8e-4, 0.003 if has_tables else None)
-    assert [*search.to_try(has_tables)] == []
+    assert tried[4:] == ([(8e-4, 0.003), (8e-4, 0.03), (8e-4, 0.0009)] if positions else [])
+    assert search.best() == (8e-4, 0.003 if positions else None)
+    assert [*search.to_try(positions)] == []
 
 
 def test_intervals_count_works_and_runs():
@@ -198,3 +219,62 @@ def test_rows_of_a_query_stay_together():
     assert {row.group for row in rest} & {row.group for row in developed} == set() and len(developed) == 20
     rest, developed = tasks.apart([row._replace(group=0) for row in rows])
     assert len(developed) == 20 and len(rest) == 180
+
+
+def drawn_run(generator, name, readings, works=3):
+    """A line of the study's file, all of whose counts are drawn."""
+
+    def tables_of(*shape):
+        return {f"work {number}": generator.integers(1, 50, shape).tolist() for number in range(works)}
+
+    kinds = {"works": (5, 3), "names": (5, 3), "mentions": (4, 2)}
+    return [
+        {"arm": name, "fold": fold, "seed": fold, "readings": {
+            reading: {"core_seconds": 6.0, **{kind: tables_of(*shape) for kind, shape in kinds.items()}}
+            for reading in readings
+        }}
+        for fold in range(5)
+    ]  # fmt: skip
+
+
+def rows(table):
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
+def test_tables_have_the_scores_of_the_folds_that_all_arms_have(tmp_path):
+    generator = np.random.default_rng(0)
+    control = drawn_run(generator, "control", [*tables.WAYS, tagging.WHOLE])
+    converted = drawn_run(generator, "t5 converted", [tagging.WHOLE])
+    others = [drawn_run(generator, name, [tagging.WHOLE]) for name in tables.FIRST_GROUP[1:] if name != "t5 converted"]
+    unfinished = drawn_run(generator, "relative", [tagging.WHOLE])[:3]
+    runs = Runs(tmp_path / "minilm.jsonl", {})
+    # One arm has no fold 4 yet: no arm is shown with it.
+    for line in (*control, *converted, *unfinished, *others[0][:4], *(line for lines in others[1:] for line in lines)):
+        runs.add(line)
+    control, converted = control[:4], converted[:4]
+    assert tables.shown("minilm", tmp_path) == [(fold, fold) for fold in range(4)]
+    arms = [row[0] for row in rows(tables.main_table(tmp_path))]
+    assert "converted to `t5`, whole works" in arms and "`relative`, whole works" not in arms
+
+    def counts_of_run(run, reading, which="works"):
+        return np.array([*run["readings"][reading][which].values()])
+
+    ways = rows(tables.ways_table(tmp_path))
+    assert [row[0] for row in ways] == [*tables.WAYS.values()]
+    for row, reading in zip(ways, tables.WAYS):
+        right, wrong, missed = np.moveaxis([counts_of_run(run, reading)[:, 1:].sum((0, 1)) for run in control], -1, 0)
+        assert float(row[1].split()[0]) == pytest.approx((right / (right + missed)).mean(), abs=5e-4)
+        assert float(row[2].split()[0]) == pytest.approx((2 * right / (2 * right + wrong + missed)).mean(), abs=5e-4)
+        assert row[-1] == "862"  # 2 seconds for 2,321 tokens
+    number, windows, whole = rows(tables.mentions_table(tmp_path))[:3]
+    assert whole[0] == "converted to `t5`, whole works"
+    for place in range(4):
+        counts = [counts_of_run(run, tagging.WINDOWS, "mentions")[:, place].sum(0) for run in control]
+        assert int(number[place + 1].replace(",", "")) == np.sum(counts)
+        assert float(windows[place + 1]) == pytest.approx(
+            np.mean([right / (right + m) for right, m in counts]), abs=5e-4
+        )
+        counts = [counts_of_run(run, tagging.WHOLE, "mentions")[:, place].sum(0) for run in converted]
+        assert float(whole[place + 1].split()[0]) == pytest.approx(
+            np.mean([right / (right + m) for right, m in counts]), abs=5e-4
+        )

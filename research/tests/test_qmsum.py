@@ -108,7 +108,7 @@ def test_ndcg_is_sklearn_s_and_ranks_are_fused():
 def test_a_stored_vector_and_the_rest_are_merged_by_tokens(data, tmp_path):
     meetings = Meetings(data, TOKENIZER)
     bench = qmsum.Bench(meetings, "units-1024", packaged_minilm(), "minilm", tmp_path, {})
-    merged, _ = bench.upgraded(128, False)
+    merged = bench.upgraded(128, False)
     ids = bench.documents[0].ids
     assert len(ids) > 600
     encode = bench.original
@@ -128,6 +128,28 @@ def test_a_stored_vector_and_the_rest_are_merged_by_tokens(data, tmp_path):
     assert torch.cosine_similarity(merged[0], expected, dim=0) > 0.9999
 
 
+def test_another_model_reads_documents_as_a_whole(data, tmp_path):
+    folder = packaged_minilm()
+    bench = qmsum.Bench(Meetings(data, TOKENIZER), "units-1024", folder, "minilm", tmp_path, {"same": folder})
+    kept, cut = bench.whole("same"), bench.cut(512)
+    torch.testing.assert_close(qmsum.first_of_each(kept), cut.vectors.float(), atol=2e-3, rtol=0)
+    texts = bench.firsts(512)
+    assert kept.numbers.tolist() == [1 + math.ceil((len(ids) - 2) / 126) for [ids] in texts]
+    # Late chunks with their numbers of tokens are the mean of all states but those of special tokens.
+    [ids], own = texts[0], kept.by_text()[0]
+    states = qmsum.states_of(bench.original, ids)
+    edges = [(len(ids) - 2) * part // 5 for part in range(6)]
+    sizes = torch.tensor([end - first for first, end in zip(edges, edges[1:])])
+    mean = (own[1:] * sizes[:, None]).sum(dim=0) / sizes.sum()
+    torch.testing.assert_close(mean, states[1:-1].mean(dim=0), atol=2e-3, rtol=0)
+    by_name = {method.name: method for method in bench.methods()}
+    late = by_name["same, best late chunk of 128"].find("answers")
+    assert late.vectors == (kept.numbers - 1).double().mean()
+    queries = bench.queries("answers")
+    vectors = torch.nn.functional.normalize(own[1:], dim=-1)
+    np.testing.assert_allclose(late.similarities[:, 0], (queries @ vectors.T).amax(dim=1).numpy(), atol=1e-5)
+
+
 def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(qmsum, "CHUNKS", ((64, True), (128, False)))
     arguments = [
@@ -139,13 +161,22 @@ def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
         tmp_path / "out",
         "--work_dir",
         tmp_path / "work",
+        "--converted",
+        f"same={packaged_minilm()}",
     ]
     printed = []
-    for _ in range(2):
-        monkeypatch.setattr(sys, "argv", ["qmsum.py", *map(str, arguments)])
+    for more in (["--methods", "BM25"], ["--time"], []):
+        monkeypatch.setattr(sys, "argv", ["qmsum.py", *map(str, arguments), *more])
         qmsum.main()
         printed.append(capsys.readouterr().out)
-    assert "passes of" in printed[0] and "passes of" not in printed[1]
+    first, *printed = printed
+    assert "vectors in" not in first and "| BM25 " in first and "cut at" not in first
+    assert "vectors in" in printed[0] and "vectors in" not in printed[1]
+    result = json.loads((tmp_path / "out" / "minilm-units-256-answers.json").read_text())
+    scores, command = result["methods"], result["circumstances"]["command"]
+    assert "same=model" in command and str(tmp_path) not in command
+    assert "milliseconds" not in scores["BM25"]
+    assert all(method["milliseconds"] > 0 for name, method in scores.items() if name != "BM25")
     tables = [out[out.index("minilm-units-256-answers") :] for out in printed]
     assert tables[0] == tables[1] and "| BM25 " in tables[0]
     result = json.loads((tmp_path / "out" / "minilm-units-256-answers.json").read_text())
@@ -155,6 +186,10 @@ def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
     for family, name in picked.items():
         on_val = {n: sum(one["ndcg"][:2]) for n, one in result["methods"].items() if one["family"] == family}
         assert on_val[name] == max(on_val.values())
+    less = qmsum.difference(result, picked["BM25"], picked["cut"])
+    sums = [sum(result["methods"][picked[one]]["ndcg"][2:]) for one in ("BM25", "cut")]
+    assert less["mean"] == pytest.approx((sums[0] - sums[1]) / 8)
+    assert qmsum.score(result, picked["BM25"]) == pytest.approx(sums[0] / 8)
 
 
 def test_means_are_over_queries_and_intervals_over_meetings():

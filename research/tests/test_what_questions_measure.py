@@ -54,11 +54,11 @@ class TestThePageHasTheNumbers:
     def test_heads_and_variance_by_layer(self):
         own = FOUND["pretrained"]["MiniLM"]["layers"]["MiniLM"]
         heads = [str(sum(share > 0.5 for share in layer)) for layer in own["scores"]]
-        label = "attention heads, of 12, whose scores positions alone explain by more than half"
+        label = "heads, of 12, in which positions alone explain more than half of the variance of scores"
         assert row(label, "", *heads).replace("|  |", "| |") in PAGE
         labels = {
-            "position": "variance of the states after the layer: positions, %",
-            "word": "words, %",
+            "position": "variance of the hidden states after the layer: position, %",
+            "word": "token, %",
             "document": "which text it is from, %",
         }
         for name, text in labels.items():
@@ -69,7 +69,7 @@ class TestThePageHasTheNumbers:
     def test_clipped_distances(self):
         rows = FOUND["pretrained"]["t5"]["clipped"]
         cosines = [f"{own['cosine']:.3f}" for own in rows if own["length"] == 128]
-        assert row("... its cosine to the unclipped", *cosines) in PAGE
+        assert row("the same model, cosine to the unclipped vectors", *cosines) in PAGE
 
     def test_losses_of_small_models(self):
         for name, own in FOUND["small_models"]["values"]["models"].items():

@@ -117,6 +117,12 @@ def test_clock_hands_stand_where_sine_and_cosine_are():
     vectors = analysis.study(halves).position_vectors(20).numpy() / halves.embeddings.position_scale().item()
     np.testing.assert_allclose(np.sin(data.angles.T), vectors[:, :16], atol=1e-5)
     np.testing.assert_allclose(np.cos(data.angles.T), vectors[:, 16:], atol=1e-5)
+    for flags in ({"position_frequency": 2.5}, {"position_combine": "concat", "position_width": 12}):
+        model = tiny.build("sinusoidal", **flags)
+        data = analysis.clock_hands(model, positions=20)
+        own = analysis.study(model).position_vectors(20).numpy() / model.embeddings.position_scale().item()
+        width = flags.get("position_width", 32)
+        np.testing.assert_allclose(np.sin(data.angles.T), own[:, -width::2], atol=1e-5)
     with pytest.raises(ValueError, match="has no sines and cosines: position_scheme is 'absolute'"):
         analysis.clock_hands(tiny.build("absolute"))
 

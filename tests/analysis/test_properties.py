@@ -128,8 +128,9 @@ def test_biases_of_the_distance_are_toeplitz(scheme):
     assert data.by_chance == pytest.approx(2 / 129)
 
 
-def test_the_position_term_is_that_of_the_nine():
-    model = tiny.build("absolute")
+@pytest.mark.parametrize("flags", [{}, {"position_stride": 3}])
+def test_the_position_term_is_that_of_the_nine(flags):
+    model = tiny.build("absolute", **flags)
     with torch.no_grad():  # all words alike, so that each token has the deviation of the mean one
         model.embeddings.word_embeddings.weight.copy_(torch.randn(32).expand(99, 32))
         model.embeddings.position_embeddings.weight.mul_(1e-3)

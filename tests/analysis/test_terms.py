@@ -58,9 +58,9 @@ def test_nine_terms_of_a_real_checkpoint(minilm):
     torch.testing.assert_close(sum(nine_terms(subject, batch).values()), real, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("combine", ["add", "concat"])
-def test_words_and_positions_are_told_apart(combine):
-    model = tiny.build("absolute", position_combine=combine)
+@pytest.mark.parametrize("flags", [{}, {"position_combine": "concat"}, {"position_stride": 4}])
+def test_words_and_positions_are_told_apart(flags):
+    model = tiny.build("absolute", **flags)
     subject = analysis.study(model)
     ids = words()
     parts = inputs_by_source(subject, ids)

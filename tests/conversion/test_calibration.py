@@ -237,6 +237,23 @@ def test_no_more_text_is_read_than_there_is_room_for(tmp_path, monkeypatch):
     assert not torch.allclose(tables[0], tables[3])
 
 
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "rope"])
+def test_rows_may_be_computed_one_by_one(scheme, tmp_path, monkeypatch):
+    teacher = original("bert")
+    states = []
+    for most in (calibration.PAIRS_AT_ONCE, 1):
+        monkeypatch.setattr(calibration, "PAIRS_AT_ONCE", most)
+        student = student_of(teacher, tmp_path, scheme)
+        calibrate(student, teacher, text(2))
+        states.append(torch.cat([p.detach().flatten() for p in student.parameters()]))
+    torch.testing.assert_close(*states, atol=1e-3, rtol=1e-3)
+    # One row alone is another text.
+    monkeypatch.setattr(calibration, "MOST_PAIRS", 1)
+    student = student_of(teacher, tmp_path, scheme)
+    calibrate(student, teacher, text(2))
+    assert not torch.allclose(states[1], torch.cat([p.detach().flatten() for p in student.parameters()]), atol=1e-3)
+
+
 def test_a_head_s_base_model_is_what_is_calibrated(tmp_path):
     teacher = original("distilbert", "ForSequenceClassification")
     student = student_of(teacher, tmp_path, "t5", position_per_layer=True)

@@ -96,6 +96,31 @@ class TestBaseAndFrequencyOfSinusoids:
         assert chosen == {name: value for name, value in flags.items() if name == "position_base"}
 
 
+def test_each_stage_is_announced(checkpoint, capfd):
+    convert(checkpoint, "t5", text=words_of(checkpoint), max_length=40, max_steps=2)
+    said = re.findall(r"conversion: (.*)", capfd.readouterr().err)
+    assert said == [
+        "measuring the original",
+        "initializing the new scheme",
+        "measuring after start",
+        "calibrating attention scores",
+        "measuring after calibrate",
+        "measuring after distill",
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["rope", "t5"])
+def test_a_frozen_model_is_converted_as_any_other(scheme, checkpoint):
+    states = []
+    for is_frozen in (True, False):
+        model = AutoModel.from_pretrained(checkpoint).requires_grad_(not is_frozen)
+        settings = {"tokenizer": AutoTokenizer.from_pretrained(checkpoint), "text": words_of(checkpoint)}
+        converted, _ = convert(model, scheme, **settings, max_steps=2)
+        assert all(parameter.requires_grad != is_frozen for parameter in model.parameters())
+        states.append(converted.state_dict())
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
 def test_a_window_is_converted_to(checkpoint, tmp_path):
     flags = {"position_window": 8, "position_global_every": 2}
     usual = {"text": words_of(checkpoint), "max_steps": 2}
@@ -307,6 +332,12 @@ class TestHeads:
         assert type(model).__name__ == f"Posenc{head}"
         assert ("same_answers" in report.final()[0]) == (head != "BertModel")
 
+    def test_one_that_gives_tuples_is_measured_and_trained(self, tmp_path):
+        checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForMaskedLM", return_dict=False)
+        settings = {"text": words_of(checkpoint), "max_steps": 2, "output": tmp_path / "out", "stock": True}
+        model, report = convert(checkpoint, "rope", **settings)
+        assert not model.config.return_dict and report.losses and report.final()[0]["stage"] == "distill"
+
     @pytest.mark.slow
     def test_a_classifier_is_converted_as_a_whole(self, tmp_path):
         checkpoint = tiny_checkpoints.save(tmp_path / "bert", head="ForSequenceClassification", num_labels=3)
@@ -493,6 +524,14 @@ class TestResume:
         with pytest.raises(ValueError, match=f"began with other {which}: give the same"):
             convert(**interrupted, resume=True)
 
+    def test_takes_options_that_are_tuples_for_the_lists_of_the_report(self, interrupted, tmp_path):
+        interrupted |= {"position_scheme": "deberta", "position_attention_types": ("c2p", "p2c"), "max_steps": 2}
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
+            convert(**interrupted)
+        model, _ = convert(**interrupted, resume=True)
+        assert [*model.config.position_attention_types] == ["c2p", "p2c"] and (tmp_path / "out").is_dir()
+
     def test_may_have_another_learning_rate(self, interrupted, tmp_path):
         with pytest.raises(ValueError, match="another settings.*same command"):
             convert(**{**interrupted, "max_steps": 70, "learning_rate": 1e-5}, resume=True)
@@ -636,6 +675,7 @@ class TestBadInput:
             ("t5", {"max_steps": 0}, ValueError, "max_steps must be greater than 0"),
             ("t5", {"learning_rate": 0}, ValueError, "learning_rate must be greater than 0"),
             ("t5", {"text": ["missing.txt"]}, FileNotFoundError, "no file or folder missing.txt"),
+            ("t5", {"text": ["my_corpus/"]}, FileNotFoundError, "no file or folder my_corpus/"),
             ("t5", {"resume": True}, ValueError, "need an output folder"),
         ],
     )
@@ -647,6 +687,12 @@ class TestBadInput:
     def test_lengths_to_compare_at_are_checked_too(self, name, value, checkpoint, no_weight_is_read):
         with pytest.raises(ValueError, match=f"{name} must be .* got {value}"):
             compare(checkpoint, checkpoint, text=words_of(checkpoint), **{name: value})
+
+    @pytest.mark.parametrize("others", [{"family": "roberta"}, {"hidden_size": 48}], ids=str)
+    def test_models_to_compare_are_of_one_family_and_size(self, others, checkpoint, tmp_path, no_weight_is_read):
+        other = tiny_checkpoints.save(tmp_path / "other", **others)
+        with pytest.raises(ValueError, match="are of different families or sizes"):
+            compare(checkpoint, other, text=words_of(checkpoint))
 
     @pytest.mark.parametrize(
         "place, said",

@@ -1,6 +1,7 @@
 """hf_posenc.extend: short texts keep their vectors, longer ones are no longer cut off, and the rest of a folder stays."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,39 @@ def test_short_texts_keep_their_states_and_longer_ones_are_read(family, method, 
         states = after.state_dict()
         changed = [name for name, value in before.state_dict().items() if not torch.equal(value, states[name])]
         assert [name for name in changed if "position_embeddings" not in name] == []
+
+
+def test_texts_may_be_a_generator(tmp_path):
+    folder = tiny_checkpoints.save(tmp_path / "original", "bert", max_position_embeddings=50)
+    sizes = {"method": "trained", "trained_length": 16, "max_steps": 2}
+    texts = (path for path in [folder.with_name("original.txt")])
+    found = hf_posenc.extend(folder, 64, output=tmp_path / "longer", text=texts, **sizes)
+    assert found.report.settings["text"] == str(folder.with_name("original.txt")) and len(found.lengths) == 1
+
+
+def test_the_folder_that_one_is_in_has_a_name_and_what_was_not_measured_no_table(tmp_path, monkeypatch):
+    folder = tiny_checkpoints.save(tmp_path / "original", "bert", max_position_embeddings=50)
+    monkeypatch.chdir(folder)
+    found = hf_posenc.extend(".", 64, output=tmp_path / "longer", method="tile", trained_length=16)
+    assert found.original == found.report.original == "original"
+    assert str(found.report) == "Not measured: how well longer texts are read."
+    with pytest.raises(ValueError, match="at most 131,072, got 1000000000"):
+        hf_posenc.extend(folder, 10**9, output=tmp_path / "huge", method="mean", trained_length=16)
+
+
+@pytest.mark.parametrize("method", ["tile", "mean"])
+def test_a_matrix_that_is_read_inside_the_attention_is_continued_too(method, tmp_path):
+    folder = tiny_checkpoints.save(tmp_path / "original", "bert", max_position_embeddings=50)
+    before = tiny.fill_positions(AutoModel.from_pretrained(folder, position_scheme="tupe")).eval()
+    before.save_pretrained(tmp_path / "tupe")
+    tiny_checkpoints.tokenizer().save_pretrained(tmp_path / "tupe")
+    hf_posenc.extend(tmp_path / "tupe", 100, output=tmp_path / "longer", method=method, trained_length=50)
+    after = loaded(tmp_path / "longer")
+    short, long = torch.randint(5, 90, (2, 50)), torch.randint(5, 90, (2, 100))
+    assert torch.equal(before(input_ids=short)[0], after(input_ids=short)[0])
+    with pytest.raises(ValueError, match="100 tokens"):
+        before(input_ids=long)
+    assert after(input_ids=long)[0].isfinite().all()
 
 
 @pytest.fixture
@@ -91,6 +125,25 @@ def test_it_is_counted_how_many_texts_are_longer(sentences, tmp_path, capsys):
     assert "the largest difference is 0.0e+00" in printed
     assert "3 of 5 texts (60.0%) are longer and have other vectors now" in printed
     assert "1 of those are longer than 96 tokens, and are still cut off there." in printed
+
+
+def test_who_gets_the_folder_is_told_how_to_load_it(minilm, sentences, tmp_path):
+    """By the command, the card and `inspect`; the first of them is run."""
+    from sentence_transformers import SentenceTransformer
+
+    found = hf_posenc.extend(sentences, 96, output=tmp_path / "longer")
+    loading = re.search(r"SentenceTransformer\(.*?\)", str(found))[0]
+    assert eval(loading, {"SentenceTransformer": SentenceTransformer}).max_seq_length == 96
+    card = (tmp_path / "longer" / "README.md").read_text()
+    assert (
+        'SentenceTransformer("longer", trust_remote_code=True)' in card
+        and "up to 96 tokens, in chunks of at most 32" in card
+    )
+    said = str(hf_posenc.inspect(tmp_path / "longer"))
+    assert "truncates at 96 tokens (max_seq_length), and reads chunks of 32" in said
+    assert "sentence-transformers cannot load it" in said and "model_max_length=" not in said
+    before = str(hf_posenc.inspect(minilm))
+    assert "truncates at 256 tokens (max_seq_length)" in before and "does not change this model" in before
 
 
 class TestErrors:

@@ -11,6 +11,7 @@ import distributed_worker as worker
 import pytest
 import tiny_checkpoints
 import torch
+from accelerate.state import AcceleratorState
 from fresh_process import ROOT
 from transformers import AutoModel
 
@@ -133,6 +134,15 @@ class TestSteps:
         settings = Distillation(32, 32, max_steps=1, mixed_precision="no", **settings)
         distill(student, original, windows(), windows(1), settings, **more)
         return found
+
+    def test_the_precision_is_the_one_asked_for_whatever_accelerate_launch_says(self, monkeypatch):
+        expected = self.learned(monkeypatch, {})
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        AcceleratorState._reset_state(reset_partial_state=True)
+        try:
+            torch.testing.assert_close(self.learned(monkeypatch, {}), expected, rtol=0, atol=0)
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)
 
     def test_a_step_of_two_batches_has_the_mean_of_their_gradients(self, monkeypatch):
         found = self.learned(monkeypatch, {"gradient_accumulation_steps": 2})

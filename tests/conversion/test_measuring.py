@@ -106,6 +106,34 @@ def test_the_same_words_are_guessed_with_more_and_with_less_before_them(text):
         assert row["masked_lm_loss"] == pytest.approx(loss.item(), abs=1e-5)
 
 
+@torch.no_grad()
+def test_answers_in_a_text_are_tokens_and_no_padding(text):
+    original, other = (tiny_checkpoints.stock(head="ForQuestionAnswering", seed=seed) for seed in (0, 1))
+    [row] = Yardstick(original, text, 32, 32).measure(other, "some")
+    batch = text.lines(32, 64)
+    same, apart = [], []
+    for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool()):
+        own, aim = (model(ids[mask][None]) for model in (other, original))
+        for name in ("start_logits", "end_logits"):
+            same.append(int(own[name].argmax()) == int(aim[name].argmax()))
+            apart += (own[name] - aim[name]).abs().flatten().tolist()
+    assert not batch["attention_mask"].all()
+    assert row["same_answers"] == pytest.approx(sum(same) / len(same))
+    assert row["logits_apart"] == pytest.approx(sum(apart) / len(apart), abs=1e-5)
+
+
+def test_one_number_is_no_choice(text):
+    """A score, as CrossEncoder gives it, has no answer that could be the same."""
+    original, other = (
+        tiny_checkpoints.stock(head="ForSequenceClassification", num_labels=1, seed=seed) for seed in (0, 1)
+    )
+    report = ConversionReport("some", "t5", {}, trained_length=32, max_length=32)
+    report.rows = Yardstick(original, text, 32, 32).measure(other, "some")
+    report.conclude([])
+    assert "same_answers" not in report.rows[0] and report.rows[0]["logits_apart"] > 1e-3
+    assert any("gives one number" in said for said in report.not_measured)
+
+
 def test_a_report_has_no_numbers_that_json_has_not():
     report = ConversionReport("some", "t5", {}, trained_length=16, max_length=48)
     report.rows = [{"stage": "distill", "length": 16, "token_cosine": 0.9, "spearman": math.nan}]

@@ -119,7 +119,7 @@ def finished(checkpoint, text_file, tmp_path_factory) -> tuple[subprocess.Comple
     process = run(
         *("--model_name_or_path", checkpoint, "--text_file", text_file, "--output_dir", folder / "outputs"),
         *("--position_scheme", "sinusoidal+t5", "--position_combine", "gate", "--position_buckets", "8"),
-        *("--max_steps", "3", "--window", "24", "--seed", "7"),
+        *("--max_steps", "3", "--window", "24", "--seed", "7", "--compare_with", "original", "none"),
         watch=folder,
     )
     assert process.returncode == 0, process.stderr
@@ -130,13 +130,13 @@ def finished(checkpoint, text_file, tmp_path_factory) -> tuple[subprocess.Comple
 def test_stock_the_scheme_asked_for_and_none_are_trained_and_compared(finished):
     process, folder = finished
     scores = table(process.stdout)
-    assert list(scores) == ["stock", "sinusoidal+t5", "none"]
+    assert list(scores) == ["original", "sinusoidal+t5", "none"]
     assert all(0 <= float(row[0]) <= 1 for row in scores.values())
     results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
     assert [row["position_scheme"] for row in results["results"]] == list(scores)
     assert results["training"]["max_steps"] == 3 and results["training"]["seed"] == 7
     assert process.stdout.count("loaded back, it predicts the same") == 3
-    assert AutoConfig.from_pretrained(folder / "outputs" / "stock").model_type == "bert"
+    assert AutoConfig.from_pretrained(folder / "outputs" / "original").model_type == "bert"
 
 
 @pytest.mark.slow
@@ -145,9 +145,9 @@ def test_what_is_longer_than_the_table_is_read_by_those_that_can(finished):
     results = json.loads((folder / "outputs" / "results.json").read_text(encoding="utf-8"))
     assert results["long_window"] == 4 * 24 and results["windows"]["long"] >= 1
     rows = {row["position_scheme"]: row for row in results["results"]}
-    assert rows["stock"]["f1_long"] is None and rows["stock"]["reads"] == 64
-    assert table(process.stdout)["stock"][1:5] == ["ends at 64", "–", "–", "–"]
-    stock = AutoModelForTokenClassification.from_pretrained(folder / "outputs" / "stock")
+    assert rows["original"]["f1_long"] is None and rows["original"]["reads"] == 64
+    assert table(process.stdout)["original"][1:5] == ["ends at 64", "–", "–", "–"]
+    stock = AutoModelForTokenClassification.from_pretrained(folder / "outputs" / "original")
     with pytest.raises((IndexError, RuntimeError)):
         stock(torch.ones(1, 96, dtype=torch.long))
     for scheme in ("sinusoidal+t5", "none"):
@@ -159,7 +159,7 @@ def test_what_is_longer_than_the_table_is_read_by_those_that_can(finished):
 @pytest.mark.slow
 def test_there_is_one_progress_bar(finished):
     bars = re.findall(r"(\S[^|\r\n]*?): +\d+%\|[^|]*\| (\d+)/(\d+)", finished[0].stderr)
-    assert {name for name, _, _ in bars} == {"stock", "sinusoidal_t5", "none"}
+    assert {name for name, _, _ in bars} == {"original", "sinusoidal_t5", "none"}
     assert {total for _, _, total in bars} == {"9"}
     counted = [int(done) for _, done, _ in bars]
     assert counted == sorted(counted) and counted[-1] == 9
@@ -332,8 +332,8 @@ def test_models_to_compare_are_each_there_once(checkpoint):
     def names(others: list[str], **flags) -> list[str]:
         return [quickstart.name_of(config) for config in quickstart.load_configs(str(checkpoint), flags, others)]
 
-    assert names(["stock", "none"], position_scheme="t5") == ["stock", "t5", "none"]
-    assert names(["none", "t5", "stock"], position_scheme="t5") == ["stock", "t5", "none"]
+    assert names(["original", "none"], position_scheme="t5") == ["original", "t5", "none"]
+    assert names(["none", "t5", "original"], position_scheme="t5") == ["original", "t5", "none"]
     assert names([], position_scheme="rope") == ["rope"]
     [config] = quickstart.load_configs(str(checkpoint), {"position_scheme": "t5", "position_buckets": 8}, ["t5"])
     assert config.position_buckets == 8, "flags are those that were given"

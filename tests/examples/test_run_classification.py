@@ -121,6 +121,24 @@ def test_predictions_are_those_of_the_saved_model(finished, files):
     assert results(folder)["predict_accuracy"] == pytest.approx(np.mean(right))
 
 
+@pytest.mark.parametrize("option", ["--train_sampling_strategy group_by_length", "--dataloader_drop_last true"])
+def test_how_training_data_are_batched_does_not_change_what_is_predicted(option, finished, files, tmp_path, run_main):
+    folder, _ = finished
+    arguments = ["--model_name_or_path", folder, "--column_names", "source", "label", "mark", "sentence"]
+    rows = (files / "test.tsv").read_text().splitlines()
+    for index in range(0, len(rows), 2):  # of other lengths: what has the same length stays in its order
+        rows[index] += " the" * (index + 1)
+    for name in ("all.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+    arguments += ["--test_file", tmp_path / "all.tsv", "--validation_file", tmp_path / "dev.tsv", "--do_predict"]
+    arguments += ["--do_eval", "--use_cpu", "true", "--per_device_eval_batch_size", "5", "--metric", "accuracy"]
+    for name, given in (("plain", ""), ("asked", option)):
+        run_main(run_classification, *arguments, *given.split(), "--output_dir", tmp_path / name)
+    plain, asked = ((tmp_path / name / "predict_results.txt").read_text() for name in ("plain", "asked"))
+    assert asked == plain and len({*plain.split()[3::2]}) == 2
+    assert results(tmp_path / "asked") == pytest.approx(results(tmp_path / "plain"))
+
+
 def test_the_model_that_is_kept_is_the_best_one(finished):
     folder, _ = finished
     state = json.loads((folder / "trainer_state.json").read_text())
@@ -361,13 +379,33 @@ def test_arguments_can_come_from_a_json_file(files, checkpoint, tmp_path, run_ma
     entries |= {
         "output_dir": str(tmp_path / "run"),
         "use_cpu": True,
-        "position_scheme": "alibi",
-        "max_eval_samples": 5,
+        "position_scheme": "rope",
+        "position_rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        "max_eval_samples": "5",
+        "metric": "f1",
+        "do_train": "false",
     }
     entries |= {"column_names": ["source", "label", "mark", "sentence"]}
     (tmp_path / "arguments.json").write_text(json.dumps(entries))
     run_main(run_classification, tmp_path / "arguments.json")
-    assert results(tmp_path / "run")["eval_samples"] == 5
+    assert results(tmp_path / "run")["eval_samples"] == 5 and "eval_f1" in results(tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists(), "nothing was to be trained"
+
+
+@pytest.mark.parametrize(
+    "entry, message",
+    [
+        ({"task_name": "colla"}, "--task_name colla: must be one of cola, mnli"),
+        ({"metric": ["f1", "f2"]}, "--metric f2: must be one of accuracy, f1"),
+        ({"problem_type": "regresion"}, "did you mean regression?"),
+        ({"max_steps": "many"}, "invalid int value: 'many'"),
+        ([], "'list' object is not a mapping"),
+    ],
+)
+def test_a_mistake_in_a_json_file_is_told_in_one_line(entry, message, checkpoint, tmp_path, mistake):
+    right = {"model_name_or_path": str(checkpoint), "output_dir": str(tmp_path / "run"), "do_train": True}
+    (tmp_path / "arguments.json").write_text(json.dumps({**right, **entry} if entry else entry))
+    assert message in mistake(run_classification, tmp_path / "arguments.json")
 
 
 WRONG_FILES = {
@@ -377,6 +415,8 @@ WRONG_FILES = {
     "train.csv": "sentence,label\nthe cat,1\nthe dog,0\n",
     "other.csv": "sentence,label\nthe cat,1\nthe dog,maybe\n",
     "ragged.csv": "sentence,label\nthe cat,1\nthe, dog,0\nthe, child,0\n",
+    "wide.csv": "sentence,label\nthe cat, the dog,1\nthe dog,0\n",
+    "blank.csv": "sentence,label\n\n\n",
     "broken.json": '{"sentence": "the cat", "label": ',
     "missing.jsonl": '{"sentence": "the cat", "label": 1}\n{"sentence": null, "label": 0}\n',
     "twice.csv": "label,label\n1,1\n",
@@ -394,6 +434,9 @@ WRONG_FILES = {
         ("--train_file header.csv", "header.csv has no rows"),
         ("--train_file one.csv", "it takes two classes to tell apart, and there is only 1"),
         ("--train_file ragged.csv", "ragged.csv cannot be read as csv"),
+        ("--train_file wide.csv", "wide.csv has 2 columns, and its first row 3: the cat, the dog, 1"),
+        ("--train_file wide.csv --column_names sentence label --has_header true", "its first row 3"),
+        ("--train_file blank.csv", "blank.csv has no rows"),
         ("--train_file broken.json", "broken.json cannot be read as json"),
         ("--train_file missing.jsonl", "the train data have no sentence in row 2"),
         ("--train_file twice.csv", "two columns of the same name"),
@@ -416,7 +459,7 @@ WRONG_FILES = {
         ("--train_file train.csv --task_name cola", "task_name names the data already"),
         ("--train_file train.csv --dataset_name other", "name files or --dataset_name, not both"),
         ("--train_file train.csv --max_train_samples 0", "max_train_samples must be at least 1, got 0"),
-        ("--train_file train.csv --max_seq_length 65", "the table of positions of absolute ends at 64 tokens"),
+        ("--train_file train.csv --max_seq_length 65", "the position embedding matrix of absolute ends at 64 tokens"),
         ("--train_file train.csv --position_scheme absolut+t5", "did you mean 'absolute'"),
         ("--train_file train.csv --position_scheme t5 --position_buckets 7", "position_buckets"),
         (
@@ -428,6 +471,9 @@ WRONG_FILES = {
         ("--train_file train.csv --position_learning_rate nan", "position_learning_rate must be a finite number"),
         ("--train_file train.csv --model_name_or_path ./nowhere", "./nowhere"),
         ("--train_file train.csv --save_strategy sometimes", "sometimes"),
+        ("--train_file train.csv --eval_do_concat_batches false", "metrics are computed of all predictions together"),
+        ("--train_file train.csv --batch_eval_metrics true", "metrics are computed of all predictions together"),
+        ("--train_file train.csv --prediction_loss_only true", "metrics are computed of all predictions together"),
         ("--train_file train.csv --attn_implementation flash_attention_2", "flash_attention_2"),
     ],
 )

@@ -89,6 +89,23 @@ def test_steps_may_be_given_in_place_of_epochs(folder, tmp_path, run_main):
     assert found["step"] == len(found["losses"]) == 15 and len(found["scores"]) == 2  # an epoch has 12
 
 
+def test_a_run_that_stopped_after_its_last_step_is_not_trained_on(folder, tmp_path, run_main, monkeypatch):
+    options = ["--max_train_steps", "15", "--checkpointing_steps", "5", "--per_device_train_batch_size", "8"]
+    evaluate = run_classification_no_trainer.Loop.evaluate
+
+    def stop(loop):
+        if loop.progress.step == 15:
+            raise KeyboardInterrupt
+        return evaluate(loop)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_classification_no_trainer.Loop, "evaluate", stop)
+        run_main(run_classification_no_trainer, *arguments(folder, tmp_path / "stopped", *options)[1:])
+    for name in ("stopped", "whole"):
+        run_main(run_classification_no_trainer, *arguments(folder, tmp_path / name, *options)[1:])
+    assert history(tmp_path / "stopped") == history(tmp_path / "whole")
+
+
 def kill_at_the_checkpoint(number: int, command: list[str], cache: Path, checkpoint: Path) -> None:
     """Start a command and kill it when a checkpoint was put in its place for the so-manyth time."""
     process = subprocess.Popen(command, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -114,6 +131,12 @@ def test_another_run_in_the_same_folder_is_refused(folder, tmp_path, mistake):
     (tmp_path / "run_settings.json").write_text('{"learning_rate": 0.5}')
     said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path)[1:])
     assert "learning_rate is 0.5 there and 0.001 here" in said
+
+
+@pytest.mark.parametrize("option", [("--test_file", "test.csv"), ("--max_predict_samples", "3")])
+def test_what_it_does_not_do_is_refused(option, folder, tmp_path, mistake):
+    said = mistake(run_classification_no_trainer, *arguments(folder, tmp_path, *option)[1:])
+    assert "nothing is predicted here: leave out test_file and max_predict_samples" in said
 
 
 def test_the_rate_grows_in_a_share_of_the_steps(folder, tmp_path, mistake):

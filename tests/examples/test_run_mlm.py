@@ -16,6 +16,7 @@ from datasets import Dataset, IterableDataset
 from run_mlm import IGNORED, LanguageModelArguments, Masking, NewMasks, encode, mask_for_evaluation, score_tokens
 from scripts import results, run_here, save_checkpoint, tokens_kept
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, EvalPrediction
 
 import hf_posenc
@@ -181,6 +182,16 @@ def test_masks_depend_on_the_text_the_seed_and_the_epoch_only(tokenizer):
     assert labels(epoch=1.0) == labels(epoch=1.5), "a run that is resumed in an epoch sees its masks"
     once, again = (mask_for_evaluation({"input_ids": ids(tokenizer, 4)}, Masking(tokenizer, 0.15, s)) for s in (0, 1))
     assert once == again
+
+
+def test_workers_that_stay_see_the_masks_of_each_epoch(tokenizer):
+    rows = [{"input_ids": row} for row in ids(tokenizer, 4)]
+    masking = Masking(tokenizer, 0.15, seed=0)
+    loader = DataLoader(rows, batch_size=4, collate_fn=masking, num_workers=1, persistent_workers=True)
+    for epoch in (0.0, 1.0, 2.0):
+        NewMasks(masking).on_epoch_begin(None, SimpleNamespace(epoch=epoch), None)
+        [batch] = loader
+        assert torch.equal(batch["labels"], masking(rows)["labels"])
 
 
 def test_every_input_has_something_to_predict(tokenizer):

@@ -181,6 +181,7 @@ WRONG_FILES = {
     "blank.conll": "\n-DOCSTART- O\n\n",
     "lengths.jsonl": '{"tokens": ["a"], "tags": ["O"]}\n{"tokens": ["a", "b"], "tags": ["O"]}\n',
     "strings.jsonl": '{"tokens": "a", "tags": "O"}\n',
+    "untagged.jsonl": '{"tokens": "a b"}\n',
     "words.jsonl": '{"words": ["a"], "tags": ["O"]}\n',
 }
 
@@ -193,7 +194,8 @@ WRONG_FILES = {
         ("--train_file ragged.conll", "ragged.conll, line 3: 1 columns, where the first line has 2"),
         ("--train_file blank.conll", "blank.conll has no rows"),
         ("--train_file lengths.jsonl", "row 2 of the train data has 2 words, but 1 tags"),
-        ("--train_file strings.jsonl", "row 1 of the train data must have lists of words and of tags"),
+        ("--train_file strings.jsonl", "words and tags must be lists, in row 1 of the train data"),
+        ("--train_file train.conll --test_file untagged.jsonl --do_predict", "in row 1 of the test data"),
         ("--train_file words.jsonl", "no column 'tokens'; their columns are words, tags"),
         ("--train_file train.conll --column_names tokens", "train.conll has 2 columns, and 1 names for them: tokens"),
         ("--train_file train.conll --label_column pos --column_names tokens tags", "no column 'pos'"),

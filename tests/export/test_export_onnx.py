@@ -68,6 +68,12 @@ def check(model: torch.nn.Module, folder: Path, longest: int = 85) -> "onnx.Mode
     return onnx.load(file)
 
 
+def test_a_model_that_gives_tuples(tmp_path):
+    model = tiny.build("t5", head="ForTokenClassification")
+    model.config.return_dict = False
+    assert exporting.export_model(model.eval(), tmp_path / "model.onnx").outputs == ("logits",)
+
+
 def kinds(program: "onnx.ModelProto") -> collections.Counter:
     return collections.Counter(node.op_type for node in program.graph.node)
 

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(scheme, flags, sai
 
 
 def test_other_folders_and_places_are_refused(tmp_path, monkeypatch):
-    folder = saved(tmp_path / "model", "t5")
+    folder, with_rows = saved(tmp_path / "model", "t5"), saved(tmp_path / "absolute", "absolute")
     monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
     with pytest.raises(ValueError, match="is already a bert model of Transformers"):
         export(tmp_path / "source", tmp_path / "out")
@@ -140,6 +140,8 @@ def test_other_folders_and_places_are_refused(tmp_path, monkeypatch):
         export(folder, "")
     with pytest.raises(ValueError, match="max_length must be a number of tokens"):
         export(folder, tmp_path / "out", max_length=-5)
+    with pytest.raises(ValueError, match="max_length must be at most 64, the number of position embeddings, got 65"):
+        export(with_rows, tmp_path / "out", max_length=65)
     assert not (tmp_path / "out").exists()
 
 
@@ -275,6 +277,23 @@ def test_a_folder_that_pools_by_the_pooler_is_refused_where_there_is_none(tmp_pa
         match="reads pooler_output, which the base model of 'deberta-v2' does not have; t5 and rope keep it",
     ):
         export(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("scheme", ["rope", "t5", "deberta"])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "4.0.1"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+    ids=lambda entries: next(iter(entries)),
+)
+def test_a_cross_encoder_keeps_the_function_of_its_scores(scheme, entries, tmp_path):
+    folder = saved(tmp_path / "model", scheme, auto=AutoModelForSequenceClassification, num_labels=1)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | entries))
+    export(folder, tmp_path / "out", single_text=True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()).items() >= entries.items()
 
 
 class TestConversion:

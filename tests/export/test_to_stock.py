@@ -184,6 +184,9 @@ def test_heads_that_may_read_pairs_are_refused_where_there_are_none(head):
         ("absolute+t5", {"position_stride": 2}, "position_stride=2"),
         ("deberta", {"position_attention_types": ["c2p", "p2c", "p2p"]}, "no p2p term"),
         ("rope", {"position_rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "depends on each text's length"),
+        ("t5", {"is_decoder": True}, "is_decoder=False fits"),
+        ("deberta", {"is_decoder": True}, "is_decoder=False fits"),
+        ("rope", {"is_decoder": True}, "is_decoder=False fits"),
     ],
 )
 def test_what_no_architecture_computes_is_refused_with_what_would_fit(scheme, flags, said):
@@ -205,7 +208,7 @@ def test_other_models_are_refused():
         to_stock(tiny.build("t5", family="electra", head="ForPreTraining", embedding_size=32))
     with pytest.raises(ValueError, match="as wide as its layers"):
         to_stock(tiny.build("t5", family="electra"))
-    with pytest.raises(ValueError, match="no such task head"):
+    with pytest.raises(ValueError, match="is_decoder=False fits"):
         to_stock(tiny.build("rope", head="LMHeadModel", is_decoder=True))
 
 
@@ -255,7 +258,9 @@ def test_how_many_tokens_it_reads():
     assert to_stock(model, tokenizer=Tokens("x", length=300)).config.max_position_embeddings == 302
     with pytest.raises(ValueError, match="max_length must be at most 602"):
         to_stock(built("bert", "absolute+t5"), max_length=2048)
-    for wrong in (0.5, True, -1):
+    with pytest.raises(ValueError, match="max_length must be at most 602"):
+        to_stock(built("bert", "absolute"), max_length=2048)
+    for wrong in (0.5, True, -1, 0):
         with pytest.raises(ValueError, match="max_length must be a number of tokens"):
             to_stock(model, max_length=wrong)
 
@@ -288,6 +293,16 @@ def test_what_was_trained_since_comes_back_or_is_refused():
         stock.embeddings.position_embeddings.weight.add_(0.1)
     with pytest.raises(ValueError, match="position embeddings were zero, and were trained"):
         from_stock(stock)
+
+
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "rope"])
+def test_tokens_that_were_added_since_come_back(scheme):
+    stock = to_stock(built("bert", scheme, "ForMaskedLM"), max_length=LONG)
+    more = stock.config.vocab_size + 7
+    stock.resize_token_embeddings(more)
+    back = from_stock(stock)
+    assert back.config.vocab_size == more
+    assert difference(back, stock, 140) < 1e-5
 
 
 def test_the_models_random_numbers_and_mode_stay_as_they_are():

@@ -24,6 +24,7 @@ import hf_posenc
 from hf_posenc import variants
 from hf_posenc.hub.cards import ModelCardCallback, Results, make_card, write_card, written
 from hf_posenc.modeling.schemes.table import SCHEMES
+from hf_posenc.training import PositionTrainer
 
 
 # What the Hub accepts, as far as cards from here may use it.
@@ -394,6 +395,12 @@ class TestWriteCard:
             main(shlex.split(command))
         assert exit.value.code == 0 and path.read_text() == first
 
+    @pytest.mark.parametrize("known", [{"language": ["en", "de"]}, {"limits": ["English only."]}])
+    def test_there_is_no_command_where_an_entry_has_no_option(self, known, tmp_path):
+        build("t5").save_pretrained(tmp_path)
+        path = write_card(tmp_path, license="mit", **known)
+        assert "hf-posenc card" not in path.read_text()
+
     def test_stock_models_and_wrong_arguments_are_refused(self, tmp_path):
         BertForSequenceClassification(stock_config()).save_pretrained(tmp_path)
         with pytest.raises(ValueError, match="bert model without a position scheme"):
@@ -666,6 +673,71 @@ class TestCallback:
         assert "eval_loss" in trainer.evaluate()  # of the weights before training
         trainer.train()
         assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
+        metrics = trainer.evaluate()
+        assert figures(ModelCard.load(tmp_path / "README.md")) == {
+            (name, metrics[f"eval_{name}"]) for name in ("loss", "accuracy")
+        }
+        trainer.train()  # as many steps again
+        assert ModelCard.load(tmp_path / "README.md").data.eval_results is None
+
+    def test_evaluations_under_other_names_add_theirs_or_nothing(self, tmp_path):
+        trainer = self.trainer(tmp_path, max_steps=1)
+        trainer.eval_dataset = {"near": Sentences(), "far": Sentences()}
+        trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
+        trainer.train()
+        trainer.evaluate()
+        trainer.evaluate(Sentences(), metric_key_prefix="test")
+        names = {name for name, _ in figures(ModelCard.load(tmp_path / "README.md"))}
+        assert names == {"near_loss", "near_accuracy", "far_loss", "far_accuracy"}
+
+    def test_the_batch_and_the_rate_of_positions_are_those_of_the_trainer(self, tmp_path):
+        trainer = PositionTrainer(
+            build("absolute+t5", head="ForSequenceClassification"),
+            TrainingArguments(
+                str(tmp_path),
+                max_steps=1,
+                gradient_accumulation_steps=2,
+                report_to="none",
+                use_cpu=True,
+                save_strategy="no",
+            ),
+            train_dataset=Sentences(),
+            position_learning_rate=0.05,
+            max_tokens_per_batch=600,
+        )
+        trainer.add_callback(ModelCardCallback(trainer))
+        trainer.train()
+        card = ModelCard.load(tmp_path / "README.md").text
+        assert "tokens per step at most 1,200, " in card and "batch size" not in card
+        assert "position_learning_rate 0.05" in card
+
+    def test_the_batch_is_the_one_that_fitted(self, tmp_path):
+        trainer = self.trainer(tmp_path, max_steps=1, auto_find_batch_size=True)
+        step = trainer.training_step
+
+        def fits(model, inputs, *args):
+            if len(inputs["input_ids"]) > 4:
+                raise RuntimeError("CUDA out of memory.")
+            return step(model, inputs, *args)
+
+        trainer.training_step = fits
+        trainer.add_callback(ModelCardCallback(trainer))
+        trainer.train()
+        size = trainer.state.train_batch_size
+        assert size <= 4 and f"batch size {size}, " in ModelCard.load(tmp_path / "README.md").text
+
+    def test_each_run_of_model_init_has_its_own_config(self, tmp_path):
+        schemes = iter(["absolute+t5", "absolute+t5", "absolute+alibi"])
+        trainer = Trainer(
+            model_init=lambda: build(next(schemes), head="ForSequenceClassification"),
+            args=TrainingArguments(str(tmp_path), max_steps=1, report_to="none", use_cpu=True, save_strategy="no"),
+            train_dataset=Sentences(),
+        )
+        trainer.add_callback(ModelCardCallback(trainer))
+        for scheme in ("absolute+t5", "absolute+alibi"):
+            trainer.train()
+            card = ModelCard.load(tmp_path / "README.md")
+            assert f"with the position scheme `{scheme}` of" in card.text and scheme[9:] in card.data.tags
 
     @pytest.mark.slow
     def test_what_others_wrote_stays_and_figures_of_an_earlier_run_do_not(self, tmp_path):
@@ -694,7 +766,7 @@ class TestCallback:
         build("absolute+t5", head="ForSequenceClassification").save_pretrained(tmp_path / "here")
         trainer = self.trainer(tmp_path / "mine")
         trainer.model.config.name_or_path = str(tmp_path / "here")
-        trainer.compute_metrics = lambda prediction: {"accuracy": math.nan}
+        trainer.compute_metrics = lambda prediction: {"accuracy": math.nan, "classes": [0.5, 0.5], "report": {"a": 1}}
         trainer.add_callback(ModelCardCallback(trainer, dataset="Sentences"))
         trainer.train()
         trainer.evaluate()
@@ -714,6 +786,10 @@ class TestCallback:
             r.metric_value for r in ModelCard.load(tmp_path / "README.md").data.eval_results if r.metric_type == "loss"
         ]
         assert loss == max(losses.values()) != losses[4]
+        few = torch.utils.data.Subset(Sentences(), [0, 1])
+        metrics = trainer.evaluate(few)
+        assert metrics["eval_loss"] != loss
+        assert ("loss", metrics["eval_loss"]) in figures(ModelCard.load(tmp_path / "README.md"))
 
     @pytest.mark.parametrize("command", ["finetune.py --seed 7", "/opt/bin/notebook"])
     @pytest.mark.slow

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from test_stock_stays_stock import replicate
 from tiny import (
     CACHE,
     FAMILIES,
@@ -25,6 +26,7 @@ from tiny import (
     variant_config,
 )
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -463,6 +465,22 @@ class TestLossesThatReadPadding:
         assert len(packed) == 2
 
     @pytest.mark.parametrize("is_stock", [False, True])
+    def test_replicas_look_at_their_labels_too(self, is_stock, packed):
+        batch, labels = padded("right"), torch.randint(2, (5, 12))
+        if is_stock:
+            padding = stock("bert", AutoModelForTokenClassification)
+        else:
+            padding = build("t5", head="ForTokenClassification", unpad=False)
+        model = copy.deepcopy(padding)
+        hf_posenc.unpad(model)
+        replica = replicate(model)
+        found = replica(**batch, labels=labels).loss
+        torch.testing.assert_close(found, padding(**batch, labels=labels).loss, atol=0, rtol=0)
+        assert not packed
+        replica(**batch)
+        assert packed
+
+    @pytest.mark.parametrize("is_stock", [False, True])
     def test_answers_compete_with_padding(self, is_stock, packed):
         batch, answers = padded("right"), torch.tensor([1, 2, 1, 0, 3])
         if is_stock:
@@ -665,6 +683,18 @@ class TestStock:
         model.eval()(**batch)
         assert packed
 
+    @pytest.mark.parametrize("is_stock", [False, True])
+    def test_layers_that_are_wrapped_to_be_checkpointed(self, is_stock, packed):
+        padding = stock("bert") if is_stock else build("t5", unpad=False)
+        model, batch = copy.deepcopy(padding), padded("right")
+        hf_posenc.unpad(model)
+        model.encoder.layer = nn.ModuleList(map(checkpoint_wrapper, model.encoder.layer))
+        *_, found = trained(model, batch)
+        *_, expected = trained(padding, batch)
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, expected[name.replace("_checkpoint_wrapped_module.", "")])
+        assert not packed
+
     def test_convolutions_of_deberta_read_neighbours(self, packed):
         model = stock("deberta-v2", conv_kernel_size=3)
         hf_posenc.unpad(model)
@@ -713,6 +743,21 @@ class TestStock:
             else:
                 model.forward(**given)
             assert len(packed) == count
+
+    @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+    def test_what_a_mask_of_pairs_adds_to_scores_is_added(self, implementation, packed):
+        padding, batch = stock("bert", initializer_range=0.3), padded("right")
+        padding.set_attn_implementation(implementation)
+        model = copy.deepcopy(padding)
+        hf_posenc.unpad(model)
+        kept = batch["attention_mask"].bool()
+        pairs = torch.zeros(5, 1, 12, 12).masked_fill(~kept[:, None, None], torch.finfo(torch.float32).min)
+        assert torch.equal(model(**batch | {"attention_mask": pairs})[0][kept], model(**batch)[0][kept]) and packed
+        packed.clear()
+        pairs[..., 1] -= 3.0
+        expected = padding(**batch | {"attention_mask": pairs})[0]
+        assert (expected - padding(**batch)[0])[kept].abs().max() > 1e-2
+        assert torch.equal(model(**batch | {"attention_mask": pairs})[0], expected) and not packed
 
     @pytest.mark.parametrize("kind", [torch.bool, torch.long])
     def test_eager_adds_a_mask_of_pairs_as_the_numbers_it_is(self, kind, packed):

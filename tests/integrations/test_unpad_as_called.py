@@ -7,6 +7,7 @@ import tiny
 import torch
 from test_unpad import DEBERTA, stock
 from torch import nn
+from transformers.models.bert.modeling_bert import BertLayer
 
 import hf_posenc
 from hf_posenc.modeling.kernels import packing
@@ -179,14 +180,27 @@ def test_a_layer_and_an_attention_that_are_new_are_packed_too(family, packs):
     assert packs
 
 
-def test_a_layer_of_another_kind_computes_padding(packs):
-    class Passing(nn.Module):
-        def forward(self, hidden_states, *args, **kwargs):
-            return hidden_states + hidden_states.mean(1, keepdim=True)
+class Passing(nn.Module):
+    def forward(self, hidden_states, *args, **kwargs):
+        return hidden_states + hidden_states.mean(1, keepdim=True)
 
-    model, padded = stocks("bert")
+
+class Mixing(BertLayer):
+    def forward(self, hidden_states, *args, **kwargs):
+        return super().forward(hidden_states + hidden_states.mean(1, keepdim=True), *args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["stock", "variant"])
+@pytest.mark.parametrize("layer", [Passing, Mixing])
+def test_a_layer_of_another_kind_computes_padding(layer, kind, packs):
+    model, padded = stocks("bert") if kind == "stock" else variants("bert")
     for each in (model, padded):
-        each.encoder.layer.append(Passing())
+        torch.manual_seed(1)
+        own = each.encoder.layer[1]
+        new = Passing() if layer is Passing else Mixing(each.config).eval()
+        if layer is Mixing:
+            new.attention = own.attention
+        each.encoder.layer.append(new)
     assert assert_same_outcome(model, padded, mask(4, 48), input_ids=ids(4, 48), attention_mask=mask(4, 48))
     assert not packs
 

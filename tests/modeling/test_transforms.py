@@ -224,7 +224,8 @@ def test_models_without_values_are_called_as_stock_is(scheme):
 
 def test_labels_without_values_are_not_looked_at():
     mask = torch.ones(6, 16, dtype=torch.long, device="meta")
-    assert not loss_reads_padding(ModelInputs({"labels": mask}, mask))
+    for is_requested in (True, False):
+        assert not loss_reads_padding(ModelInputs({"labels": mask}, mask), is_requested)
 
 
 @pytest.mark.parametrize("scheme", ["t5", "deberta", "absolute+tupe"])

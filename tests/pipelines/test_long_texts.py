@@ -125,6 +125,23 @@ def test_long_texts_are_tagged_as_by_hand_whatever_is_in_the_batch(window, overl
             assert token["entity"] == LABELS[scores.index(max(scores))]
 
 
+@pytest.mark.parametrize("kind", [LongTokenClassificationPipeline, LongFeatureExtractionPipeline])
+def test_a_batch_that_is_padded_on_the_left_gives_what_its_texts_give(kind, tmp_path):
+    folder = tiny_checkpoints.save(tmp_path / "bert", "bert", "ForTokenClassification", num_labels=5)
+    auto = AutoModelForTokenClassification if kind is LongTokenClassificationPipeline else AutoModel
+    model = auto.from_pretrained(folder, position_scheme="t5").eval()
+    tiny.fill_positions(model)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    long, texts = kind(model=model, tokenizer=tokenizer, window=24), [text(n, n) for n in (70, 5, 33)]
+    options = {"return_tensors": True} if auto is AutoModel else {"ignore_labels": []}
+    for own, expected in zip(long(texts, batch_size=4, **options), long(texts, **options), strict=True):
+        if auto is AutoModel:
+            torch.testing.assert_close(own, expected, atol=1e-5, rtol=0)
+        else:
+            assert [{**token, "score": None} for token in own] == [{**token, "score": None} for token in expected]
+            assert [token["score"] for token in own] == pytest.approx([token["score"] for token in expected], abs=1e-5)
+
+
 def test_tokens_far_from_edges_get_what_a_window_around_them_gives(tagger):
     """With windows that move by a token, each is in the middle of one."""
     long = loaded(tagger, window=21, overlap=18, ignore_labels=[])

@@ -15,7 +15,7 @@ from pathlib import Path
 import tiny
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -86,6 +86,9 @@ FSDP = (
 )
 FSDP_CHECKPOINTED = {name: FSDP[name] for name in ("tupe", "deberta", "absolute+t5, gate")}
 FSDP_APART = {"transformer_xl": FSDP["transformer_xl"], "sinusoidal+tupe, again": again("sinusoidal+tupe", "add")}
+LEARNED_ROTARY = {
+    name: Case("rope", {"position_learn_frequencies": name, "position_init": "paper"}) for name in ("shared", "layer")
+}
 DDP_PACKED = {name: Case(name, {"unpad": False}) for name in ("absolute", "t5", "relative", "tupe")}
 # What two processes have of padding: different widths, none in one of them, a whole sequence of it, and the other side.
 PADDINGS = [("some", "most"), ("none", "some"), ("all", "some"), ("left", "none")]
@@ -193,6 +196,14 @@ def shard_checkpointed(model: nn.Module) -> nn.Module:
     return shard(model, activation_checkpointing=True)
 
 
+def shard_frequencies_apart(model: nn.Module, **settings) -> nn.Module:
+    """As docs/processes.md has it."""
+    for name, module in model.named_modules():
+        if name.endswith("rotary_frequencies"):
+            fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32))
+    return shard(model, **settings)
+
+
 def shard_by_hand(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if type(module).__name__ in model._no_split_modules:
@@ -285,6 +296,23 @@ def in_bfloat16(case: Case, rank: int) -> dict:
     }
 
 
+def far_in_bfloat16(case: Case, rank: int, wrap: Callable[[nn.Module], nn.Module]) -> dict:
+    """A pass at positions that bfloat16 does not have, under FSDP2 in bfloat16, and in one process, where the frequencies stay in float32."""
+    model = case.build()
+    reference = copy.deepcopy(model).bfloat16()
+    batch = case.batch(rank) | {"position_ids": torch.arange(9)[None] * 123 + 1001}
+    output, expected = wrap(model)(**batch), reference(**batch)
+    # What shards would compute if positions and frequencies were rounded too.
+    moved = reference(**batch | {"position_ids": batch["position_ids"].bfloat16().long()})
+    output.loss.backward()
+    frequencies = [p for name, p in model.named_parameters() if name.endswith("rotary_frequencies.weight")]
+    return {
+        "logits": largest(output.logits.float() - expected.logits.float()),
+        "rounded": largest(moved.logits.float() - expected.logits.float()),
+        "gradient": min(float(whole(frequency.grad).abs().max()) for frequency in frequencies),
+    }
+
+
 def loaded_by_the_first(case: Case, rank: int) -> dict:
     """Sharded where only the first process has the weights (`fsdp_cpu_ram_efficient_loading`)."""
     model = case.build()
@@ -324,6 +352,13 @@ def jobs(rank: int) -> dict[str, Callable[[], dict]]:
         **steps("fsdp by hand", FSDP_BY_HAND, shard_by_hand),
         **steps("fsdp, positions apart", FSDP_APART, shard_positions_apart),
         **other("fsdp, bfloat16", SHARDED, in_bfloat16),
+        **other("fsdp, bfloat16", LEARNED_ROTARY, in_bfloat16),
+        **steps("fsdp, frequencies apart", LEARNED_ROTARY, shard_frequencies_apart),
+        **other(
+            "fsdp, frequencies apart, bfloat16",
+            LEARNED_ROTARY,
+            partial(far_in_bfloat16, wrap=partial(shard_frequencies_apart, mixed_precision="bf16")),
+        ),
         **other("fsdp, loaded by the first", FSDP_CHECKPOINTED, loaded_by_the_first),
         **steps(
             "ddp, packed", DDP_PACKED, replicate_packed

@@ -138,6 +138,20 @@ def test_shards_compute_in_bfloat16(name, measured):
         assert result["logits"] < 0.05 * result["size"]
 
 
+@pytest.mark.parametrize("name", worker.LEARNED_ROTARY)
+def test_frequencies_that_are_rounded_to_bfloat16_are_an_error(name, measured):
+    for result in measured[f"fsdp, bfloat16: {name}"]:
+        assert "ValueError" in result["error"] and "cast to torch.bfloat16" in result["error"]
+
+
+@pytest.mark.parametrize("name", worker.LEARNED_ROTARY)
+def test_frequencies_that_are_shards_of_their_own_stay_in_single_precision(name, measured):
+    assert_trained_as_one(measured[f"fsdp, frequencies apart: {name}"])
+    for result in succeeded(measured[f"fsdp, frequencies apart, bfloat16: {name}"]):
+        assert result["logits"] < 0.1 * result["rounded"]
+        assert result["gradient"] > 0
+
+
 @pytest.mark.parametrize("name", worker.FSDP_CHECKPOINTED)
 def test_shards_can_be_loaded_by_the_first_process_alone(name, measured):
     for result in succeeded(measured[f"fsdp, loaded by the first: {name}"]):

@@ -146,7 +146,7 @@ class _Outputs(nn.Module):
         self.model, self.inputs, self.outputs = model, inputs, outputs
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        answers = self.model(**dict(zip(self.inputs, tensors, strict=True)))
+        answers = self.model(**dict(zip(self.inputs, tensors, strict=True)), return_dict=True)
         return tuple(answers[name] for name in self.outputs)
 
 
@@ -172,7 +172,7 @@ def _export(model: PreTrainedModel, out: Path) -> Exported:
 
     longest = _longest(model.config)
     examples = _example(model, 2, 10)
-    answers = model(**examples)
+    answers = model(**examples, return_dict=True)
     has_head = model.base_model is not model
     names = [name for name, value in answers.items() if isinstance(value, torch.Tensor)]
     outputs = tuple(names) if has_head else ("last_hidden_state",)

@@ -47,7 +47,11 @@ COMMON = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range", "layer_norm_eps"),
 )
 # And those that all configs have, or none.
-SHARED = ("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "classifier_dropout")
+SHARED = (
+    *("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "classifier_dropout"),
+    # What sentence-transformers' CrossEncoder applies to the logits, since version 4 and before.
+    *("sentence_transformers", "sbert_ce_default_activation_function"),
+)
 
 # Of a learned frequency, which is 0 at the start.
 SMALLEST_FREQUENCY = 1e-12
@@ -99,6 +103,8 @@ class Architecture:
 
     def refusals(self) -> Iterator[str]:
         """What of the model it does not compute, and what would fit."""
+        if self.source.sizes.is_decoder:
+            yield "its tokens see later ones, which those of a decoder do not: is_decoder=False fits"
         if window_settings(self.source)[WINDOW.name]:
             yield "it has no local attention: position_window=0 fits"
         if self.reads_table:

@@ -13,15 +13,16 @@ from ... import inspection
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...hub.folders import CARD, REPORT, checked_output, copy_files, cut_at, folder_of, kept_files, save_model
+from ...inspection.sentence_folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings
 from ...inspection.weights import load_whole
 from ...modeling.models.configuration_posenc import PositionConfigMixin
-from ...sentence.folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings
 from ...variants import VARIANT_MODELS, saved_class
 from .architectures import Architecture
 from .making import (
     OF_PAIRS,
     architecture_of,
     check_head,
+    check_length,
     check_padding,
     head_of,
     length_of,
@@ -143,6 +144,7 @@ def export(
         raise ValueError(f"{checkpoint} is already a {config.model_type} model of Transformers: it needs no export")
     cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
     files |= {name: folder / name for name in (REPORT, RESULTS) if (folder / name).is_file()}
+    check_length(max_length, config)
     check_fits(config, cls, folder, tokenizer, max_length)
     dtype = config.dtype or torch.float32
     model = load_whole(cls, folder, dtype=torch.promote_types(dtype, torch.float32))
@@ -175,11 +177,11 @@ def check_fits(
     """
     architecture = architecture_of(config)
     if architecture is not None:
+        check_length(max_length, config)
         check_head(architecture, cls, head_of(cls, config), config)
         check_padding(architecture, tokenizer)
         if folder is not None:
             _check_pooling(architecture, folder)
-        length_of(architecture, max_length, tokenizer)
     return architecture
 
 

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...change_scheme import EXPORTED, change_scheme
+from ...inspection import longest_sequence
 from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ...modeling.schemes.flags import NEWEST_TABLE, TABLE_VERSION
@@ -58,6 +59,7 @@ def to_stock(
     architecture = architecture_of(config)
     head = head_of(type(model), config)
     if architecture is None:
+        check_length(max_length, config)
         return change_scheme(copy.deepcopy(model), None)
     check_head(architecture, type(model), head, config)
     check_padding(architecture, tokenizer)
@@ -103,7 +105,7 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
     names = architecture.names.of_class(type(model).__name__)
     tensors = read_tensors(model.state_dict(), names)
     architecture.change_back(tensors, model.config)
-    for name in ("id2label", "label2id", "problem_type"):
+    for name in ("id2label", "label2id", "problem_type", "vocab_size"):
         setattr(config, name, getattr(model.config, name))
     config.tie_word_embeddings = model.config.tie_word_embeddings
     [cls] = [each for each in VARIANT_MODELS.values() if each.__name__ == f"Posenc{family.prefix}{head}"]
@@ -144,6 +146,7 @@ def architecture_of(config: PositionConfigMixin) -> Architecture | None:
                 raise ValueError(
                     f"position_scheme={config.position_scheme!r} would become {architecture.model_type!r}, but "
                     + "; ".join(reasons)
+                    + ". A conversion with --stock chooses options that fit; its source is the original checkpoint, not this model"
                 )
             return architecture
     raise ValueError(
@@ -190,8 +193,7 @@ def check_types(architecture: Architecture, model: PreTrainedModel, head: str, s
             "and rope fit"
         )
     logger.warning_once(
-        f"{architecture.model_type!r} has no token types, and ignores them without a warning: outputs for single texts are the same, those "
-        "for pairs of texts are not"
+        f"{architecture.model_type!r} has no token types: outputs for single texts are the same, those for pairs of texts are not"
     )
 
 
@@ -225,16 +227,23 @@ def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any
         ValueError: it is more than the number of position embeddings, or not a length.
     """
     config = architecture.source
+    check_length(max_length, config)
     usable = config.sizes.max_position_embeddings - config.sizes.first_position
+    if architecture.reads_table:
+        return usable
     told = getattr(tokenizer, "model_max_length", None)
-    length = max_length or (told if told is not None and told < NO_LENGTH else usable)
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+    return max_length or (int(told) if told is not None and told < NO_LENGTH else usable)
+
+
+def check_length(max_length: int | None, config: PositionConfigMixin) -> None:
+    """Raise ValueError for what is not a length, and for more tokens than a model has position embeddings for."""
+    if max_length is None:
+        return
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
         raise ValueError(f"max_length must be a number of tokens, got {max_length!r}")
-    if architecture.reads_table and length > usable:
-        if max_length is None:
-            return usable
-        raise ValueError(f"max_length must be at most {usable}, the number of position embeddings, got {max_length}")
-    return usable if architecture.reads_table else length
+    longest = longest_sequence(config)
+    if longest is not None and max_length > longest:
+        raise ValueError(f"max_length must be at most {longest}, the number of position embeddings, got {max_length}")
 
 
 def source_entries(config: PositionConfigMixin) -> dict[str, Any]:

@@ -83,10 +83,10 @@ def _outputs(
     is_choice = type(model).__name__.endswith("ForMultipleChoice")
     if is_choice:
         inputs = {name: tensor[None] for name, tensor in inputs.items()}
-    own: ModelOutput = model(**inputs, output_hidden_states=True)
+    own: ModelOutput = model(**inputs, output_hidden_states=True, return_dict=True)
     if not with_types:
         inputs.pop("token_type_ids", None)
-    there: ModelOutput = other(**inputs, output_hidden_states=True)
+    there: ModelOutput = other(**inputs, output_hidden_states=True, return_dict=True)
     for layer, states in enumerate(zip(own.hidden_states, there.hidden_states, strict=True)):
         yield f"hidden state {layer}", *(each[attended] for each in states)
     for name in OUTPUTS:

@@ -48,19 +48,19 @@ def refuse(model: nn.Module) -> None:
 
 
 def set_attn_implementation(model: Any, implementation: str) -> int:
-    """Change the attention backend of every DeBERTa and MPNet in a model that holds them, whatever that is.
+    """Change the attention backend of every DeBERTa and MPNet encoder in a model.
 
     Args:
-        model: any module, such as sentence-transformers' `SentenceTransformer` and `CrossEncoder`, or GLiNER; a pipeline.
-        implementation: "sdpa", "flex_attention", or "eager", which is what transformers has.
+        model: any module, such as a `SentenceTransformer`, a `CrossEncoder`, a GLiNER model or your class; or a pipeline.
+        implementation: "sdpa", "flex_attention", or "eager" (Transformers' own).
 
     Returns:
-        How many were changed.
+        The number of encoders that were changed.
 
     Raises:
-        TypeError: what is given is and has no module.
-        ValueError: there is none in it, one of them has an option that is not supported, or the backend is unknown.
-        RuntimeError: the plugin is not installed.
+        TypeError: `model` is not a module and contains none.
+        ValueError: `model` contains no such encoder, an encoder has an option that is not supported, or the backend is unknown.
+        RuntimeError: the hooks are not installed: call `hf_posenc.install()`.
     """
     module = module_inside(model)
     if implementation not in ("eager", *IMPLEMENTATIONS):

@@ -16,7 +16,7 @@ from ...modeling.attention.backends import score_bias
 from ...modeling.kernels.fast import split_heads
 from ...modeling.masks import Mask, additive, allowed, is_tensor
 from ...modeling.models.modeling_posenc import PositionEncoder
-from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term, expand_to_pairs, relative_distances
+from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term, expand_to_pairs, look_up, relative_distances
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
 from ..changes import Changes, hook_method
@@ -81,7 +81,7 @@ def _reached(length: int, number: int) -> tuple[torch.Tensor, int]:
 
 def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
     """(1, heads, length, length), a view."""
-    return expand_to_pairs(bias[:, rows], length, length)[None]
+    return expand_to_pairs(look_up(bias, rows), length, length)[None]
 
 
 def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):

@@ -90,8 +90,10 @@ def value_side(weights: torch.Tensor, term: Term) -> torch.Tensor:
     """Σ_j weights_ij · value_table[rows_ij]: (batch, heads, query, key) -> (batch, heads, query, head_dim)."""
     rows = term.rows_of_pairs(*weights.shape[-2:]).to(weights.device)[:, None].expand(weights.shape)
     table = term.value_table.to(weights.device)
-    by_row = weights.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, weights)
-    return by_row @ table
+    # In half precision, the weights of a long text would be lost one by one in a sum that is large already.
+    precise = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    by_row = precise.new_zeros(*weights.shape[:-1], table.shape[0]).scatter_add(-1, rows, precise)
+    return by_row.to(weights.dtype) @ table
 
 
 def with_mask(query: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:

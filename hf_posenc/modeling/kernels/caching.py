@@ -42,10 +42,15 @@ _is_enabled = True
 
 
 class cache_projections:
-    """Whether derived tables are kept while models are evaluated on CPUs; they are, unless this says otherwise.
+    """Turn the cache of projected position embeddings on or off, for the whole process.
 
-    A function for the whole process, and a context manager, which puts back what was: `cache_projections(False)`, or
-    `with cache_projections(False): ...`. Without, tables are computed in every forward pass, and no memory is held.
+    The cache is on by default. It is used while models are evaluated on CPUs. Without it, the projections are computed in every forward
+    pass, and need no memory in between. Turning the cache off frees the memory.
+
+    As a context manager, `with cache_projections(False): ...`, it restores the previous setting at the end of the block.
+
+    Args:
+        enabled: whether to cache.
     """
 
     def __init__(self, enabled: bool):

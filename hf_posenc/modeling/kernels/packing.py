@@ -31,6 +31,8 @@ SMALLEST_SHARE, FEWEST_PLACES = 0.08, 32
 # Scores (pairs of tokens, times heads) that must be saved for sequences to become a group of their own, and how much shorter
 # than the longest of the group before they must be.
 FEWEST_SAVED, SHORTER = 1 << 16, 0.8
+# Packages whose layers take each token by itself, but for the self-attention.
+OWN_FORWARDS = ("transformers", __name__.partition(".")[0])
 # Attention functions that take masks of pairs.
 BACKENDS = ("sdpa", "eager")
 # Where padding is skipped: where it was measured to be faster, and where `hf_posenc.unpad` asks for it.
@@ -301,7 +303,15 @@ def reason_against(config, encoder: nn.Module, inputs: ModelInputs, is_requested
         return "chunk_size_feed_forward is set"
     if is_hooked(encoder) or is_compiled(encoder):
         return "the encoder or a part of it has hooks of others, or is compiled by itself"
+    if has_layers_of_others(encoder):
+        return "a layer has a forward of others, which may read padding or run again in the backward pass"
     return None
+
+
+def has_layers_of_others(encoder: nn.Module) -> bool:
+    """Whether an encoder has a layer whose forward is neither Transformers' nor from here."""
+    layers = itertools.chain.from_iterable(part for part in encoder.children() if isinstance(part, nn.ModuleList))
+    return any(type(layer).forward.__module__.partition(".")[0] not in OWN_FORWARDS for layer in layers)
 
 
 # Whether the loss of the head that is called reads what stands at padding.

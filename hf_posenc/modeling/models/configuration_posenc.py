@@ -260,22 +260,27 @@ PositionFlags = make_dataclass(
 
 @dataclass(kw_only=True, repr=False)
 class PositionConfigMixin(PositionFlags):
-    """The `position_*` options on top of an original config.
+    """Adds the config options of position schemes to the config class of a family.
 
-    `position_scheme` is a scheme's name, or several joined by "+", at most one of them embedding-level; by default what the
-    family's checkpoints were trained with. The other options are declared in the files of the schemes: `hf-posenc schemes` lists them.
-    `position_window` and `position_global_every` go with every scheme: they say which tokens a layer sees (local attention).
-    With them, `position_global_scheme` and `position_global_base` give global layers other schemes inside the attention, or another base.
-    `unpad` belongs to no scheme and makes no position scheme by itself: with False, padding is always computed.
-    `position_table_version` says how [`Deberta`] reads its table: 2 in new models, 1 in those that were saved before there was another.
+    An option that is not given is None, and its scheme uses its default. Options are checked when the config is made, and again when a model
+    is built from it. The options of single schemes are not listed here: see `hf-posenc schemes`.
 
-    The options check themselves: the exception of transformers' `@strict` is neither a ValueError nor a TypeError. An option that
-    is not given is None and means the default of its scheme. Options are validated when the config is made, and again when a
-    model is built from it.
+    Attributes:
+        position_scheme: the name of a scheme, or several joined by "+". At most one of them may be combined with the token embeddings
+            (`absolute`, `sinusoidal`, `none`). Default: the scheme of the family's checkpoints.
+        position_window: width of the window of local layers, in tokens. A query there attends to keys up to half of it away. Default: no local
+            layers.
+        position_global_every: with `position_window`, layers 0, n, 2n, ... are global. Default: 3.
+        position_global_scheme: with `position_window`, the schemes inside the attention of global layers. Default: those of
+            `position_scheme`.
+        position_global_base: with `position_window`, `position_base` of global layers. Default: `position_base`.
+        unpad: False turns padding-free layers off. It does not make a model with a position scheme by itself. Default: True.
+        position_table_version: which row of the relative position embeddings of `deberta` each distance uses, if it has buckets: 2 in new
+            models, 1 in models that older versions saved. It is set for you.
 
     Raises:
         TypeError: an option has the wrong type.
-        ValueError: an option is misspelt, out of range, or has no use in the chosen schemes.
+        ValueError: an option is misspelled, out of range, or not used by the chosen schemes.
     """
 
     unpad: bool = UNPAD.default

@@ -159,6 +159,29 @@ class PositionEmbeddings:
         """Position ids (batch, length) as the family counts them for its table, or None where they are the slots."""
         return None
 
+    def table_position_ids(
+        self,
+        input_ids: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        slots: torch.Tensor,
+        past_length: int | torch.Tensor = 0,
+    ) -> torch.Tensor | None:
+        """The rows of the table, (batch or 1, length), that the embedding-level scheme adds; None where they are the slots.
+
+        Args:
+            position_ids: as the caller of the model gave them, or None.
+            slots: see [`slots`].
+
+        Raises:
+            ValueError: as [`check_length`].
+        """
+        if position_ids is None:
+            position_ids = self.family_position_ids(input_ids, past_length)
+        self.check_length(slots.shape[1], past_length, position_ids)
+        if self.position_scheme.stride > 1:
+            return self.position_scheme.strided(self, input_ids, position_ids, slots)
+        return position_ids
+
     def table_length(self) -> int:
         """Number of positions that the table of absolute positions has for a sequence."""
         return (number_of_rows(self.table, self.table_width) or self.built_rows) - self.first_position
@@ -234,12 +257,8 @@ class PositionEmbeddings:
             hidden_states = words if types is None else words + types
         else:
             if self.position_scheme.uses_table:
-                if position_ids is None:
-                    position_ids = self.family_position_ids(input_ids, past_length)
-                self.check_length(length, past_length, position_ids)
-                if self.position_scheme.stride > 1:
-                    slots = self.slots(length, past_length, words.device)
-                    position_ids = self.position_scheme.strided(self, input_ids, position_ids, slots)
+                slots = self.slots(length, past_length, words.device)
+                position_ids = self.table_position_ids(input_ids, position_ids, slots, past_length)
             if may_be_measured(self):
                 self._refuse_measured(is_once=len(words) > 1 and (position_ids is None or len(position_ids) == 1))
             positions = self.position_vectors(position_ids, length, past_length, words.device)

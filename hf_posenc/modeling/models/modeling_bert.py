@@ -40,14 +40,14 @@ BERT = Family(
 
 
 class PosencBertConfig(PositionConfigMixin, BertConfig):
-    """[`BertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`BertConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_bert"
     family = BERT
 
 
 class PosencBertEmbeddings(PositionEmbeddings, BertEmbeddings):
-    """[`BertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`BertEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = BERT
 
@@ -63,13 +63,13 @@ class PosencBertLayer(PositionLayer, BertLayer):
 
 
 class PosencBertEncoder(PositionEncoder, BertEncoder):
-    """[`BertEncoder`] that works the positions out once for all layers."""
+    """[`BertEncoder`] that computes the positions once for all layers."""
 
     family = BERT
 
 
 class PosencBertModel(PosencPreTrainedModel, PositionModel, BertModel):
-    """[`BertModel`] with the position schemes of its [`PosencBertConfig`]."""
+    """[`BertModel`] with the position schemes that its [`PosencBertConfig`] names."""
 
     config_class = PosencBertConfig
     _no_split_modules = ["BertLayer"]
@@ -88,12 +88,13 @@ PosencBertModel.position_classes = CLASSES
 
 
 class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
-    """[`BertForPreTraining`] over a [`PosencBertModel`].
+    """[`BertForPreTraining`] with a [`PosencBertModel`] as its base model.
 
-    Its loss is the mean over masked tokens plus the mean over sequences (next sentence). `num_items_in_batch` counts masked
-    tokens: the first mean becomes the sum over own ones divided by it, the second stays as it is. Nothing counts the
-    sequences of all parts of a step, so `Trainer` is told to take the mean of the parts' losses instead, which is exact for
-    the second where parts have as many sequences.
+    The loss is the mean over masked tokens plus the mean over sequences (next sentence). If you pass `num_items_in_batch`, the first mean
+    is replaced by the sum of the losses of all masked tokens divided by this number.
+
+    `Trainer` does not pass it here, because it counts no sequences. With several processes or gradient accumulation, it takes the mean of
+    the losses. For the next sentence, this is exact if all batches have the same number of sequences.
     """
 
     config_class = PosencBertConfig
@@ -110,7 +111,7 @@ class PosencBertForPreTraining(PosencPreTrainedModel, BertForPreTraining):
 
 
 class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
-    """[`BertLMHeadModel`] over a [`PosencBertModel`]."""
+    """[`BertLMHeadModel`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
@@ -118,42 +119,42 @@ class PosencBertLMHeadModel(PosencPreTrainedModel, BertLMHeadModel):
 
 
 class PosencBertForMaskedLM(PosencPreTrainedModel, BertForMaskedLM):
-    """[`BertForMaskedLM`] over a [`PosencBertModel`]."""
+    """[`BertForMaskedLM`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
 
 
 class PosencBertForNextSentencePrediction(PosencPreTrainedModel, BertForNextSentencePrediction):
-    """[`BertForNextSentencePrediction`] over a [`PosencBertModel`]."""
+    """[`BertForNextSentencePrediction`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
 
 
 class PosencBertForSequenceClassification(PosencPreTrainedModel, BertForSequenceClassification):
-    """[`BertForSequenceClassification`] over a [`PosencBertModel`]."""
+    """[`BertForSequenceClassification`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
 
 
 class PosencBertForMultipleChoice(PosencPreTrainedModel, BertForMultipleChoice):
-    """[`BertForMultipleChoice`] over a [`PosencBertModel`]."""
+    """[`BertForMultipleChoice`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
 
 
 class PosencBertForTokenClassification(PosencPreTrainedModel, BertForTokenClassification):
-    """[`BertForTokenClassification`] over a [`PosencBertModel`]."""
+    """[`BertForTokenClassification`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES
 
 
 class PosencBertForQuestionAnswering(PosencPreTrainedModel, BertForQuestionAnswering):
-    """[`BertForQuestionAnswering`] over a [`PosencBertModel`]."""
+    """[`BertForQuestionAnswering`] with a [`PosencBertModel`] as its base model."""
 
     config_class = PosencBertConfig
     position_classes = CLASSES

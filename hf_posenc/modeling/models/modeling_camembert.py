@@ -27,14 +27,14 @@ CAMEMBERT = Family("camembert", "Camembert", heads=heads(AutoModelForTextEncodin
 
 
 class PosencCamembertConfig(PositionConfigMixin, CamembertConfig):
-    """[`CamembertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`CamembertConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_camembert"
     family = CAMEMBERT
 
 
 class PosencCamembertEmbeddings(PaddedPositionEmbeddings, CamembertEmbeddings):
-    """[`CamembertEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`CamembertEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = CAMEMBERT
 
@@ -50,13 +50,13 @@ class PosencCamembertLayer(PositionLayer, CamembertLayer):
 
 
 class PosencCamembertEncoder(PositionEncoder, CamembertEncoder):
-    """[`CamembertEncoder`] that works the positions out once for all layers."""
+    """[`CamembertEncoder`] that computes the positions once for all layers."""
 
     family = CAMEMBERT
 
 
 class PosencCamembertModel(PosencPreTrainedModel, PositionModel, CamembertModel):
-    """[`CamembertModel`] with the position schemes of its [`PosencCamembertConfig`]."""
+    """[`CamembertModel`] with the position schemes that its [`PosencCamembertConfig`] names."""
 
     config_class = PosencCamembertConfig
     _no_split_modules = ["CamembertLayer"]
@@ -75,14 +75,14 @@ PosencCamembertModel.position_classes = CLASSES
 
 
 class PosencCamembertForMaskedLM(PosencPreTrainedModel, CamembertForMaskedLM):
-    """[`CamembertForMaskedLM`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForMaskedLM`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES
 
 
 class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
-    """[`CamembertForCausalLM`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForCausalLM`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES
@@ -90,28 +90,28 @@ class PosencCamembertForCausalLM(PosencPreTrainedModel, CamembertForCausalLM):
 
 
 class PosencCamembertForSequenceClassification(PosencPreTrainedModel, CamembertForSequenceClassification):
-    """[`CamembertForSequenceClassification`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForSequenceClassification`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES
 
 
 class PosencCamembertForMultipleChoice(PosencPreTrainedModel, CamembertForMultipleChoice):
-    """[`CamembertForMultipleChoice`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForMultipleChoice`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES
 
 
 class PosencCamembertForTokenClassification(PosencPreTrainedModel, CamembertForTokenClassification):
-    """[`CamembertForTokenClassification`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForTokenClassification`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES
 
 
 class PosencCamembertForQuestionAnswering(PosencPreTrainedModel, CamembertForQuestionAnswering):
-    """[`CamembertForQuestionAnswering`] over a [`PosencCamembertModel`]."""
+    """[`CamembertForQuestionAnswering`] with a [`PosencCamembertModel`] as its base model."""
 
     config_class = PosencCamembertConfig
     position_classes = CLASSES

@@ -58,14 +58,14 @@ DISTILBERT = Family(
 
 
 class PosencDistilBertConfig(PositionConfigMixin, DistilBertConfig):
-    """[`DistilBertConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`DistilBertConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_distilbert"
     family = DISTILBERT
 
 
 class PosencDistilBertEmbeddings(PositionEmbeddings, Embeddings):
-    """[`Embeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`Embeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = DISTILBERT
 
@@ -89,7 +89,7 @@ class PosencDistilBertTransformerBlock(PositionLayer, TransformerBlock):
 
 
 class PosencDistilBertTransformer(PositionEncoder, Transformer):
-    """[`Transformer`] that works the positions out once for all layers."""
+    """[`Transformer`] that computes the positions once for all layers."""
 
     family = DISTILBERT
 
@@ -125,7 +125,7 @@ class PosencDistilBertParts(PosencPreTrainedModel):
 
 
 class PosencDistilBertModel(PosencDistilBertParts, PositionModel, DistilBertModel):
-    """[`DistilBertModel`] with the position schemes of its [`PosencDistilBertConfig`]."""
+    """[`DistilBertModel`] with the position schemes that its [`PosencDistilBertConfig`] names."""
 
     _no_split_modules = ["TransformerBlock"]
 
@@ -143,20 +143,20 @@ PosencDistilBertParts.position_classes = CLASSES
 
 
 class PosencDistilBertForMaskedLM(PosencDistilBertParts, DistilBertForMaskedLM):
-    """[`DistilBertForMaskedLM`] over a [`PosencDistilBertModel`]."""
+    """[`DistilBertForMaskedLM`] with a [`PosencDistilBertModel`] as its base model."""
 
 
 class PosencDistilBertForSequenceClassification(PosencDistilBertParts, DistilBertForSequenceClassification):
-    """[`DistilBertForSequenceClassification`] over a [`PosencDistilBertModel`]."""
+    """[`DistilBertForSequenceClassification`] with a [`PosencDistilBertModel`] as its base model."""
 
 
 class PosencDistilBertForMultipleChoice(PosencDistilBertParts, DistilBertForMultipleChoice):
-    """[`DistilBertForMultipleChoice`] over a [`PosencDistilBertModel`]."""
+    """[`DistilBertForMultipleChoice`] with a [`PosencDistilBertModel`] as its base model."""
 
 
 class PosencDistilBertForTokenClassification(PosencDistilBertParts, DistilBertForTokenClassification):
-    """[`DistilBertForTokenClassification`] over a [`PosencDistilBertModel`]."""
+    """[`DistilBertForTokenClassification`] with a [`PosencDistilBertModel`] as its base model."""
 
 
 class PosencDistilBertForQuestionAnswering(PosencDistilBertParts, DistilBertForQuestionAnswering):
-    """[`DistilBertForQuestionAnswering`] over a [`PosencDistilBertModel`]."""
+    """[`DistilBertForQuestionAnswering`] with a [`PosencDistilBertModel`] as its base model."""

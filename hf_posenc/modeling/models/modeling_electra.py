@@ -36,14 +36,14 @@ ELECTRA = Family(
 
 
 class PosencElectraConfig(PositionConfigMixin, ElectraConfig):
-    """[`ElectraConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`ElectraConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_electra"
     family = ELECTRA
 
 
 class PosencElectraEmbeddings(PositionEmbeddings, ElectraEmbeddings):
-    """[`ElectraEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`ElectraEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = ELECTRA
 
@@ -59,13 +59,13 @@ class PosencElectraLayer(PositionLayer, ElectraLayer):
 
 
 class PosencElectraEncoder(PositionEncoder, ElectraEncoder):
-    """[`ElectraEncoder`] that works the positions out once for all layers."""
+    """[`ElectraEncoder`] that computes the positions once for all layers."""
 
     family = ELECTRA
 
 
 class PosencElectraModel(PosencPreTrainedModel, PositionModel, ElectraModel):
-    """[`ElectraModel`] with the position schemes of its [`PosencElectraConfig`]."""
+    """[`ElectraModel`] with the position schemes that its [`PosencElectraConfig`] names."""
 
     config_class = PosencElectraConfig
     _no_split_modules = ["ElectraLayer"]
@@ -84,11 +84,11 @@ PosencElectraModel.position_classes = CLASSES
 
 
 class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
-    """[`ElectraForPreTraining`] over a [`PosencElectraModel`].
+    """[`ElectraForPreTraining`] with a [`PosencElectraModel`] as its base model.
 
-    Its loss counts the tokens that are not padding by the attention mask, or all without a mask; unlike other heads it
-    does not ignore labels of -100. `Trainer`, in `num_items_in_batch`, counts labels other than -100: set those of
-    padding to -100 (as `DataCollatorForTokenClassification` does), or its losses are too small by the share of padding.
+    The loss is the mean over all tokens that the attention mask does not hide. Unlike other task heads, it does not ignore labels of -100.
+    `Trainer` counts the labels other than -100. So set the labels of padding to -100, as `DataCollatorForTokenClassification` does. Otherwise
+    the loss in training is too small, by the share of padding.
     """
 
     config_class = PosencElectraConfig
@@ -100,14 +100,14 @@ class PosencElectraForPreTraining(PosencPreTrainedModel, ElectraForPreTraining):
 
 
 class PosencElectraForMaskedLM(PosencPreTrainedModel, ElectraForMaskedLM):
-    """[`ElectraForMaskedLM`] over a [`PosencElectraModel`]."""
+    """[`ElectraForMaskedLM`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES
 
 
 class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
-    """[`ElectraForCausalLM`] over a [`PosencElectraModel`]."""
+    """[`ElectraForCausalLM`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES
@@ -115,28 +115,28 @@ class PosencElectraForCausalLM(PosencPreTrainedModel, ElectraForCausalLM):
 
 
 class PosencElectraForSequenceClassification(PosencPreTrainedModel, ElectraForSequenceClassification):
-    """[`ElectraForSequenceClassification`] over a [`PosencElectraModel`]."""
+    """[`ElectraForSequenceClassification`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES
 
 
 class PosencElectraForMultipleChoice(PosencPreTrainedModel, ElectraForMultipleChoice):
-    """[`ElectraForMultipleChoice`] over a [`PosencElectraModel`]."""
+    """[`ElectraForMultipleChoice`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES
 
 
 class PosencElectraForTokenClassification(PosencPreTrainedModel, ElectraForTokenClassification):
-    """[`ElectraForTokenClassification`] over a [`PosencElectraModel`]."""
+    """[`ElectraForTokenClassification`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES
 
 
 class PosencElectraForQuestionAnswering(PosencPreTrainedModel, ElectraForQuestionAnswering):
-    """[`ElectraForQuestionAnswering`] over a [`PosencElectraModel`]."""
+    """[`ElectraForQuestionAnswering`] with a [`PosencElectraModel`] as its base model."""
 
     config_class = PosencElectraConfig
     position_classes = CLASSES

@@ -86,14 +86,14 @@ def eager_attention(
 
 
 class PosencMPNetConfig(PositionConfigMixin, MPNetConfig):
-    """[`MPNetConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`MPNetConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_mpnet"
     family = MPNET
 
 
 class PosencMPNetEmbeddings(PositionEmbeddings, MPNetEmbeddings):
-    """[`MPNetEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`MPNetEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = MPNET
 
@@ -135,7 +135,7 @@ class PosencMPNetLayer(PositionLayer, MPNetLayer):
 
 
 class PosencMPNetEncoder(PositionEncoder, MPNetEncoder):
-    """[`MPNetEncoder`] that works the positions out once for all layers."""
+    """[`MPNetEncoder`] that computes the positions once for all layers."""
 
     family = MPNET
 
@@ -204,7 +204,7 @@ class PosencMPNetParts(PosencPreTrainedModel):
 
 
 class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
-    """[`MPNetModel`] with the position schemes of its [`PosencMPNetConfig`]."""
+    """[`MPNetModel`] with the position schemes that its [`PosencMPNetConfig`] names."""
 
     _no_split_modules = ["PosencMPNetLayer"]
 
@@ -261,20 +261,20 @@ PosencMPNetParts.position_classes = CLASSES
 
 
 class PosencMPNetForMaskedLM(PosencMPNetParts, MPNetForMaskedLM):
-    """[`MPNetForMaskedLM`] over a [`PosencMPNetModel`]."""
+    """[`MPNetForMaskedLM`] with a [`PosencMPNetModel`] as its base model."""
 
 
 class PosencMPNetForSequenceClassification(PosencMPNetParts, MPNetForSequenceClassification):
-    """[`MPNetForSequenceClassification`] over a [`PosencMPNetModel`]."""
+    """[`MPNetForSequenceClassification`] with a [`PosencMPNetModel`] as its base model."""
 
 
 class PosencMPNetForMultipleChoice(PosencMPNetParts, MPNetForMultipleChoice):
-    """[`MPNetForMultipleChoice`] over a [`PosencMPNetModel`]."""
+    """[`MPNetForMultipleChoice`] with a [`PosencMPNetModel`] as its base model."""
 
 
 class PosencMPNetForTokenClassification(PosencMPNetParts, MPNetForTokenClassification):
-    """[`MPNetForTokenClassification`] over a [`PosencMPNetModel`]."""
+    """[`MPNetForTokenClassification`] with a [`PosencMPNetModel`] as its base model."""
 
 
 class PosencMPNetForQuestionAnswering(PosencMPNetParts, MPNetForQuestionAnswering):
-    """[`MPNetForQuestionAnswering`] over a [`PosencMPNetModel`]."""
+    """[`MPNetForQuestionAnswering`] with a [`PosencMPNetModel`] as its base model."""

@@ -52,7 +52,7 @@ from ..stock_interface import (
     tells_versions,
 )
 from ..torch_state import is_traced
-from .configuration_posenc import flags_in_use, version_beside_weights
+from .configuration_posenc import flags_in_use, stored_flags, version_beside_weights
 from .family import Family
 from .losses import answers_over_all, averaged_over_all, label_names, mean_over_all, number_of_labels
 from .self_attention import EMBEDDINGS, ENCODER, ModuleReference
@@ -598,10 +598,10 @@ class PosencPreTrainedModel:
     def _prepare_position_ids_for_generation(self, inputs_tensor, model_kwargs) -> torch.Tensor:
         """As in transformers, but from the family's first position: `generate` counts from 0 in every family.
 
-        What computes what Transformers computes keeps Transformers' count.
+        What computes what Transformers computes, without other options, keeps Transformers' count.
         """
         position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
-        is_native = self.config.position_scheme == self.config.family.native_scheme
+        is_native = stored_flags(vars(self.config)) == {"position_scheme": self.config.family.native_scheme}
         return position_ids + (0 if is_native else self.config.first_position)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
@@ -686,7 +686,7 @@ class PosencPreTrainedModel:
             if not missing or any(scheme.reads_table for scheme in attention):
                 new.append(embedding.name)
         self._warn_of_new(new)
-        self._warn_of_new_ways_of(embedding)
+        _warn_of_embedding_options(self.config, embedding)
         _warn_of_new_window(self.config)
         _warn_of_other_global_layers(self.config)
         return set().union(*unexpected.values())
@@ -698,20 +698,6 @@ class PosencPreTrainedModel:
             logger.warning_once(
                 f"position_scheme={self.config.position_scheme!r}: {' and '.join(schemes)} cannot start output-preserving{reason}; the "
                 "model computes something else than its checkpoint until it is fine-tuned."
-            )
-
-    def _warn_of_new_ways_of(self, embedding: EmbeddingScheme | None) -> None:
-        """Log a warning where the scheme's vectors, which the checkpoint has, reach its layers in a new way that changes outputs."""
-        if embedding is None or embedding.name not in self.config.trained_schemes:
-            return
-        stored = self.config._stored_flags
-        new = {"position_width": embedding.width} if embedding.width != (stored.get("position_width") or 0) else {}
-        if embedding.every_layer_weight and not stored.get("position_every_layer"):
-            new["position_every_layer_weight"] = embedding.every_layer_weight
-        if new:
-            logger.warning_once(
-                f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
-                "checkpoint until it is fine-tuned."
             )
 
     def _new_positions(self, missing: set[str]) -> set[str]:
@@ -757,6 +743,33 @@ class PosencPreTrainedModel:
         """Whether a parameter, by its name, belongs to a scheme."""
         module, _, name = key.rpartition(".")
         return name in vars(self.get_submodule(module)).get("position_initial", {})
+
+
+def _warn_of_embedding_options(config, embedding: EmbeddingScheme | None) -> None:
+    """Log a warning where the vectors of positions that a checkpoint has reach its layers in a new way, which changes outputs.
+
+    And one where an option is about a number that the checkpoint has among its weights.
+    """
+    if embedding is None or embedding.name not in config.trained_schemes:
+        return
+    stored, given = config._stored_flags, stored_flags(vars(config))
+    new = {"position_width": embedding.width} if embedding.width != (stored.get("position_width") or 0) else {}
+    kept = ["position_amplitude"]
+    if stored.get("position_every_layer"):
+        kept.append("position_every_layer_weight")
+    elif embedding.every_layer_weight:
+        new["position_every_layer_weight"] = embedding.every_layer_weight
+    if new:
+        logger.warning_once(
+            f"{' and '.join(f'{flag}={value}' for flag, value in new.items())}: the model computes something else than its "
+            "checkpoint until it is fine-tuned."
+        )
+    for flag in kept:
+        if flag in given and given[flag] != stored.get(flag):
+            logger.warning_once(
+                f"{flag}={given[flag]}: the checkpoint has its own value among its weights, which is kept. To change it, set the "
+                "weight of position_scale."
+            )
 
 
 def _warn_of_new_window(config) -> None:

@@ -27,14 +27,14 @@ ROBERTA = Family("roberta", "Roberta", heads=heads(), positions_follow_padding=T
 
 
 class PosencRobertaConfig(PositionConfigMixin, RobertaConfig):
-    """[`RobertaConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`RobertaConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_roberta"
     family = ROBERTA
 
 
 class PosencRobertaEmbeddings(PaddedPositionEmbeddings, RobertaEmbeddings):
-    """[`RobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`RobertaEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = ROBERTA
 
@@ -50,13 +50,13 @@ class PosencRobertaLayer(PositionLayer, RobertaLayer):
 
 
 class PosencRobertaEncoder(PositionEncoder, RobertaEncoder):
-    """[`RobertaEncoder`] that works the positions out once for all layers."""
+    """[`RobertaEncoder`] that computes the positions once for all layers."""
 
     family = ROBERTA
 
 
 class PosencRobertaModel(PosencPreTrainedModel, PositionModel, RobertaModel):
-    """[`RobertaModel`] with the position schemes of its [`PosencRobertaConfig`]."""
+    """[`RobertaModel`] with the position schemes that its [`PosencRobertaConfig`] names."""
 
     config_class = PosencRobertaConfig
     _no_split_modules = ["RobertaLayer"]
@@ -75,14 +75,14 @@ PosencRobertaModel.position_classes = CLASSES
 
 
 class PosencRobertaForMaskedLM(PosencPreTrainedModel, RobertaForMaskedLM):
-    """[`RobertaForMaskedLM`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForMaskedLM`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES
 
 
 class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
-    """[`RobertaForCausalLM`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForCausalLM`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES
@@ -90,28 +90,28 @@ class PosencRobertaForCausalLM(PosencPreTrainedModel, RobertaForCausalLM):
 
 
 class PosencRobertaForSequenceClassification(PosencPreTrainedModel, RobertaForSequenceClassification):
-    """[`RobertaForSequenceClassification`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForSequenceClassification`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES
 
 
 class PosencRobertaForMultipleChoice(PosencPreTrainedModel, RobertaForMultipleChoice):
-    """[`RobertaForMultipleChoice`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForMultipleChoice`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES
 
 
 class PosencRobertaForTokenClassification(PosencPreTrainedModel, RobertaForTokenClassification):
-    """[`RobertaForTokenClassification`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForTokenClassification`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES
 
 
 class PosencRobertaForQuestionAnswering(PosencPreTrainedModel, RobertaForQuestionAnswering):
-    """[`RobertaForQuestionAnswering`] over a [`PosencRobertaModel`]."""
+    """[`RobertaForQuestionAnswering`] with a [`PosencRobertaModel`] as its base model."""
 
     config_class = PosencRobertaConfig
     position_classes = CLASSES

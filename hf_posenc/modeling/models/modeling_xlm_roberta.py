@@ -27,14 +27,14 @@ XLM_ROBERTA = Family("xlm-roberta", "XLMRoberta", heads=heads(), positions_follo
 
 
 class PosencXLMRobertaConfig(PositionConfigMixin, XLMRobertaConfig):
-    """[`XLMRobertaConfig`] with the `position_*` options of [`PositionConfigMixin`]."""
+    """[`XLMRobertaConfig`] with the config options of position schemes, see [`PositionConfigMixin`]."""
 
     model_type = "posenc_xlm_roberta"
     family = XLM_ROBERTA
 
 
 class PosencXLMRobertaEmbeddings(PaddedPositionEmbeddings, XLMRobertaEmbeddings):
-    """[`XLMRobertaEmbeddings`] with an embedding-level scheme in place of the table of positions."""
+    """[`XLMRobertaEmbeddings`] with an embedding-level scheme instead of the position embedding matrix."""
 
     family = XLM_ROBERTA
 
@@ -50,13 +50,13 @@ class PosencXLMRobertaLayer(PositionLayer, XLMRobertaLayer):
 
 
 class PosencXLMRobertaEncoder(PositionEncoder, XLMRobertaEncoder):
-    """[`XLMRobertaEncoder`] that works the positions out once for all layers."""
+    """[`XLMRobertaEncoder`] that computes the positions once for all layers."""
 
     family = XLM_ROBERTA
 
 
 class PosencXLMRobertaModel(PosencPreTrainedModel, PositionModel, XLMRobertaModel):
-    """[`XLMRobertaModel`] with the position schemes of its [`PosencXLMRobertaConfig`]."""
+    """[`XLMRobertaModel`] with the position schemes that its [`PosencXLMRobertaConfig`] names."""
 
     config_class = PosencXLMRobertaConfig
     _no_split_modules = ["XLMRobertaLayer"]
@@ -75,14 +75,14 @@ PosencXLMRobertaModel.position_classes = CLASSES
 
 
 class PosencXLMRobertaForMaskedLM(PosencPreTrainedModel, XLMRobertaForMaskedLM):
-    """[`XLMRobertaForMaskedLM`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForMaskedLM`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES
 
 
 class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
-    """[`XLMRobertaForCausalLM`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForCausalLM`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES
@@ -90,28 +90,28 @@ class PosencXLMRobertaForCausalLM(PosencPreTrainedModel, XLMRobertaForCausalLM):
 
 
 class PosencXLMRobertaForSequenceClassification(PosencPreTrainedModel, XLMRobertaForSequenceClassification):
-    """[`XLMRobertaForSequenceClassification`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForSequenceClassification`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES
 
 
 class PosencXLMRobertaForMultipleChoice(PosencPreTrainedModel, XLMRobertaForMultipleChoice):
-    """[`XLMRobertaForMultipleChoice`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForMultipleChoice`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES
 
 
 class PosencXLMRobertaForTokenClassification(PosencPreTrainedModel, XLMRobertaForTokenClassification):
-    """[`XLMRobertaForTokenClassification`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForTokenClassification`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES
 
 
 class PosencXLMRobertaForQuestionAnswering(PosencPreTrainedModel, XLMRobertaForQuestionAnswering):
-    """[`XLMRobertaForQuestionAnswering`] over a [`PosencXLMRobertaModel`]."""
+    """[`XLMRobertaForQuestionAnswering`] with a [`PosencXLMRobertaModel`] as its base model."""
 
     config_class = PosencXLMRobertaConfig
     position_classes = CLASSES

@@ -28,7 +28,7 @@ class Absolute(EmbeddingScheme):
             "position_stride",
             Integer(1),
             1,
-            "rows of the position embedding matrix from one position to the next; fewer for a sequence that would not fit",
+            "step in the position embedding matrix from one position to the next; smaller for a sequence that would not fit",
         ),
     )
     formula = "w + p_i, p learned"

@@ -32,24 +32,37 @@ def require(flag: str, value: Any, of_type: bool, in_range: bool, possible: str)
 
 
 class Kind:
-    """The values that an option may have.
+    """Base class for the kinds of config options: which values an option may have.
 
     Attributes:
-        annotation: their type.
-        values: the same for people.
+        annotation: the type of the values.
+        values: the values in words, for tables.
     """
 
     annotation: Any
     values: str
 
     def check(self, flag: str, value: Any) -> None:
-        """Raise TypeError or ValueError, naming the option, for a value that it cannot have by itself."""
+        """Check a value, whatever the other options are.
+
+        Args:
+            flag: the option's name, for the message.
+            value: the value.
+
+        Raises:
+            TypeError: the value has the wrong type.
+            ValueError: the value is out of range.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of several words."""
+    """An option whose value is one of several strings.
+
+    Attributes:
+        choices: the strings.
+    """
 
     choices: tuple[str, ...]
 
@@ -71,7 +84,7 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Boolean(Kind):
-    """True or False."""
+    """An option that is True or False."""
 
     annotation = bool
     values = "bool"
@@ -82,7 +95,11 @@ class Boolean(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number of at least `low`, and at most [`LARGEST`]."""
+    """An option whose value is an int or a float.
+
+    Attributes:
+        low: the smallest value. The largest is 1e30.
+    """
 
     low: float
     annotation = float | int
@@ -96,7 +113,11 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Integer(Kind):
-    """An integer of at least `low`, and at most [`MOST_TOKENS`]."""
+    """An option whose value is an int.
+
+    Attributes:
+        low: the smallest value. The largest is 2**20.
+    """
 
     low: int
     annotation = int
@@ -121,7 +142,11 @@ class Names(Kind):
 
 @dataclass(frozen=True)
 class Dictionary(Kind):
-    """A dictionary; `example` shows one."""
+    """An option whose value is a dictionary.
+
+    Attributes:
+        example: a dictionary as text, for messages.
+    """
 
     example: str
     annotation = dict[str, Any]
@@ -133,7 +158,12 @@ class Dictionary(Kind):
 
 @dataclass(frozen=True)
 class Subset(Kind):
-    """A list of some of `choices` without repetition, at least one of them among the first `needed`."""
+    """An option whose value is a list of several strings, each at most once.
+
+    Attributes:
+        choices: the strings that are possible.
+        needed: the list must have at least one of this many first choices.
+    """
 
     choices: tuple[str, ...]
     needed: int
@@ -154,14 +184,16 @@ class Subset(Kind):
 
 @dataclass(frozen=True)
 class Flag:
-    """A config option (`position_*`) of one scheme. Schemes that share an option have it with the same kind, each with its own default.
+    """A config option of a scheme.
+
+    Several schemes can have the same option. It must then have the same kind of values; default and help may differ.
 
     Attributes:
-        name: in configs and as a keyword argument.
-        kind: the type and range of its values.
-        default: the value if the option is None (not given).
-        help: one line that says what it does.
-        default_help: the default in words, if it is computed.
+        name: its name in configs and as a keyword argument. It begins with `position_`.
+        kind: which values it may have.
+        default: the value in the scheme if the option is None, that is, not given.
+        help: what it does, in one line.
+        default_help: the default in words, if it is computed. None: `default` is printed.
     """
 
     name: str
@@ -172,11 +204,11 @@ class Flag:
 
     @property
     def attribute(self) -> str:
-        """Its name on a scheme object."""
+        """The name of its attribute on a scheme object: `name` without `position_`."""
         return self.name.removeprefix("position_")
 
     def described_default(self) -> str:
-        """The default for people."""
+        """The default in words, for tables."""
         if self.default_help is not None:
             return self.default_help
         if isinstance(self.default, float):
@@ -189,7 +221,7 @@ UNPAD = Flag("unpad", Boolean(), True, "padding-free layers on CPUs, where that 
 
 
 def init() -> Flag:
-    """`position_init`."""
+    """Make the option `position_init`: "silent" (output-preserving, the default) or "paper" (the published initialization)."""
     help = "initialization: output-preserving, or as in the paper"
     return Flag("position_init", Choice(("silent", "paper")), "silent", help)
 
@@ -224,13 +256,13 @@ WINDOW = Flag(
     "position_window",
     Integer(0),
     0,
-    "number of tokens that a query attends to, half of them on either side, in all layers but the global ones; 0: all",
+    "width of the window of local layers: a query attends to keys up to half of it away; 0: no local layers",
 )
 GLOBAL_EVERY = Flag(
     "position_global_every",
     Integer(0),
     3,
-    "with position_window: every so many layers, starting with the first, one is global and attends to all tokens; 0: none",
+    "with position_window: layers 0, n, 2n, ... are global and attend to all tokens; 0: none",
 )
 GLOBAL_SCHEME = Flag(
     "position_global_scheme",

@@ -10,28 +10,33 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers import initialization as init
 
 
-# Initial values. They go through transformers' own functions, which leave alone what was loaded from a checkpoint.
+# They go through transformers' own functions, which leave alone what was loaded from a checkpoint.
 Initial = Callable[[torch.Tensor], Any]
+"""An initialization: a function that fills a tensor in place. Use those below, which do not overwrite what was loaded from a checkpoint."""
 
 
 def zeros(tensor: torch.Tensor) -> torch.Tensor:
-    """Zero everywhere."""
+    """Fill a tensor with 0."""
     return init.zeros_(tensor)
 
 
 def ones(tensor: torch.Tensor) -> torch.Tensor:
-    """One everywhere."""
+    """Fill a tensor with 1."""
     return init.ones_(tensor)
 
 
 def xavier(tensor: torch.Tensor) -> torch.Tensor:
-    """Xavier's uniform distribution."""
+    """Fill a matrix from Xavier's uniform distribution, as `torch.nn.init.xavier_uniform_` does."""
     return init.xavier_uniform_(tensor)
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Normal distribution of mean 0."""
+    """Fills a tensor from a normal distribution with mean 0.
+
+    Attributes:
+        std: standard deviation.
+    """
 
     std: float
 
@@ -41,7 +46,12 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniform distribution from `low` to `high`."""
+    """Fills a tensor from a uniform distribution.
+
+    Attributes:
+        low: smallest value.
+        high: largest value.
+    """
 
     low: float
     high: float
@@ -52,7 +62,11 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Constant:
-    """One value everywhere."""
+    """Fills a tensor with one value.
+
+    Attributes:
+        value: the value.
+    """
 
     value: float
 
@@ -62,7 +76,11 @@ class Constant:
 
 @dataclass(frozen=True)
 class Identity:
-    """`scale` times the identity, side by side as often as the (out, in) shape holds it."""
+    """Fills a matrix (out, in) with identity matrices side by side, in // out of them.
+
+    Attributes:
+        scale: factor of the identity.
+    """
 
     scale: float = 1.0
 
@@ -73,7 +91,13 @@ class Identity:
 
 
 class PositionTable(nn.Embedding):
-    """A table whose initial value belongs to its scheme."""
+    """An `nn.Embedding` with the initialization that its scheme gives.
+
+    Args:
+        rows: number of rows.
+        width: number of features of a row.
+        initial: initialization of the weight, (rows, width).
+    """
 
     def __init__(self, rows: int, width: int, initial: Initial):
         super().__init__(rows, width)
@@ -81,7 +105,15 @@ class PositionTable(nn.Embedding):
 
 
 class PositionLinear(nn.Linear):
-    """A linear layer whose initial values belong to its scheme; biases start at 0 unless it says how."""
+    """An `nn.Linear` with the initialization that its scheme gives.
+
+    Args:
+        in_features: as in `nn.Linear`.
+        out_features: as in `nn.Linear`.
+        initial: initialization of the weight, (out_features, in_features).
+        bias: whether there is a bias.
+        initial_bias: initialization of the bias, (out_features,).
+    """
 
     def __init__(
         self, in_features: int, out_features: int, initial: Initial, bias: bool = True, initial_bias: Initial = zeros
@@ -91,13 +123,19 @@ class PositionLinear(nn.Linear):
 
 
 class SmallPositionLinear(PositionLinear, NonDynamicallyQuantizableLinear):
-    """A [`PositionLinear`] of at most 32 input features, as in a network that computes a bias of a few numbers.
+    """A [`PositionLinear`] with at most 32 input features, for example in a small network that computes a bias from a distance.
 
-    It has the learning rate of tables and biases, since it sums over few features. Quantization leaves it as it is, since there is
-    nothing to save: torchao leaves out subclasses of `NonDynamicallyQuantizableLinear`, and fails at matrices of a single column.
+    It is trained at the position learning rate, as position embedding matrices and biases are, because it sums over few features. torchao
+    does not quantize it: it skips subclasses of `NonDynamicallyQuantizableLinear`, and would fail at a matrix with a single column.
+
+    Args:
+        in_features: at most 32.
+        out_features: as in `nn.Linear`.
+        initial: initialization of the weight, (out_features, in_features).
+        settings: `bias` and `initial_bias` of [`PositionLinear`].
 
     Raises:
-        ValueError: more features.
+        ValueError: `in_features` is more than 32.
     """
 
     MOST_FEATURES = 32
@@ -111,7 +149,13 @@ class SmallPositionLinear(PositionLinear, NonDynamicallyQuantizableLinear):
 
 
 class PositionLayerNorm(nn.LayerNorm):
-    """A LayerNorm whose initial weight belongs to its scheme; the bias starts at 0."""
+    """An `nn.LayerNorm` with the initialization that its scheme gives. The bias starts at 0.
+
+    Args:
+        width: number of features.
+        eps: as in `nn.LayerNorm`.
+        initial: initialization of the weight, (width,).
+    """
 
     def __init__(self, width: int, eps: float, initial: Initial):
         super().__init__(width, eps=eps)
@@ -119,10 +163,14 @@ class PositionLayerNorm(nn.LayerNorm):
 
 
 class PositionParameter(nn.Module):
-    """A single tensor of a scheme, `weight`, whose initial value belongs to the scheme. Calling it gives the tensor.
+    """A module with one parameter, `weight`. Calling the module returns it.
 
-    A module, so that whatever replaces it is used: PEFT's `modules_to_save`, offloading, a unit of FSDP. Schemes
-    call it and never read `weight`. Learned scalars have shape (1,): FSDP2 takes no 0-dim parameters.
+    A scheme calls the module and never reads `weight`, so that it also works where the module is replaced or wrapped: by PEFT's
+    `modules_to_save`, offloading or FSDP.
+
+    Args:
+        shape: that of the parameter. A single number must have the shape (1,), because FSDP2 takes no parameters without dimensions.
+        initial: initialization of the parameter.
     """
 
     def __init__(self, shape: tuple[int, ...], initial: Initial):
@@ -157,7 +205,14 @@ class PositionFrequencies(PositionParameter):
 
 
 class PositionConstant(PositionParameter):
-    """A tensor like [`PositionParameter`], under the same key of checkpoints, that is a buffer and is never trained."""
+    """A module with one buffer, `weight`, which is saved and not trained. Calling the module returns it.
+
+    The tensor has the same name in checkpoints as with [`PositionParameter`].
+
+    Args:
+        shape: that of the buffer.
+        initial: initialization of the buffer.
+    """
 
     def __init__(self, shape: tuple[int, ...], initial: Initial):
         super().__init__(shape, initial)
@@ -167,10 +222,17 @@ class PositionConstant(PositionParameter):
 
 
 def whole_table(table: nn.Module, rows: int, device: torch.device) -> torch.Tensor:
-    """All rows of an embedding, (rows, width), as the module gives them.
+    """Call an embedding module for all its rows.
 
-    Reading `table.weight` instead would miss what LoRA adds to it, and fail where the weight arrives with the call
-    (offloading).
+    Reading `table.weight` instead would miss LoRA, and fail with offloading, where the weight is loaded when the module is called.
+
+    Args:
+        table: an embedding module, or what replaces it.
+        rows: its number of rows.
+        device: device of the row numbers.
+
+    Returns:
+        (rows, width).
     """
     return table(torch.arange(rows, device=device))
 
@@ -180,10 +242,17 @@ ENLARGED = {torch.bfloat16: 2.0**12, torch.float16: 2.0**8}
 
 
 def without_bias(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """(module(s·rows) - module(0)) / s: the linear part of a projection, whatever the module is made of.
+    """Project vectors with a linear module, without its bias: (module(s·rows) - module(0)) / s.
 
-    Reading `module.weight` instead would miss what LoRA adds to it, and fail for quantised layers. In half precision, with
-    s = 1, the bias would round away what small rows give before it is taken off.
+    Reading `module.weight` instead would miss LoRA, and fail for quantized layers. s is 1 in float32 and a power of two in half precision,
+    where small results would otherwise be rounded away when the bias is added.
+
+    Args:
+        module: a linear module, or what replaces it.
+        rows: (rows, in_features).
+
+    Returns:
+        (rows, out_features).
     """
     bias = module(torch.zeros_like(rows[:1]))
     scale = ENLARGED.get(bias.dtype, 1.0)

@@ -23,17 +23,20 @@ def clip_distance(relative_position: torch.Tensor, max_distance: int) -> torch.T
 def t5_bucket(
     relative_position: torch.Tensor, num_buckets: int, max_distance: int, bidirectional: bool = True
 ) -> torch.Tensor:
-    """T5's logarithmic buckets.
+    """Map relative positions to the logarithmic buckets of T5.
 
-    Half of the buckets (of those left for a direction) hold one distance each, the other half grow logarithmically up
-    to `max_distance`; everything beyond shares the last one. With `bidirectional`, keys after the query have their own
-    half of all buckets; without, they share bucket 0 (they are masked anyway).
+    If `bidirectional`, keys after the query have one half of the buckets, and the others the other half. In each half, the first half of the
+    buckets has one distance each. The others grow logarithmically up to `max_distance`. Larger distances share the last bucket.
 
     Args:
-        relative_position: int64 tensor of any shape, `key - query`.
+        relative_position: int64 tensor of any shape, `key - query`, in tokens.
+        num_buckets: number of buckets.
+        max_distance: distances from this one on share the last bucket of their direction.
+        bidirectional: False for decoders: all buckets are then for keys before the query. Keys after it, which the mask hides, share
+            bucket 0.
 
     Returns:
-        int64 tensor of the same shape, 0 to `num_buckets` - 1.
+        int64 tensor of the same shape, with values from 0 to `num_buckets` - 1.
 
     Source: Raffel et al. 2020 (https://arxiv.org/abs/1910.10683); checked against
     `T5Attention._relative_position_bucket` of transformers.
@@ -53,15 +56,17 @@ def t5_bucket(
 
 
 def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) -> torch.Tensor:
-    """DeBERTa-v2's logarithmic buckets, signed like their argument.
+    """Map distances to the logarithmic buckets of DeBERTa-v2, which have the sign of the distance.
 
-    Distances up to `num_buckets // 2` are kept; beyond, they grow logarithmically so that `max_distance - 1` falls into
-    `num_buckets - 1`, and on beyond that: nothing is clamped here. A table of 2·`num_buckets` rows is clamped to by who looks up,
-    clip(bucket + `num_buckets`, 0, 2·`num_buckets` - 1), so that from `max_distance` on keys on one side share row 0, and those on the
-    other the last row.
+    A distance of at most `num_buckets // 2` is its own bucket. Beyond, buckets grow logarithmically, such that a distance of
+    `max_distance - 1` has the bucket `num_buckets - 1`. Larger distances have larger buckets. To look up a matrix of 2·`num_buckets` rows, use
+    the row clip(bucket + `num_buckets`, 0, 2·`num_buckets` - 1). From `max_distance` on, all keys on one side of the query then share row 0,
+    and all keys on the other side share the last row.
 
     Args:
-        distance: int64 tensor of any shape, `query - key` (any sign convention works, the function is odd).
+        distance: int64 tensor of any shape, in tokens: `query - key` in DeBERTa. With the opposite sign, the result has the opposite sign.
+        num_buckets: number of buckets in each direction.
+        max_distance: see above, in tokens.
 
     Returns:
         int64 tensor of the same shape.
@@ -81,17 +86,20 @@ def deberta_bucket(distance: torch.Tensor, num_buckets: int, max_distance: int) 
 
 @dataclass
 class Positions:
-    """Where the queries and the keys of one forward pass are.
+    """The positions of the queries and keys of one forward pass, and what the mask says about them.
+
+    Relative positions are `key - query`, in tokens.
 
     Attributes:
-        query: int64 (batch or 1, query), positions of the queries; `first` is the position of a sequence's first token.
-        key: int64 (batch or 1, key).
-        offset: number of tokens in the cache.
-        contiguous: the tokens of each sequence follow each other one by one: `key - query` is `j - i - offset`, and a
-            scheme may work per distance instead of per pair.
-        first: the family's first position (0, and padding_idx + 1 in RoBERTa-like families).
-        mask: as the caller gave it: by token, (batch, key), by pair in the form of any backend, or None.
-        is_causal: with a mask by token, or none, queries do not see what follows them (decoders).
+        query: int64 (batch or 1, query), the position of each query. Without `position_ids`, the first token of a sequence has the position
+            `first`.
+        key: int64 (batch or 1, key), the position of each key.
+        offset: number of tokens in the cache, 0 without one: the index in the sequence of query i is i + offset.
+        contiguous: True if positions are consecutive. The relative position of query i and key j is then j - i - offset, and a scheme can
+            compute once for each distance instead of once for each pair.
+        first: the first position id of the family: 0, or padding_idx + 1 in RoBERTa-like families.
+        mask: the mask that the caller of the model gave: of tokens, (batch, key); of pairs, in the form of any backend; or None.
+        is_causal: True in decoders: unless the mask is of pairs, keys after a query are hidden.
     """
 
     query: torch.Tensor
@@ -104,16 +112,19 @@ class Positions:
 
     @property
     def visible(self) -> torch.Tensor | None:
-        """Where there is something to attend to, bool: (batch, key) by token, (batch or 1, query, key) by pair, or None for
-        everywhere; what follows a query is not looked at here."""
+        """Which keys the mask lets queries attend to, as bool.
+
+        (batch, key) for a mask of tokens, (batch or 1, query, key) for a mask of pairs, and None without a mask. That keys after a query are
+        hidden in decoders (`is_causal`) is not included.
+        """
         return visible(self.mask, self.query.shape[1], self.key.shape[1], self.key.device)
 
     @property
     def context_lengths(self) -> torch.Tensor:
-        """How many tokens queries may attend to, int64 (batch or 1, 1), or (batch or 1, query) where queries of a sequence differ.
+        """The number of tokens that each query may attend to, int64 (batch or 1, query), or (batch or 1, 1) if it is the same for all.
 
-        In an encoder the length of the sequence without its padding, or of the document where several are packed in a row; in a
-        decoder the index of the query in it, counted from 1.
+        In an encoder, it is the length of the sequence without padding, or of the document if several are packed in a row. In a decoder, it
+        is the number of tokens up to the query.
         """
         visible = self.visible
         if visible is not None and visible.dim() == 3:
@@ -125,7 +136,10 @@ class Positions:
 
     @property
     def are_tokens(self) -> torch.Tensor | None:
-        """Which of the queries' tokens somebody may attend to, those that are no padding, bool (batch or 1, query); None for all."""
+        """False for queries that are padding, bool (batch or 1, query). None without a mask.
+
+        With a mask of pairs, a token is padding if no query may attend to it.
+        """
         visible = self.visible
         if visible is None:
             return None
@@ -134,12 +148,12 @@ class Positions:
 
     @property
     def documents(self) -> torch.Tensor | None:
-        """Which document each token belongs to, by the index of the first token in it, int64 (batch or 1, key).
+        """The document of each token, if several are packed in a row: the index of its first token, int64 (batch or 1, key).
 
-        Tokens that may attend to each other are of one document, whatever stands between them: padding, or another document. Padding is
-        of none but its own. Where pairs say that there are no documents (a window), all of a sequence is one.
+        Tokens that may attend to each other belong to the same document, even if padding or another document is between them. If the mask does
+        not separate documents, as with a window, the sequence is one document. Values at padding have no meaning.
 
-        None where no mask of pairs shows it, or it has no row for each key (a cache).
+        None if the mask is not of pairs, or if queries and keys differ in number (with a cache).
         """
         visible = self.visible
         if visible is None or visible.dim() == 2 or visible.shape[1] != visible.shape[2]:
@@ -153,7 +167,7 @@ class Positions:
 
     @property
     def are_first_of_documents(self) -> torch.Tensor | None:
-        """Which tokens begin a document, where several are packed in a row, bool (batch or 1, key); None as for `documents`."""
+        """True for the first token of each document, bool (batch or 1, key). None where [`documents`] is None."""
         documents, visible = self.documents, self.visible
         if documents is None or visible is None:
             return None
@@ -161,13 +175,21 @@ class Positions:
 
     @property
     def relative(self) -> torch.Tensor:
-        """`key - query`: (query + key - 1,) per distance if contiguous, else (batch or 1, query, key) per pair."""
+        """Relative positions, `key - query`, int64.
+
+        (query + key - 1,), each distance once, if positions are consecutive. Otherwise (batch or 1, query, key), for each pair.
+        """
         if self.contiguous:
             return relative_distances(self.query.shape[1], self.key.shape[1], self.offset, self.query.device)
         return self.key[:, None, :] - self.query[:, :, None]
 
     def by_row(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The distances that there are, (rows,), and which of them each of `relative` is: rows of a table per distance."""
+        """The relative positions that occur, and where: use them to build a matrix with a row for each of them.
+
+        Returns:
+            Two int64 tensors. The first has each relative position once, (rows,). The second has the shape of [`relative`], and for each entry
+            its row in the first. It is `rows` of a [`RelativeTerm`] whose matrices have these rows.
+        """
         relative = self.relative
         if self.contiguous:
             return relative, torch.arange(relative.shape[0], device=relative.device)
@@ -175,14 +197,24 @@ class Positions:
         return distances, rows.view_as(relative)  # ONNX has them in a line
 
     def per_pair(self, rows: torch.Tensor) -> torch.Tensor:
-        """What is known of each of the `relative` distances, (batch or 1, query, key)."""
+        """Look up a value for each pair of query and key.
+
+        Args:
+            rows: a value for each entry of [`relative`].
+
+        Returns:
+            (batch or 1, query, key).
+        """
         return expand_to_pairs(rows, self.query.shape[1], self.key.shape[1])[None] if self.contiguous else rows
 
     def bias(self, of_distance: Callable[[torch.Tensor], torch.Tensor]) -> "RelativeTerm | PairTerm":
-        """The term of a bias that is a function of the distance, computed per distance where that will do.
+        """The score term of a bias that is a function of the relative position.
 
         Args:
-            of_distance: from int64 (..., n) `key - query` to (..., heads, n).
+            of_distance: a function from relative positions `key - query`, int64 (..., n), to the bias of each attention head, (..., heads, n).
+
+        Returns:
+            A [`RelativeTerm`] if positions are consecutive, with the function computed once for each distance. Otherwise a [`PairTerm`].
         """
         relative = self.relative
         if self.contiguous:

@@ -249,17 +249,17 @@ class Rope(AttentionScheme):
         if self.learn_frequencies == "layer":
             self._add_frequencies(attention, (config.sizes.num_attention_heads, self.width // 2))
 
-    def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    def prepare(self, positions: Positions, dtype: torch.dtype) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin, (batch or 1, 1, query, width / 2); with learned frequencies the positions, int64 (batch or 1, query)."""
         # Angles only depend on differences, so RoBERTa's offset is of no matter; taking it off keeps them small.
         places = positions.query - positions.first
+        if self.learn_frequencies:  # integers: FSDP2 rounds what layers are given as floats to bfloat16
+            return places
         length = positions.key.shape[1]
         if self.rope_type in LENGTH_DEPENDENT and places.numel():
             # As in transformers, the largest position tells. Its value is not looked at: that would stall GPUs and traces.
             length = (places.max() + 1).to(torch.float32)
         inverse_frequencies, factor = self._inverse_frequencies(places.device, length)
-        if self.learn_frequencies:
-            return places.to(torch.promote_types(dtype, torch.float32)), inverse_frequencies
-        # (batch or 1, 1, query, head_dim / 2)
         angles = (places.to(inverse_frequencies.dtype)[..., None] * inverse_frequencies)[:, None]
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
@@ -274,13 +274,13 @@ class Rope(AttentionScheme):
             start.balance_heads(self.layout)
 
     def rotate(self, context: AttentionContext) -> tuple[torch.Tensor, torch.Tensor]:
-        query, key, (cos, sin) = context.query, context.key, context.prepared
-        learns = False
+        query, key, learns = context.query, context.key, False
         if self.learn_frequencies:
             owner = context.attention if self.learn_frequencies == "layer" else context.encoder
-            places, inverse_frequencies = context.prepared
-            cos, sin = self._learned(places, inverse_frequencies, owner.rotary_frequencies(), query.dtype)
+            cos, sin = self._learned(context.prepared, owner.rotary_frequencies(), query.dtype)
             learns = torch.is_grad_enabled() or may_carry_tangents()
+        else:
+            cos, sin = context.prepared
         if self.width < self.head_dim:
             (query, *of_query), (key, *of_key) = (states.tensor_split([self.width], -1) for states in (query, key))
         # Under autocast the hidden states, and so cos and sin, are wider than what is rotated. A `Rotation` has no gradient to its angles.
@@ -291,15 +291,24 @@ class Rope(AttentionScheme):
         return query, key
 
     def _learned(
-        self, places: torch.Tensor, inverse_frequencies: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
+        self, places: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, (batch or 1, heads or 1, query, width / 2), of learned frequencies.
 
         Args:
             places: (batch or 1, query).
             scale: of the frequencies, (width / 2,) or (heads, width / 2).
+
+        Raises:
+            ValueError: `scale` was rounded to half precision.
         """
-        frequencies = (scale * inverse_frequencies.to(scale)).to(places.dtype)
+        if scale.dtype in (torch.float16, torch.bfloat16):
+            raise ValueError(
+                f"the learned frequencies of rope were cast to {scale.dtype}, where angles are wrong by radians at position 1,000. With FSDP2, "
+                "first call fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32)) on each module that is named "
+                "rotary_frequencies"
+            )
+        frequencies = scale * inverse_frequencies(self.width, self.base, scale.device).to(scale)
         frequencies = frequencies[:, None] if frequencies.dim() == 2 else frequencies
-        angles = places[:, None, :, None] * frequencies
+        angles = places[:, None, :, None].to(torch.promote_types(dtype, torch.float32)) * frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -93,7 +93,7 @@ class Sinusoidal(EmbeddingScheme):
             "position_amplitude",
             Number(0),
             None,
-            "amplitude; the initial one if it is learned",
+            "amplitude, or its initial value if it is learned",
             default_help="such that the RMS is initializer_range",
         ),
         Flag(

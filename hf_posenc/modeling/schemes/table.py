@@ -224,7 +224,7 @@ def build_global_schemes(config, schemes: tuple[AttentionScheme, ...]) -> tuple[
     names = global_names(config.position_scheme, config.position_global_scheme)
     of_local = [scheme.name for scheme in schemes]
     added = [name for name in scheme_names(config.position_scheme) if name not in of_local]
-    # To a scheme, those of its own layers are beside it, and the model has the others too.
+    # To a scheme, those of its own layers are the model's, which has the others too.
     changed = copy.copy(config)
     vars(changed).update(position_scheme="+".join([*added, *names]) or "none")
     vars(changed).update(position_global_scheme="+".join(of_local) or "none")

@@ -12,32 +12,54 @@ BlockPart = tuple[str, tuple[torch.Tensor, ...], torch.Tensor | None]
 
 
 def relative_distances(query_length: int, key_length: int, offset: int | torch.Tensor, device) -> torch.Tensor:
-    """All values that `key - query` takes when queries are at `offset, offset + 1, ...` and keys at `0, 1, ...`.
+    """List all values of `key - query`, for queries at `offset`, `offset + 1`, ... and keys at 0, 1, ...
 
     Args:
-        query_length, key_length: number of queries and keys.
-        offset: position of the first query (the number of tokens in the cache).
-        device: where the result lives.
+        query_length: number of queries.
+        key_length: number of keys.
+        offset: position of the first query, which is the number of tokens in the cache.
+        device: device of the result.
 
     Returns:
-        int64 tensor (query_length + key_length - 1,), ascending. The pair (i, j) finds its own distance at index
-        `j - i + query_length - 1`, see [`expand_to_pairs`].
+        int64 (query_length + key_length - 1,), ascending. The distance of query i and key j is at index `j - i + query_length - 1`.
+        [`expand_to_pairs`] does this lookup for all pairs.
     """
     return torch.arange(query_length + key_length - 1, device=device) - (query_length - 1) - offset
 
 
+def look_up(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """values[..., index], with gradients that are summed in float32 at least.
+
+    The gradient of a value is the sum over all entries that are looked up there. In half precision, small numbers are lost
+    once this sum is large.
+    """
+    return _with_digits_for_sums(values)[..., index].to(values.dtype)
+
+
+def gather(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """values.gather(-1, index), with gradients as those of [`look_up`]."""
+    return _with_digits_for_sums(values).gather(-1, index).to(values.dtype)
+
+
+def _with_digits_for_sums(values: torch.Tensor) -> torch.Tensor:
+    """Values that have gradients in float32 at least, others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32)) if values.requires_grad else values
+
+
 def expand_to_pairs(by_distance: torch.Tensor, query_length: int, key_length: int) -> torch.Tensor:
-    """Lay values that are known per distance out per pair of positions.
+    """Look up a value for each pair of query and key, in values for each distance.
 
     Args:
         by_distance: (..., query_length + key_length - 1), in the order of [`relative_distances`].
+        query_length: number of queries.
+        key_length: number of keys.
 
     Returns:
         (..., query_length, key_length).
     """
     keys = torch.arange(key_length, device=by_distance.device)
     queries = torch.arange(query_length, device=by_distance.device)
-    return by_distance[..., keys[None, :] - queries[:, None] + (query_length - 1)]
+    return look_up(by_distance, keys[None, :] - queries[:, None] + (query_length - 1))
 
 
 class Term:
@@ -92,20 +114,23 @@ class Term:
 
 @dataclass
 class RelativeTerm(Term):
-    """A term of the attention score that looks a table up by distance.
+    """A score term from matrices with a row for each distance or bucket: a relative position bias, or relative position embeddings.
 
-    With r the row of the pair (i, j), and every part optional, the score of query i and key j in head h gets
+    `rows` says which row r of the matrices the pair of query i and key j uses. The score of the pair in attention head h gets
 
         (query_i + query_bias[h]) · query_table[h, r]  +  key_j · key_table[h, r]  +  bias[h, r]
 
-    and the output of query i gets Σ_j weight_ij · value_table[r].
+    and the output of query i gets Σ_j weight_ij · value_table[r]. Every part but `rows` is optional. Nothing is multiplied by 1/√head_dim:
+    if your formula has this factor, multiply the matrices by it.
 
     Attributes:
-        rows: int64, (query + key - 1,) per distance in the order of [`relative_distances`], or (batch or 1, query, key).
-        query_table, key_table: (heads or 1, rows, head_dim). They are scaled already.
-        query_bias: (heads, head_dim), added to the queries for a query table.
-        bias: (heads or 1, rows), or (batch, heads or 1, rows) where each sequence has its own; then rows are per distance.
-        value_table: (rows, head_dim).
+        rows: int64, one of two shapes: (query + key - 1,), a row for each distance in the order of [`relative_distances`]; or
+            (batch or 1, query, key), a row for each pair.
+        query_table: (heads or 1, rows, head_dim), multiplied with queries.
+        key_table: (heads or 1, rows, head_dim), multiplied with keys.
+        query_bias: (heads, head_dim), added to the queries that are multiplied with `query_table`. It needs a `query_table`.
+        bias: (heads or 1, rows). Or (batch, heads or 1, rows), if each sequence has another bias; `rows` must then be per distance.
+        value_table: (rows, head_dim), the same for all attention heads. It is added to the values.
     """
 
     dimensions = {
@@ -130,11 +155,11 @@ class RelativeTerm(Term):
 
     @property
     def differs_by_sequence(self) -> bool:
-        """Whether each sequence has its own bias."""
+        """True if each sequence has another bias, (batch, heads or 1, rows)."""
         return self.bias is not None and self.bias.dim() == 3
 
     def biased_query(self, query: torch.Tensor) -> torch.Tensor:
-        """What is multiplied with the query table, given (batch, heads, query, head_dim)."""
+        """The queries with `query_bias` added, (batch, heads, query, head_dim)."""
         return query if self.query_bias is None else query + self.query_bias.to(query.device)[:, None]
 
     def without_query_bias(self) -> "RelativeTerm":
@@ -146,7 +171,7 @@ class RelativeTerm(Term):
         return replace(self, bias=bias if self.bias is None else self.bias + bias, query_bias=None)
 
     def rows_of_pairs(self, query_length: int, key_length: int) -> torch.Tensor:
-        """Rows of the tables per pair, (batch or 1, query, key)."""
+        """The row that each pair uses, (batch or 1, query, key)."""
         return expand_to_pairs(self.rows, query_length, key_length)[None] if self.rows.dim() == 1 else self.rows
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, products: Callable) -> list[torch.Tensor]:
@@ -156,7 +181,7 @@ class RelativeTerm(Term):
             parts.append(expand_to_pairs(bias.index_select(-1, self.rows.to(query.device)), *lengths))
         elif bias is not None:
             # (heads, rows) looked up with (batch, query, key) -> (heads, batch, query, key)
-            parts.append(bias[:, self.rows_of_pairs(*lengths).to(query.device)].transpose(0, 1))
+            parts.append(look_up(bias, self.rows_of_pairs(*lengths).to(query.device)).transpose(0, 1))
         if self.query_table is not None or self.key_table is not None:
             parts += products(query, key, self)
         return parts
@@ -220,9 +245,10 @@ class RelativeTerm(Term):
             yield name, replace(alone, bias=self.bias)
 
     def by_distance(self) -> "RelativeTerm":
-        """Short sequences reach a small part of a table, and products with the rest are wasted.
+        """The same term with a row for each distance, if this makes its matrices smaller; otherwise the term itself.
 
-        Left alone under torch.compile and export, where lengths are symbols that must not be compared.
+        Short sequences use few rows of a matrix, and products with the other rows are wasted. Under `torch.compile` and export, where
+        lengths are symbols that must not be compared, it returns the term itself.
         """
         if self.rows.dim() != 1 or torch.compiler.is_compiling():
             return self
@@ -256,20 +282,22 @@ def gathered_products(query: torch.Tensor, key: torch.Tensor, term: RelativeTerm
     if term.query_table is not None:
         # (batch, heads, query, rows)
         by_row = term.biased_query(query) @ term.query_table.to(query.device).transpose(-1, -2)
-        parts.append(by_row.gather(-1, rows[:, None].expand(batch, heads, query_length, key_length)))
+        parts.append(gather(by_row, rows[:, None].expand(batch, heads, query_length, key_length)))
     if term.key_table is not None:
         by_row = key @ term.key_table.to(query.device).transpose(-1, -2)  # (batch, heads, key, rows)
         of_key = rows.transpose(1, 2)[:, None].expand(batch, heads, key_length, query_length)
-        parts.append(by_row.gather(-1, of_key).transpose(-1, -2))
+        parts.append(gather(by_row, of_key).transpose(-1, -2))
     return parts
 
 
 @dataclass
 class PairTerm(Term):
-    """A term of the attention score that is known for every pair of positions.
+    """A score term given as a number for each pair of query and key.
+
+    It needs memory for every pair, also in blockwise attention. If positions are consecutive, a [`RelativeTerm`] needs much less.
 
     Attributes:
-        bias: (batch or 1, heads or 1, query, key), added to the score as it is.
+        bias: (batch or 1, heads or 1, query, key), added to the score without a factor.
     """
 
     dimensions = {"bias": (4,)}
@@ -292,11 +320,14 @@ class PairTerm(Term):
 
 @dataclass
 class ProductTerm(Term):
-    """A term of the attention score that is a product of vectors of the query's and the key's position.
+    """A score term that is the inner product of two vectors, one for the query and one for the key.
+
+    The score of query i and key j in attention head h gets query[h, i] · key[h, j], without a factor. In TUPE, these are projected position
+    embeddings.
 
     Attributes:
-        query: (batch or 1, heads, query, width).
-        key: (batch or 1, heads, key, width). The score of a pair gets their inner product as it is.
+        query: (batch or 1, heads, query, width). The width is free.
+        key: (batch or 1, heads, key, width).
     """
 
     dimensions = {"query": (4,), "key": (4,)}
@@ -322,15 +353,23 @@ class ProductTerm(Term):
 
 @dataclass
 class SumTerm(Term):
-    """A term of the attention score that is a difference of two numbers, one of the query and one of the key: of sums over tokens.
+    """A score term that depends on the tokens between query and key, by a difference of two running sums over the tokens.
 
-    The score of query i and key j in head h gets -scale[h, i] · |query[h, i] - key[h, j]|. With `side` it gets that for keys on one side
-    alone, -scale[h, i] · max(query[h, i] - key[h, j], 0) for the left and -scale[h, i] · max(key[h, j] - query[h, i], 0) for the right: sums do
-    not fall. Nothing is known per pair, forward or backward, beyond a block of pairs.
+    The score of query i and key j in attention head h gets
+
+        -scale[h, i] · |query[h, i] - key[h, j]|              with side=None,
+        -scale[h, i] · max(query[h, i] - key[h, j], 0)        with side="left",
+        -scale[h, i] · max(key[h, j] - query[h, i], 0)        with side="right".
+
+    If the sums never decrease from one token to the next, the second is zero for keys after the query, and the third for keys before it.
+    Blockwise attention computes this term, and its gradient, without memory for every pair.
+
+    All tensors must be float32 or float64, because half precision cannot represent the difference of two large sums.
 
     Attributes:
-        scale, query: (batch or 1, heads, query).
-        key: (batch or 1, heads, key). All three in float32 at least: sums over a long text have no digits left in half precision.
+        scale: (batch or 1, heads, query).
+        query: (batch or 1, heads, query), the running sum up to each query.
+        key: (batch or 1, heads, key), the running sum up to each key.
         side: "left", "right", or None for both.
     """
 
@@ -344,11 +383,11 @@ class SumTerm(Term):
 
     @property
     def of_both(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is subtracted from each other, of the query and of the key; for one side, what is left is the positive part."""
+        """Query and key sums, such that the score depends on their difference; with a side, on its positive part only."""
         return (-self.query, -self.key) if self.side == "right" else (self.query, self.key)
 
     def pairs(self) -> torch.Tensor:
-        """(batch or 1, heads, query, key), where a whole matrix is wanted."""
+        """The term as a number for each pair, (batch or 1, heads, query, key)."""
         query, key = self.of_both
         difference = query[..., None] - key[..., None, :]
         return -self.scale[..., None] * (difference.abs() if self.side is None else difference.relu())

@@ -123,7 +123,7 @@ def test_a_boolean_mask_of_pairs_is_one_for_every_backend(scheme, path):
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-@pytest.mark.parametrize("scheme", ["t5", "deberta", "relative", "rope", "absolute"])
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "relative", "rope", "absolute", "fire", "cable"])
 def test_a_mask_of_pairs_in_whole_numbers_is_refused(scheme, backend):
     model = tiny.build(scheme)
     mask = torch.ones(3, 1, 12, 12, dtype=torch.long)

@@ -108,6 +108,19 @@ def test_families_that_count_positions_from_elsewhere_generate_alike(scheme, fam
         torch.testing.assert_close(logits[row], expected[0], atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [{"position_window": 4}, {"position_combine": "gate"}, {"position_every_layer": True}],
+    ids=lambda flags: "-".join(flags),
+)
+def test_absolute_with_other_options_generates_what_its_own_forward_computes(flags):
+    model, input_ids = decoder("absolute", "roberta", **flags), inputs(padding=None, family="roberta")["input_ids"]
+    output = generate(model, input_ids=input_ids, pad_token_id=1)
+    tokens, expected = choose_by_hand(model, input_ids)
+    assert torch.equal(output.sequences[:, -NEW_TOKENS:], tokens)
+    torch.testing.assert_close(torch.stack(output.logits, dim=1), expected, atol=TOLERANCE, rtol=0)
+
+
 def test_absolute_generates_what_stock_generates():
     # transformers counts from 0 here, where RoBERTa's own forward counts from padding_idx + 1.
     model = decoder("absolute", "roberta")

@@ -127,16 +127,17 @@ def test_angles_at_position_2047_are_those_of_single_precision(learn):
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         model.to(dtype)
         owner = model.encoder if learn == "shared" else model.encoder.layer[0].attention.self
-        places, inverse = scheme.prepare(positions, dtype)
-        cosines.append(torch.stack(scheme._learned(places, inverse, owner.rotary_frequencies(), dtype)).double())
+        places = scheme.prepare(positions, dtype)
+        cosines.append(torch.stack(scheme._learned(places, owner.rotary_frequencies(), dtype)).double())
     exact, single, half = cosines
     assert (single - exact).abs().max() < 1e-3
     assert (half - single).abs().max() <= 2**-9
     # A frequency with the 8 bits of bfloat16 is radians off there.
-    rounded = scheme._learned(
-        *scheme.prepare(positions, torch.float32), owner.rotary_frequencies().bfloat16().float(), torch.float32
-    )
+    frequencies = owner.rotary_frequencies().bfloat16()
+    rounded = scheme._learned(places, frequencies.float(), torch.float32)
     assert (torch.stack(rounded).double() - exact)[..., -1, :].abs().max() > 0.1
+    with pytest.raises(ValueError, match="cast to torch.bfloat16"):
+        scheme._learned(places, frequencies, torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import math
 import pytest
 import tiny
 import torch
+from sklearn import neighbors
 from transformers import AutoModel, AutoTokenizer
 
 import hf_posenc
@@ -14,7 +15,7 @@ import hf_posenc
 library = pytest.importorskip("sentence_transformers", minversion="6.0")
 from sentence_transformers import models  # noqa: E402
 
-from hf_posenc.sentence import chunks as sentence  # noqa: E402
+from hf_posenc import sentence  # noqa: E402
 
 
 WORDS = "the old river ran past a small house where nobody had been for years and its doors were open".split()
@@ -92,6 +93,17 @@ def test_saved_and_loaded_it_reads_as_far(model, tmp_path):
     assert (loaded[0].chunk_size, loaded[0].overlap, loaded.max_seq_length) == (48, False, sentence.UNCUT)
     assert loaded.encode([text, "a house"]) == pytest.approx(before, abs=1e-6)
     assert loaded.get_embedding_dimension() == len(before[0])
+    said = str(hf_posenc.inspect(loaded))
+    assert "reads chunks of 48" in said and "a longer text is an error" not in said
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_texts_that_fit_keep_their_embeddings_in_half_precision(dtype, minilm):
+    model = library.SentenceTransformer(minilm, device="cpu", model_kwargs={"dtype": dtype})
+    texts = [" ".join(WORDS[:number]) for number in range(1, len(WORDS))]
+    before = [model.encode(text, convert_to_tensor=True) for text in texts]
+    sentence.in_chunks(model)
+    assert all(torch.equal(model.encode(text, convert_to_tensor=True), own) for text, own in zip(texts, before))
 
 
 @torch.no_grad()
@@ -107,6 +119,80 @@ def test_a_variant_reads_chunks_with_its_scheme(minilm, tmp_path):
     torch.testing.assert_close(found, expected(tmp_path, TEXTS[3], 32, False), atol=2e-5, rtol=0)
     without = expected(minilm, TEXTS[3], 32, False)
     assert (found - without).abs().max() > 100 * 2e-5
+
+
+@torch.no_grad()
+def completed(folder, text, length, normalizes=True):
+    """The stored embedding of the first tokens and the mean of the rest's chunks, in float64 loops."""
+    encoder = AutoModel.from_pretrained(folder).eval()
+    start, *inner, end = AutoTokenizer.from_pretrained(folder)(text, truncation=False, verbose=False)["input_ids"]
+
+    def mean(ids):
+        return encoder(torch.tensor([ids])).last_hidden_state[0].double().mean(dim=0)
+
+    def unit(vector):
+        return vector / vector.square().sum().sqrt() if normalizes else vector
+
+    begun, rest = inner[: length - 2], inner[length - 2 :]
+    stored = unit(mean([start, *begun, end]))
+    if not rest:
+        return stored
+    chunks = [mean(piece) for piece in pieces_of([start, *rest, end], length, False)]
+    own = unit(sum(chunks) / len(chunks))
+    return unit((len(begun) * stored + len(rest) * own) / len(inner))
+
+
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_stored_embeddings_are_completed_by_what_was_cut_off(model, minilm, normalizes):
+    if not normalizes:
+        model = library.SentenceTransformer(modules=[*model.children()][:2], device="cpu")
+    model.max_seq_length = 40
+    stored = model.encode(TEXTS)
+    before = stored.copy()
+    found = sentence.complete_embeddings(model, TEXTS, stored, batch_size=2)
+    assert found.dtype == stored.dtype and (stored == before).all()
+    longer = [number for number, text in enumerate(TEXTS) if len(model.tokenizer(text)["input_ids"]) > 40]
+    assert longer == [3, 4]
+    for number, text in enumerate(TEXTS):
+        wanted = completed(minilm, text, 40, normalizes)
+        torch.testing.assert_close(torch.tensor(found[number]).double(), wanted, atol=2e-5, rtol=0)
+        assert (found[number] == before[number]).all() == (number not in longer)
+    # The model reads as before, and tensors in half precision stay so.
+    assert (model.encode(TEXTS) == before).all() and model.max_seq_length == 40
+    half = sentence.complete_embeddings(model, TEXTS, torch.tensor(stored).half())
+    assert half.dtype == torch.float16
+    torch.testing.assert_close(half.float(), torch.tensor(found), atol=3e-3, rtol=0)
+
+
+def test_the_prompt_is_a_part_of_what_was_read(model, minilm):
+    model.max_seq_length = 40
+    model.prompts, model.default_prompt_name = {"query": "the doors of "}, "query"
+    found = sentence.complete_embeddings(model, TEXTS[3:4], model.encode(TEXTS[3:4]))
+    wanted = completed(minilm, f"the doors of {TEXTS[3]}", 40)
+    torch.testing.assert_close(torch.tensor(found[0]).double(), wanted, atol=2e-5, rtol=0)
+    without = sentence.complete_embeddings(model, TEXTS[3:4], model.encode(TEXTS[3:4], prompt=""), prompt="")
+    torch.testing.assert_close(torch.tensor(without[0]).double(), completed(minilm, TEXTS[3], 40), atol=2e-5, rtol=0)
+
+
+def test_an_index_of_nearest_neighbours_before_and_after(model):
+    model.max_seq_length = 32
+    beginning = " ".join(WORDS * 2)
+    ends = ["a recipe for bread with salt and flour", "the planets of the sun and their moons", "rules of football"]
+    texts = [f"{beginning} {end} {end}" for end in ends]
+    stored, queries = model.encode(texts), model.encode(["how to bake bread", "Jupiter's moons", "a football match"])
+    assert abs(stored - stored[0]).max() < 1e-6  # nothing of the ends is in the index
+    index = neighbors.NearestNeighbors(n_neighbors=1, metric="cosine")
+    found = index.fit(sentence.complete_embeddings(model, texts, stored)).kneighbors(queries, return_distance=False)
+    assert found[:, 0].tolist() == [0, 1, 2]
+
+
+def test_embeddings_of_others_are_not_completed(model):
+    stored = model.encode(TEXTS[:2])
+    for other in (stored[:1], stored[:, :5], stored.astype(int)):
+        with pytest.raises(ValueError, match=r"embeddings must be numbers of \(2, 384\)"):
+            sentence.complete_embeddings(model, TEXTS[:2], other)
+    with pytest.raises(ValueError, match="mean Pooling that includes prompts"):
+        sentence.complete_embeddings(sentence.in_chunks(model), TEXTS[:2], stored)
 
 
 def test_gradients_reach_every_chunk(model):

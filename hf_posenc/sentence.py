@@ -4,22 +4,32 @@
     model.save("in_chunks")
     model = SentenceTransformer("in_chunks", trust_remote_code=True)
 
+Or, with an index of embeddings of texts that were cut off, read only what was cut off:
+
+    embeddings = complete_embeddings(model, texts, embeddings)
+
 Nothing is trained. This needs sentence-transformers 6, which nothing else in hf_posenc imports. sentence-transformers requires `trust_remote_code` for
 modules of other packages, also in local folders; the code that runs is the installed hf_posenc. To convert a model, use the original one.
 """
 
+import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from ..inspection import longest_sequence
+from .inspection import longest_sequence
 
+
+__all__ = ["ChunkedTransformer", "complete_embeddings", "in_chunks"]
 
 # Tokens of chunks in one pass of the encoder.
 PASS_TOKENS = 16384
@@ -31,7 +41,7 @@ class ChunkedTransformer(Transformer):
     """A `Transformer` module that reads a text in chunks, and returns the means of the chunks instead of token embeddings.
 
     A text is split into as few chunks of at most `chunk_size` tokens as possible, of nearly equal length. [CLS] and [SEP] are put around each
-    chunk, and are part of its mean. A text that fits is one chunk, and keeps its embedding.
+    chunk, and are part of its mean. A text that fits in one chunk keeps its embedding.
 
     Args:
         chunk_size: tokens of a chunk, including special tokens.
@@ -39,8 +49,6 @@ class ChunkedTransformer(Transformer):
         max_seq_length: number of tokens at which texts are truncated.
     """
 
-    # The address in a saved `modules.json`, the public one: this file may move.
-    __module__ = "hf_posenc.sentence"
     # The length that texts are cut at is no longer the tokenizer's or the table's, which a Transformer finds by itself.
     config_keys = [*Transformer.config_keys, "chunk_size", "overlap", "max_seq_length"]
 
@@ -58,7 +66,7 @@ class ChunkedTransformer(Transformer):
         self.max_seq_length = max_seq_length
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """`token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after a text's last chunk."""
+        """Return `token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after the last chunk of a text."""
         texts = [row[kept.bool()] for row, kept in zip(features["input_ids"], features["attention_mask"])]
         special = {*self.tokenizer.all_special_ids}
         pieces = [split(text, self.chunk_size, self.overlap, special) for text in texts]
@@ -70,7 +78,7 @@ class ChunkedTransformer(Transformer):
         return features
 
     def means(self, pieces: list[torch.Tensor], **kwargs: Any) -> torch.Tensor:
-        """The mean of the last states of each chunk, (chunks, width); chunks of about one length are in a pass together."""
+        """Return the mean of the last hidden states of each chunk, (chunks, width). Chunks of similar length are computed together."""
         found: dict[int, torch.Tensor] = {}
         left = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
         while left:
@@ -80,17 +88,24 @@ class ChunkedTransformer(Transformer):
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
             given = {"input_ids": pad_sequence(rows, batch_first=True, padding_value=self.tokenizer.pad_token_id or 0)}
             states = super().forward({**given, "attention_mask": mask}, **kwargs)["token_embeddings"]
-            weights = mask[..., None].to(states.dtype)
-            found |= dict(zip(batch, (states * weights).sum(dim=1) / weights.sum(dim=1)))
+            # In half precision, sums are float32, as in Pooling.
+            weights = mask[..., None].to(torch.promote_types(states.dtype, torch.float32))
+            means = (states * weights).sum(dim=1) / weights.sum(dim=1)
+            found |= dict(zip(batch, means.to(states.dtype)))
         return torch.stack([found[place] for place in range(len(pieces))])
+
+
+def without_ends(text: torch.Tensor, special: set[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The special token before a text, if there is one, its other tokens, and the special token behind."""
+    first, last = text[:1], text[-1:]
+    first = first if int(first) in special else first[:0]
+    last = last if int(last) in special and len(text) > 1 else last[:0]
+    return first, text[len(first) : len(text) - len(last)], last
 
 
 def split(text: torch.Tensor, size: int, overlap: bool, special: set[int]) -> list[torch.Tensor]:
     """Token ids (tokens,) in chunks; special tokens at the ends are put around each."""
-    first, last = text[:1], text[-1:]
-    first = first if int(first) in special else first[:0]
-    last = last if int(last) in special and len(text) > 1 else last[:0]
-    inner = text[len(first) : len(text) - len(last)]
+    first, inner, last = without_ends(text, special)
     joined = 2 if overlap else 1  # parts of a chunk
     room = size - len(first) - len(last)
     if len(inner) <= room:
@@ -114,7 +129,9 @@ def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
 def in_chunks(
     model: SentenceTransformer, chunk_size: int = 64, overlap: bool = True, max_seq_length: int = UNCUT
 ) -> SentenceTransformer:
-    """Let a SentenceTransformer read long texts in chunks, in place, and return it. The embedding of a text is the mean of its chunks.
+    """Make a SentenceTransformer read long texts in chunks. The embedding of a text is the mean of its chunks.
+
+    The model is changed in place, and returned.
 
     The mean is taken before the modules after the pooling (Dense, Normalize). Texts that fit in a chunk keep their embeddings.
     The mean of chunks is the default of DICE (Lyu et al. 2026, arXiv:2606.18781), which has chunks of 1,024 tokens.
@@ -127,14 +144,95 @@ def in_chunks(
         TypeError: `model` is not a `SentenceTransformer`.
         ValueError: a size is wrong, or the model does not begin with a transformer and mean pooling that includes prompts.
     """
+    let_read_chunks(checked_transformer(model), chunk_size, overlap, max_seq_length)
+    return model
+
+
+def checked_transformer(model: SentenceTransformer) -> Transformer:
+    """The first module. Raises as [`in_chunks`] for another model than one with mean pooling."""
     if not isinstance(model, SentenceTransformer):
         raise TypeError(f"model must be a SentenceTransformer, got {type(model).__name__}")
     transformer, pooling = ([*model.children()] + [None, None])[:2]
     known = type(transformer) is Transformer and type(pooling) is Pooling
     if not known or pooling.pooling_mode != "mean" or not pooling.include_prompt:
         raise ValueError("the model must begin with a Transformer and mean Pooling that includes prompts")
+    return transformer
+
+
+def let_read_chunks(transformer: Transformer, chunk_size: int, overlap: bool, max_seq_length: int) -> None:
+    """Make a `Transformer` a [`ChunkedTransformer`], in place."""
     size = checked_size(chunk_size, transformer.model)
     transformer.__class__ = ChunkedTransformer
     transformer.chunk_size, transformer.overlap, transformer.unpad_inputs = size, overlap, False
     transformer.max_seq_length = max_seq_length
-    return model
+
+
+@torch.no_grad()
+def complete_embeddings(
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    embeddings: np.ndarray | torch.Tensor,
+    *,
+    prompt: str | None = None,
+    batch_size: int = 32,
+) -> np.ndarray | torch.Tensor:
+    """Make embeddings of whole texts from stored embeddings of their beginnings. Only what was cut off is read.
+
+    What follows the first `model.max_seq_length` tokens is read in chunks of at most as many. The result is the mean of the stored embedding
+    and of the mean of these chunks, each weighted by its number of tokens, and normalized if the model normalizes. Texts that were not cut off
+    keep their embeddings. The model still cuts off afterwards; it is in evaluation mode, as after `encode`.
+
+    Args:
+        model: the model that made the embeddings, with mean pooling, and with the same `max_seq_length` as then.
+        texts: the whole texts.
+        embeddings: what `model.encode(texts)` returned, (texts, width), in any floating dtype.
+        prompt: what stood before each text, as in `model.encode`. Default: the model's default prompt.
+        batch_size: number of texts that are read at once.
+
+    Returns:
+        (texts, width), an array or a tensor as `embeddings`, in its dtype.
+
+    Raises:
+        TypeError: `model` is not a `SentenceTransformer`.
+        ValueError: there are more or fewer embeddings than texts, or of another width than the model's, or the model is none that [`in_chunks`] takes.
+    """
+    transformer = checked_transformer(model)
+    stored = torch.as_tensor(embeddings)
+    if stored.shape != (len(texts), model.get_embedding_dimension()) or not stored.is_floating_point():
+        raise ValueError(
+            f"embeddings must be numbers of ({len(texts)}, {model.get_embedding_dimension()}), got {tuple(stored.shape)} of {stored.dtype}"
+        )
+    reader = copy.copy(transformer)  # with the same weights, and a tokenizer that does not cut off
+    reader.processor = copy.deepcopy(transformer.processor)
+    model.eval()
+    length, special = model.max_seq_length, {*transformer.tokenizer.all_special_ids}
+    let_read_chunks(reader, length, overlap=False, max_seq_length=UNCUT)
+    if prompt is None:
+        prompt = model.prompts.get(model.default_prompt_name) or ""
+    modules = [reader, *[*model.children()][1:]]
+    normalizes = any(isinstance(module, Normalize) for module in modules)
+    completed = stored.clone()
+    for start in range(0, len(texts), batch_size):
+        features = reader.preprocess([prompt + text for text in texts[start : start + batch_size]])
+        rests, shares = {}, {}
+        for number, (ids, mask) in enumerate(zip(features["input_ids"], features["attention_mask"]), start):
+            first, inner, last = without_ends(ids[mask.bool()], special)
+            begun = length - len(first) - len(last)
+            if len(inner) > begun:
+                rests[number], shares[number] = torch.cat([first, inner[begun:], last]), begun / len(inner)
+        if rests:
+            for number, own in zip(rests, embedded(modules, [*rests.values()], model.device).to(stored.device)):
+                merged = shares[number] * stored[number].to(own.dtype) + (1 - shares[number]) * own
+                completed[number] = normalize(merged, dim=-1) if normalizes else merged
+    return completed.numpy() if isinstance(embeddings, np.ndarray) else completed
+
+
+def embedded(modules: Sequence[torch.nn.Module], texts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """What modules of a model make of the tokens of texts, (texts, width)."""
+    features = {
+        "input_ids": pad_sequence(texts, batch_first=True).to(device),
+        "attention_mask": pad_sequence([torch.ones_like(ids) for ids in texts], batch_first=True).to(device),
+    }
+    for module in modules:
+        features = module(features)
+    return features["sentence_embedding"]

@@ -17,6 +17,8 @@ SETTINGS = "config_sentence_transformers.json"
 # What its transformer is given. The file's name tells the kind of model.
 TRANSFORMER_SETTINGS = "sentence_*_config.json"
 MAX_SEQ_LENGTH = "max_seq_length"
+# The module that `in_chunks` puts first, as `modules.json` names it.
+CHUNKED = "hf_posenc.sentence.ChunkedTransformer"
 # The Hub's name for the task of a class, where sentence-transformers' own cards have one for all its models.
 PIPELINE_TAGS = {
     "SentenceTransformer": "sentence-similarity",
@@ -92,11 +94,19 @@ def pooling(folder: Path) -> str:
 
 def text_length(folder: Path) -> int | None:
     """The number of tokens that texts are cut at, where the folder says one."""
-    for settings in sorted(folder.glob(TRANSFORMER_SETTINGS)):
-        length = json.loads(settings.read_text(encoding="utf-8")).get(MAX_SEQ_LENGTH)
-        if length:
-            return length
-    return None
+    return _transformer_setting(folder, MAX_SEQ_LENGTH)
+
+
+def chunk_size(folder: Path) -> int | None:
+    """The number of tokens of a chunk, where texts are read in chunks by hf_posenc; None where they are not."""
+    is_chunked = (folder / MODULES).is_file() and _modules(folder / MODULES)[0][1] == CHUNKED
+    return _transformer_setting(folder, "chunk_size") if is_chunked else None
+
+
+def _transformer_setting(folder: Path, name: str) -> Any:
+    """What the transformer is given under a name; None where that is nothing."""
+    entries = map(_read, sorted(folder.glob(TRANSFORMER_SETTINGS)))
+    return next((found[name] for found in entries if isinstance(found, dict) and found.get(name)), None)
 
 
 def cut_at(length: int, folder: Path) -> None:
