@@ -178,13 +178,14 @@ def replicate_checkpointed_reentrantly(model: nn.Module, static_graph: bool = Fa
 
 def shard(model: nn.Module, mixed_precision: str = "no", **settings) -> nn.Module:
     """What `Accelerator.prepare` does under the example's config file, FSDP2."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, PartialState
     from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 
     plugin = FullyShardedDataParallelPlugin(**settings)
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
-    # Of processes on the CPU it would make replicas.
+    # Of processes on the CPU it would make replicas. A state that is made later copies the type from `PartialState`.
     accelerator.state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP
     accelerator.state.fsdp_plugin = plugin
     if mixed_precision != "no":
         plugin.set_mixed_precision(mixed_precision)
