@@ -58,8 +58,11 @@ def micro_f1(counts: np.ndarray) -> np.ndarray:
     return f1(counts.sum(axis=-2))
 
 
-# The arms that come first, fold by fold. Tables have the folds that all of them have.
-FIRST_GROUP = ("control", "none", "absolute+t5", "t5 converted", "deberta converted", "rope converted")
+# The arms that come first, fold by fold. Tables have the folds and seeds that all of them have.
+FIRST_GROUP = {
+    "minilm": ("control", "none", "absolute+t5", "t5 converted", "deberta converted", "rope converted"),
+    "mpnet": ("control",),
+}
 
 
 @cache
@@ -73,8 +76,8 @@ def readings_of(study: str, arm: str, folder: Path = HERE) -> dict[tuple[int, in
 
 
 def shown(study: str, folder: Path = HERE) -> list[tuple[int, int]]:
-    """Folds and seeds that all arms have, of MiniLM those of the first group."""
-    arms = FIRST_GROUP if study == "minilm" else STUDIES[study].arms
+    """Folds and seeds that all arms of the first group have."""
+    arms = FIRST_GROUP[study]
     planned = [(fold, seed) for fold, seeds in STUDIES[study].seeds.items() for seed in seeds]
     return [one for one in planned if all(one in readings_of(study, arm, folder) for arm in arms)]
 
@@ -212,12 +215,12 @@ WAYS = {
 }
 
 
-def ways_table(folder: Path = HERE) -> str:
+def ways_table(study: str, folder: Path = HERE) -> str:
     """How the windows of one tagger are joined: scores beyond the 512th token and up to it, and how much time it takes."""
-    reference = counts_of("minilm", *CONTROL, folder=folder)
+    reference = counts_of(study, *CONTROL, folder=folder)
     rows = []
     for reading, label in WAYS.items():
-        own, names = (counts_of("minilm", "control", reading, which, folder) for which in ("works", "names"))
+        own, names = (counts_of(study, "control", reading, which, folder) for which in ("works", "names"))
         if own is None or names is None or reference is None:
             continue
         beyond, central = own.part(1), reference.part(1)
@@ -288,7 +291,7 @@ MARKED = {
     "taggers": main_table,
     "taggers in windows": windows_table,
     "taggers by bins": bins_table,
-    "ways to join windows": ways_table,
+    "ways to join windows": partial(ways_table, "minilm"),
     "names by mentions": mentions_table,
     "rates of taggers": partial(rates_table, "minilm"),
 }

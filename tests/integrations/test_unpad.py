@@ -922,6 +922,15 @@ class TestGroups:
             torch.testing.assert_close(part.transpose(1, 2)[own], expected[own], atol=0, rtol=0)
             assert group.mask is None or torch.equal(group.mask[:, 0, 0], own)
 
+    def test_queries_keys_and_values_are_padded_once(self, monkeypatch):
+        """A query is given twice where positions do not change it."""
+        padded, pad = [], packing.Group.pad_heads
+        monkeypatch.setattr(packing.Group, "pad_heads", lambda *given: padded.append(given) or pad(*given))
+        model, attended = build("t5").eval(), torch.arange(40) < torch.tensor([[40], [4], [3]])
+        with torch.no_grad():
+            model(torch.ones(3, 40, dtype=torch.long), attention_mask=attended.long())
+        assert len(padded) == 3 * SIZES["num_hidden_layers"]
+
 
 def test_fill_positions_matter_here(packed):
     """Without its positions, what is compared above would be another output."""

@@ -216,7 +216,7 @@ class Packing:
             states: query, key and value, (1, heads, tokens, head_dim), in the order of `attend`. The same twice is padded once.
             terms: score terms of sequences of `shape`.
         """
-        padded = {id(one): self.by_group(one) for one in states}
+        padded = {which: self.by_group(one) for which, one in {id(one): one for one in states}.items()}
         outputs = []
         for place, group in enumerate(self.groups):
             own = group.terms(terms, self.shape[1])
