@@ -15,7 +15,7 @@ from intervals import Interval, f1
 from litbank import BIN, MENTIONS, TESTED, TOKENS
 from recorded import read_lines
 from report import with_marked_tables
-from tagging import APART, CUT, FIRST, LONGEST_SPAN, STUDIES, WHOLE, WINDOWS, WINDOWS_512
+from tagging import APART, CUT, FIRST, LONGEST_SPAN, MEAN, STUDIES, WHOLE, WINDOWS, WINDOWS_512
 
 from hf_posenc._utils import as_markdown
 
@@ -209,6 +209,7 @@ def bins_table(folder: Path = HERE) -> str:
 WAYS = {
     WINDOWS: "overlapping windows, each word from its most central window",
     LONGEST_SPAN: "overlapping windows, the longest entity remains (as with `stride`)",
+    MEAN: "overlapping windows, the mean of each word's probabilities",
     FIRST: "overlapping windows, the entity of the first window remains",
     APART: "windows that do not overlap",
     CUT: "cut off at 512 tokens",

@@ -50,6 +50,7 @@ PIECE, LONGEST = 256, 4096
 WINDOWS, WINDOWS_512, WHOLE = "windows of 256", "windows of 512", "whole"
 # Other ways to join windows of 256, of the control alone: what docs/tagging.md compares.
 APART, FIRST, LONGEST_SPAN, CUT = "no overlap", "the first window", "the longest entity", "cut off at 512"
+MEAN = "the mean of windows"
 CUTS: dict[str, Callable[[list[int]], list[Piece]]] = {
     WINDOWS: partial(windows, size=256, shared=127),
     WINDOWS_512: partial(windows, size=512, shared=255),
@@ -190,7 +191,8 @@ class Tagging:
     def readings(self, name: str) -> list[str]:
         if name != "control":
             return [WINDOWS, WHOLE]
-        return [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
+        ways = [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
+        return ways if self.study.name == "minilm" else [*ways, MEAN]
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
         """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; of names by distance from the first mention; seconds."""
@@ -201,6 +203,8 @@ class Tagging:
             began = time.process_time()
             if reading in (FIRST, LONGEST_SPAN):
                 entities = [joined(reader, work, longest=reading == LONGEST_SPAN) for work in works]
+            elif reading == MEAN:
+                entities = [averaged(reader, work) for work in works]
             else:
                 entities = [tagged(reader, work, CUTS[reading]) for work in works]
             found[reading] = {
@@ -259,6 +263,16 @@ def joined(model: PreTrainedModel, work: Encoded, longest: bool) -> list[Entity]
         elif longest and (entity.last - entity.first, score) > (before[0].last - before[0].first, before[1]):
             kept[-1] = entity, score
     return [entity for entity, _ in kept]
+
+
+def averaged(model: PreTrainedModel, work: Encoded) -> list[Entity]:
+    """The entities of overlapping windows: a word's probabilities are the mean over those that have it, by its first token."""
+    pieces = CUTS[WINDOWS](work.ids)
+    sums = torch.zeros(len(work.ids), len(TAGS))
+    for piece, logits in zip(pieces, logits_of(model, pieces), strict=True):
+        own = torch.tensor(piece.places)
+        sums.index_add_(0, own[own >= 0], logits[: len(own)][own >= 0].softmax(-1))
+    return decode([TAGS[tag] for tag in sums[work.starts].argmax(-1).tolist()])
 
 
 class Plan:

@@ -169,6 +169,29 @@ def test_windows_are_joined_by_the_longest_entity_or_the_first():
     assert {one.last - one.first for one in longest[1:]} == {2} and {one.last - one.first for one in first} == {0, 2}
 
 
+class ByPlace(torch.nn.Module):
+    """Scores that differ from window to window, by a token and where it is."""
+
+    def forward(self, input_ids, attention_mask):
+        places = torch.arange(input_ids.shape[1])[None, :, None]
+        return type("Output", (), {"logits": 5 * torch.sin(input_ids[..., None] + places * torch.arange(len(TAGS)))})
+
+
+def test_probabilities_are_averaged_over_all_windows_of_a_word():
+    encoded = Encoded.of(work(900), TOKENIZER)
+    expected = []
+    for start in encoded.starts:
+        of_word = []
+        for piece in tagging.CUTS[tagging.WINDOWS](encoded.ids):
+            if start in piece.places:
+                logits = ByPlace()(torch.tensor([piece.ids]), None).logits[0, piece.places.index(start)]
+                of_word.append(logits.softmax(-1))
+        expected.append(TAGS[int(torch.stack(of_word).mean(0).argmax())])
+    found = tagging.averaged(ByPlace(), encoded)
+    assert found == decode(expected) and len(found) > 50
+    assert found != tagging.tagged(ByPlace(), encoded, tagging.CUTS[tagging.WINDOWS])
+
+
 @pytest.mark.parametrize("positions", [(), fine_tuning.POSITION_RATES])
 def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(positions, tmp_path):
     def score(rates):
@@ -245,7 +268,11 @@ def test_tables_have_the_scores_of_the_folds_that_all_arms_have(tmp_path):
     generator = np.random.default_rng(0)
     control = drawn_run(generator, "control", [*tables.WAYS, tagging.WHOLE])
     converted = drawn_run(generator, "t5 converted", [tagging.WHOLE])
-    others = [drawn_run(generator, name, [tagging.WHOLE]) for name in tables.FIRST_GROUP["minilm"][1:] if name != "t5 converted"]
+    others = [
+        drawn_run(generator, name, [tagging.WHOLE])
+        for name in tables.FIRST_GROUP["minilm"][1:]
+        if name != "t5 converted"
+    ]
     unfinished = drawn_run(generator, "relative", [tagging.WHOLE])[:3]
     runs = Runs(tmp_path / "minilm.jsonl", {})
     # One arm has no fold 4 yet: no arm is shown with it.
