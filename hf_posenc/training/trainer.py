@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .learning_rates import FREQUENCY_RATE, check_rate, frequencies, move_to_own_groups, tables_and_biases
 from .token_batches import TokenBatchSampler
@@ -62,6 +62,8 @@ class PositionTrainer(Trainer):
         )
         kept = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "persistent_workers", "prefetch_factor")
         settings = {name: getattr(loader, name) for name in (*kept, "multiprocessing_context")}
+        self.pop_callback(_Epochs)
+        self.add_callback(_Epochs(sampler))
         return self.accelerator.prepare(DataLoader(loader.dataset, batch_sampler=sampler, **settings))
 
     def _train_lengths(self) -> list[int]:
@@ -88,3 +90,15 @@ class PositionTrainer(Trainer):
             rate = min(self.position_learning_rate, FREQUENCY_RATE)
             move_to_own_groups(optimizer, frequencies(model), rate)
         return optimizer
+
+
+class _Epochs(TrainerCallback):
+    """Tells a sampler the epoch. accelerate does not, where several processes skip the batches before a checkpoint."""
+
+    def __init__(self, sampler: TokenBatchSampler):
+        self.sampler = sampler
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.sampler.set_epoch(int(state.epoch))

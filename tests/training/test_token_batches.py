@@ -10,6 +10,7 @@ from pathlib import Path
 import distributed_worker as worker
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from tiny import Sentences, build
 from torch.utils.data import DataLoader
 from transformers import TrainingArguments
@@ -151,6 +152,36 @@ def test_position_trainer_weights_all_texts_alike(tmp_path):
     sizes = {len(batch["labels"]) for batch in trainer.get_train_dataloader()}
     assert len(sizes) > 1 and (expected - before).abs().max() > 1e-2
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+class OneOfTwo(PositionTrainer):
+    """Gets the batches of the first of two processes, and remembers them."""
+
+    def get_train_dataloader(self):
+        return prepare_data_loader(super().get_train_dataloader(), num_processes=2, process_index=0)
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        self.read = [*getattr(self, "read", ()), inputs["input_ids"].tolist()]
+        return super().training_step(model, inputs, *args, **kwargs)
+
+
+def test_a_resumed_epoch_goes_on_with_its_own_batches(tmp_path):
+    def trained(resume: str | None = None) -> list[list]:
+        settings = {"num_train_epochs": 2, "save_steps": 1, "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+        trainer = OneOfTwo(
+            build("t5", head="ForSequenceClassification"),
+            TrainingArguments(str(tmp_path), **settings),
+            train_dataset=Ragged(),
+            data_collator=collate,
+            max_tokens_per_batch=24,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer.read
+
+    whole = trained()
+    done = len(whole) // 2 + 1
+    assert done > 2 and whole[: done - 1] != whole[done - 1 :]
+    assert trained(str(tmp_path / f"checkpoint-{done}")) == whole[done:]
 
 
 def test_position_trainer_needs_data_with_a_length(tmp_path):
