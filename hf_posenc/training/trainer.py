@@ -64,7 +64,12 @@ class PositionTrainer(Trainer):
         settings = {name: getattr(loader, name) for name in (*kept, "multiprocessing_context")}
         self.pop_callback(_Epochs)
         self.add_callback(_Epochs(sampler))
-        return self.accelerator.prepare(DataLoader(loader.dataset, batch_sampler=sampler, **settings))
+        # The sampler's batches are even already. accelerate before 1.14 refuses to make batches even that have no size.
+        even_batches, self.accelerator.even_batches = self.accelerator.even_batches, False
+        try:
+            return self.accelerator.prepare(DataLoader(loader.dataset, batch_sampler=sampler, **settings))
+        finally:
+            self.accelerator.even_batches = even_batches
 
     def _train_lengths(self) -> list[int]:
         data, column = self.train_dataset, self.args.length_column_name

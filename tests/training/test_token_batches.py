@@ -158,7 +158,9 @@ class OneOfTwo(PositionTrainer):
     """Gets the batches of the first of two processes, and remembers them."""
 
     def get_train_dataloader(self):
-        return prepare_data_loader(super().get_train_dataloader(), num_processes=2, process_index=0)
+        return prepare_data_loader(
+            super().get_train_dataloader(), num_processes=2, process_index=0, even_batches=False
+        )
 
     def training_step(self, model, inputs, *args, **kwargs):
         self.read = [*getattr(self, "read", ()), inputs["input_ids"].tolist()]
@@ -197,10 +199,12 @@ def test_position_trainer_needs_data_with_a_length(tmp_path):
 def in_two_processes() -> None:
     """What each process does: batches of two epochs, a step of a loop of one's own with packed states by varlen, a step of `PositionTrainer`."""
     from accelerate import Accelerator
+    from accelerate.utils import DataLoaderConfiguration
 
     from hf_posenc.modeling.kernels import packed_attention, packing
 
-    accelerator, data = Accelerator(cpu=True), Ragged()
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=False))
+    data = Ragged()
     of = [len(data[index]["input_ids"]) for index in range(len(data))]
     sampler = TokenBatchSampler(of, 40, multiple_of=accelerator.num_processes)
     loader = accelerator.prepare(DataLoader(range(len(data)), batch_sampler=sampler, collate_fn=list))
