@@ -228,14 +228,15 @@ class PosencMPNetModel(PosencMPNetParts, PositionModel, MPNetModel):
             raise ValueError("give either input_ids or inputs_embeds, and not both")
 
         given = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
-        embedded = self.embeddings(**given)
         recorded = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        inputs = ModelInputs({**given, **recorded}, attention_mask)
+        embedded = self.embeddings(**{**given, "position_ids": self.position_ids_of(inputs)})
         outputs = self.encoder(
             embedded,
             bidirectional_mask(config, embedded, attention_mask),
             return_dict=True,
             **recorded,
-            **self.for_the_encoder(ModelInputs({**given, **recorded}, attention_mask)),
+            **self.for_the_encoder(inputs),
         )
         pooled = self.pooler(outputs.last_hidden_state) if self.pooler is not None else None
         if not return_dict:

@@ -19,6 +19,7 @@ from ..attention.cached_positions import append_positions, cache_lengths, keeps_
 from ..attention.window import BACKENDS as WINDOW_BACKENDS
 from ..attention.window import reach_of, window_settings
 from ..extras import EXTRAS
+from ..masks import is_tensor
 from ..schemes.base import AttentionScheme, EmbeddingScheme
 from ..schemes.flags import GLOBAL_BASE, GLOBAL_EVERY, GLOBAL_SCHEME, NEWEST_TABLE, TABLE_VERSION, UNPAD, WINDOW
 from ..schemes.parameters import (
@@ -369,6 +370,16 @@ class PositionModel:
             given["packing"] = EXTRAS.packing_of(self.config, encoder, heads, inputs, self.unpad_is_requested)
         return {name: value for name, value in given.items() if value is not None}
 
+    def position_ids_of(self, inputs: ModelInputs) -> torch.Tensor | None:
+        """Position ids as the caller gave them. Where a stride needs to know which embeddings are padding: indices, the first at padding."""
+        scheme, mask = self.family.embeddings_of(self).position_scheme, inputs.attention_mask
+        has_stride = scheme is not None and scheme.uses_table and scheme.stride > 1
+        is_told = inputs.input_ids is not None or inputs.position_ids is not None
+        if not has_stride or is_told or not is_tensor(mask) or tuple(mask.shape) != inputs.shape:
+            return inputs.position_ids
+        places = torch.arange(mask.shape[1], device=mask.device)[None]
+        return places.where(mask.bool(), 0) + self.config.first_position
+
     def position_vectors(
         self, position_ids: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
     ) -> torch.Tensor:
@@ -390,7 +401,10 @@ def hands_positions_on(forward: Callable) -> Callable:
     @functools.wraps(forward)
     def forward_with_positions(self, *args, **kwargs):
         inputs = ModelInputs.of(receives, args, kwargs)
-        return forward(self, *args, **kwargs, **self.for_the_encoder(inputs))
+        own, position_ids = self.for_the_encoder(inputs), self.position_ids_of(inputs)
+        if position_ids is not inputs.position_ids:
+            args, kwargs = (), {**inputs.arguments, "position_ids": position_ids}
+        return forward(self, *args, **kwargs, **own)
 
     return tells_versions(forward_with_positions)
 

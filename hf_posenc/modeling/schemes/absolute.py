@@ -83,7 +83,7 @@ class Absolute(EmbeddingScheme):
         texts have the stride of the longest of them.
 
         Args:
-            input_ids: int64 (batch, length); without them, nothing is padding.
+            input_ids: int64 (batch, length). Without them, `position_ids` do not count padding.
             position_ids, slots: as for [`vectors`].
         """
         first = embeddings.first_position

@@ -169,6 +169,17 @@ def test_positions_are_a_stride_apart_as_long_as_the_table_reaches(sizes, family
             assert (model(ids + 5)[0] - other(ids + 5)[0]).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_the_stride_of_embedded_tokens_does_not_depend_on_others_in_their_batch(family):
+    model = strided(family, tiny.FAMILIES[family].family.native_scheme)
+    batch = tiny.inputs(4, 17, family)
+    with torch.no_grad():
+        expected = model(**batch)[0]
+        embedded = model.get_input_embeddings()(batch["input_ids"])
+        found = model(inputs_embeds=embedded, attention_mask=batch["attention_mask"])[0]
+    assert tiny.difference_where_attended(found, expected, batch["attention_mask"]) < 1e-5
+
+
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_stride_of_a_sequence_does_not_depend_on_others_in_its_batch(family, padding):
