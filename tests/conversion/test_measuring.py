@@ -142,6 +142,16 @@ def test_a_detector_of_replaced_tokens_answers_for_each_token(text):
     assert row["logits_apart"] == pytest.approx((logits[0] - logits[1]).abs().mean().item(), abs=1e-5)
 
 
+def test_lines_of_a_few_words_are_measured_on():
+    """As those of subtitles."""
+    words = tiny_checkpoints.text(40).split()
+    lines = "\n".join(" ".join(words[start : start + 4]) for start in range(0, len(words), 4))
+    text = Windows([lines], tiny_checkpoints.tokenizer())
+    original, other = tiny_checkpoints.stock(), tiny_checkpoints.stock(seed=1)
+    rows = Yardstick(original, text, 32, 48).measure(other, "some")
+    assert [(row["length"], row["tokens"]) for row in rows] == [(32, 64 * 6), (48, rows[1]["tokens"])]
+
+
 def test_one_number_is_no_choice(text):
     """A score, as CrossEncoder gives it, has no answer that could be the same."""
     original, other = (
