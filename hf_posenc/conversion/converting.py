@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .. import inspection
 from ..export.onnx import exporting
 from ..export.stock.making import source_config
-from ..hub.folders import REPORT, check_space, checked_output, kept_files
+from ..hub.folders import REPORT, check_space, checked_output, folder_of, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
@@ -677,7 +677,7 @@ def compare(
         ValueError: the models differ in family or size, or the text is too short.
     """
     documents = read_documents(as_list(text))
-    stored = Path(converted) / REPORT
+    stored = folder_of(str(converted)) / REPORT
     there = ConversionReport.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
     if there is not None and trained_length is None:
         trained_length = there.trained_length

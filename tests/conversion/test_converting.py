@@ -385,6 +385,15 @@ class TestReport:
         assert again.final()[0]["token_cosine"] == pytest.approx(report.final()[0]["token_cosine"], abs=1e-6)
         assert again.rows[0]["token_cosine"] == pytest.approx(1, abs=1e-6)
 
+    def test_is_compared_at_its_lengths_wherever_it_lies(self, checkpoint, tmp_path, monkeypatch):
+        """In a folder, or on the Hub."""
+        convert(checkpoint, "t5", output=tmp_path / "out", text=words_of(checkpoint), max_length=64, train="none")
+        monkeypatch.setattr("hf_posenc.hub.folders.check_exists", lambda name: None)
+        monkeypatch.setattr("hf_posenc.hub.folders.snapshot_download", lambda *_, **__: str(tmp_path / "out"))
+        for place in (tmp_path / "out", "me/converted"):
+            found = compare(checkpoint, place, text=words_of(checkpoint))
+            assert (found.trained_length, found.max_length) == (32, 64)
+
     @pytest.mark.slow
     def test_a_killed_conversion_that_is_resumed_has_the_same_report(self, checkpoint, tmp_path):
         def command(out, *more):
