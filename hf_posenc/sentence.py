@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from sentence_transformers.sentence_transformer.modules import Pooling
 from torch.nn.functional import normalize
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
@@ -35,6 +35,8 @@ __all__ = ["ChunkedTransformer", "complete_embeddings", "in_chunks"]
 PASS_TOKENS = 16384
 # A length that no text has.
 UNCUT = 1_000_000
+# By how much the norm of a normalized embedding may be off: that of bfloat16 is by 0.002.
+UNIT = 0.01
 
 
 class ChunkedTransformer(Transformer):
@@ -179,11 +181,11 @@ def complete_embeddings(
     """Make embeddings of whole texts from stored embeddings of their beginnings. Only what was cut off is read.
 
     What follows the first `model.max_seq_length` tokens is read in chunks of at most as many. The result is the mean of the stored embedding
-    and of the mean of these chunks, each weighted by its number of tokens, and normalized if the model normalizes. Texts that were not cut off
-    keep their embeddings. The model still cuts off afterwards; it is in evaluation mode, as after `encode`.
+    and of the mean of these chunks, each weighted by its number of tokens, and normalized if the stored embeddings are. Texts that were not cut
+    off keep their embeddings. The model still cuts off afterwards; it is in evaluation mode, as after `encode`.
 
     Args:
-        model: the model that made the embeddings, with mean pooling, and with the same `max_seq_length` as then.
+        model: the model that made the embeddings, with mean pooling, and with the same `max_seq_length` and `truncate_dim` as then.
         texts: the whole texts.
         embeddings: what `model.encode(texts)` returned, (texts, width), in any floating dtype.
         prompt: what stood before each text, as in `model.encode`. Default: the model's default prompt.
@@ -210,7 +212,8 @@ def complete_embeddings(
     if prompt is None:
         prompt = model.prompts.get(model.default_prompt_name) or ""
     modules = [reader, *[*model.children()][1:]]
-    normalizes = any(isinstance(module, Normalize) for module in modules)
+    # By Normalize, by `encode(..., normalize_embeddings=True)`, or not; with `truncate_dim`, Normalize alone does not make them so.
+    normalized = bool(((stored.double().norm(dim=-1) - 1).abs() < UNIT).all())
     completed = stored.clone()
     for start in range(0, len(texts), batch_size):
         features = reader.preprocess([prompt + text for text in texts[start : start + batch_size]])
@@ -221,9 +224,11 @@ def complete_embeddings(
             if len(inner) > begun:
                 rests[number], shares[number] = torch.cat([first, inner[begun:], last]), begun / len(inner)
         if rests:
-            for number, own in zip(rests, embedded(modules, [*rests.values()], model.device).to(stored.device)):
+            found = embedded(modules, [*rests.values()], model.device)[:, : stored.shape[1]].to(stored.device)
+            found = normalize(found, dim=-1) if normalized else found
+            for number, own in zip(rests, found):
                 merged = shares[number] * stored[number].to(own.dtype) + (1 - shares[number]) * own
-                completed[number] = normalize(merged, dim=-1) if normalizes else merged
+                completed[number] = normalize(merged, dim=-1) if normalized else merged
     return completed.numpy() if isinstance(embeddings, np.ndarray) else completed
 
 

@@ -174,6 +174,27 @@ def test_the_prompt_is_a_part_of_what_was_read(model, minilm):
     torch.testing.assert_close(torch.tensor(without[0]).double(), completed(minilm, TEXTS[3], 40), atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_embeddings_that_encode_has_cut_or_normalized_are_completed_alike(model, minilm, normalizes):
+    """With a module that normalizes, and without one: `encode` normalizes what is left of a vector."""
+    modules = [*model.children()] if normalizes else [*model.children()][:2]
+    model = library.SentenceTransformer(modules=modules, device="cpu", truncate_dim=64)
+    model.max_seq_length = 40
+    if not normalizes:
+        with torch.no_grad():  # far from a length of 1
+            for parameter in model[0].model.encoder.layer[-1].output.LayerNorm.parameters():
+                parameter *= 50
+    whole = sentence.in_chunks(library.SentenceTransformer(minilm, device="cpu"), 40, overlap=False).encode(TEXTS[3:4])
+    stored = model.encode(TEXTS, normalize_embeddings=True)
+    found = sentence.complete_embeddings(model, TEXTS, stored)
+    assert found.shape == (5, 64) and (found[:3] == stored[:3]).all()
+    assert (found**2).sum(axis=1) == pytest.approx(1, abs=1e-5)
+    before, after = (own[3] @ whole[0, :64] / math.sqrt((whole[0, :64] ** 2).sum()) for own in (stored, found))
+    assert after > 0.99 > before
+    plain = model.encode(TEXTS)
+    assert sentence.complete_embeddings(model, TEXTS, plain).shape == (5, 64)
+
+
 def test_an_index_of_nearest_neighbours_before_and_after(model):
     model.max_seq_length = 32
     beginning = " ".join(WORDS * 2)

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from .. import inspection
 from ..export.onnx import exporting
 from ..export.stock.making import source_config
-from ..hub.folders import REPORT, check_space, checked_output, kept_files
+from ..hub.folders import REPORT, check_space, checked_output, folder_of, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
@@ -70,6 +70,8 @@ CALIBRATION_BATCHES = 2
 # And of the text that whole projections are fitted on: batches of so many tokens, of all lengths.
 PROJECTION_BATCHES = 32
 PROJECTION_TOKENS = 1024
+# Settings that may be others when a conversion is resumed; texts are compared by what they contain.
+FREE = {"learning_rate", "text"}
 
 
 @dataclass
@@ -336,7 +338,7 @@ class Conversion:
         stages = [self._start, self._calibrate, self._keep_state, self._distill]
         if interrupted is not None:
             # Another learning rate may follow one that was too high.
-            report = replace(interrupted, settings=report.settings)
+            report = replace(interrupted, original=report.original, settings=report.settings)
             self.seconds = report.seconds
             stages = [self._distill]
         else:
@@ -497,8 +499,8 @@ class Conversion:
                 f"the conversion that was interrupted began with other {', '.join(changed)}: give the same ones, or leave --resume "
                 "out to begin anew"
             )
-        for name in ("original", "position_scheme", "flags", "trained_length", "max_length", "settings"):
-            before, now = (_but_learning_rate(getattr(each, name)) for each in (there, report))
+        for name in ("position_scheme", "flags", "trained_length", "max_length", "settings"):
+            before, now = (_but_free_settings(getattr(each, name)) for each in (there, report))
             if before != now:
                 raise ValueError(
                     f"the conversion that was interrupted had another {name} ({before}, now {now}): give the same command, or "
@@ -535,9 +537,9 @@ def first_attention(student: PreTrainedModel) -> nn.Module:
     return family.self_attention_of(family.layers_of(family.encoder_of(student.base_model))[0])
 
 
-def _but_learning_rate(value: Any) -> Any:
-    """Settings without the learning rate, which may be lowered on the way; anything else as it is."""
-    return {**value, "learning_rate": None} if isinstance(value, dict) and "learning_rate" in value else value
+def _but_free_settings(value: Any) -> Any:
+    """Settings without those that may change on the way: the learning rate, and where the text lies; anything else as it is."""
+    return {name: one for name, one in value.items() if name not in FREE} if isinstance(value, dict) else value
 
 
 def needs_calibration(student: PreTrainedModel, original: PreTrainedModel) -> bool:
@@ -675,7 +677,7 @@ def compare(
         ValueError: the models differ in family or size, or the text is too short.
     """
     documents = read_documents(as_list(text))
-    stored = Path(converted) / REPORT
+    stored = folder_of(str(converted)) / REPORT
     there = ConversionReport.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
     if there is not None and trained_length is None:
         trained_length = there.trained_length

@@ -45,7 +45,7 @@ class Extension:
         max_length: maximum sequence length after, in tokens.
         difference: the largest difference between a value before and after, for texts up to the old length. It compares embeddings
             with "chunks", and last hidden states with the other methods.
-        lengths: number of tokens of each of your texts. Empty if `text` was not given.
+        lengths: number of tokens of each of your texts, of each source at most the first 20 million characters. Empty if `text` was not given.
         output: the folder that was written.
         report: the report of the conversion. None with "chunks".
     """
@@ -104,7 +104,8 @@ def extend(
             sentence-transformers, and `trust_remote_code=True` to load the model. "trained" makes the position embedding matrix longer, and
             trains the new rows. "tile", "mean" and "interpolate" make the matrix longer without training.
         text: your texts: files (one text each; in a .jsonl file, the "text" of each row), folders or names of data sets. They are used to
-            count the texts beyond the old length, and "trained" learns from them. Default: none; "trained" uses the Python language reference.
+            count the texts beyond the old length (of each source at most the first 20 million characters), and "trained" learns from them.
+            Default: none; "trained" uses the Python language reference.
         trained_length: the old length, in tokens. Default: `max_seq_length` of sentence-transformers, else `model_max_length` of the
             tokenizer, but at most the number of rows.
         max_steps, max_minutes, seed, resume: settings of the training, as for [`convert`].

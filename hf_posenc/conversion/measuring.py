@@ -187,15 +187,19 @@ class Yardstick:
             return {}
         same, apart = _Mean(), _Mean()
         answers_are_tokens = type(model).__name__.endswith("ForQuestionAnswering")
+        # One number for each token, which is above 0 where it takes the token for replaced.
+        detects = type(model).__name__.endswith("ElectraForPreTraining")
         for part in _parts(text.batch):
             real = part["attention_mask"].bool()
             for own, aim in zip(_logits(model, part), _logits(self.original, part)):
-                if own.dim() == 3:  # logits of each token
+                if own.dim() == 3 or detects:  # logits of each token
                     own, aim = own[real], aim[real]
                 apart.add((own - aim)[real if answers_are_tokens else ...].abs())
                 if answers_are_tokens:
                     own, aim = (logits.masked_fill(~real, -torch.inf) for logits in (own, aim))
-                if own.shape[-1] > 1:  # one number alone is no choice: it would always be the same
+                if detects:
+                    same.add((own > 0) == (aim > 0))
+                elif own.shape[-1] > 1:  # one number alone is no choice: it would always be the same
                     same.add(own.argmax(-1) == aim.argmax(-1))
         means = {"same_answers": same, "logits_apart": apart}
         return {name: mean.value for name, mean in means.items() if mean.number}

@@ -308,9 +308,11 @@ class Windows:
     def lines(self, length: int, rows: int, least: int = 8) -> dict[str, torch.Tensor]:
         """At most `rows` lines of at least `least` tokens, evenly spread and cut to `length`, with padding on the right.
 
-        Where there are fewer, what is cut off are separate lines.
+        Where there are fewer, what is cut off are separate lines. Where hardly any line is that long, as in subtitles, all lines count.
         """
         starts, lengths = self.pieces(length - 2)
+        if (lengths >= least).sum() < 2:
+            least = 1
         long_enough = lengths >= least
         whole = long_enough & torch.isin(starts, self.line_starts)
         found = (whole if whole.sum() >= rows else long_enough).nonzero().flatten()

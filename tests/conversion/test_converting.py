@@ -385,6 +385,15 @@ class TestReport:
         assert again.final()[0]["token_cosine"] == pytest.approx(report.final()[0]["token_cosine"], abs=1e-6)
         assert again.rows[0]["token_cosine"] == pytest.approx(1, abs=1e-6)
 
+    def test_is_compared_at_its_lengths_wherever_it_lies(self, checkpoint, tmp_path, monkeypatch):
+        """In a folder, or on the Hub."""
+        convert(checkpoint, "t5", output=tmp_path / "out", text=words_of(checkpoint), max_length=64, train="none")
+        monkeypatch.setattr("hf_posenc.hub.folders.check_exists", lambda name: None)
+        monkeypatch.setattr("hf_posenc.hub.folders.snapshot_download", lambda *_, **__: str(tmp_path / "out"))
+        for place in (tmp_path / "out", "me/converted"):
+            found = compare(checkpoint, place, text=words_of(checkpoint))
+            assert (found.trained_length, found.max_length) == (32, 64)
+
     @pytest.mark.slow
     def test_a_killed_conversion_that_is_resumed_has_the_same_report(self, checkpoint, tmp_path):
         def command(out, *more):
@@ -472,7 +481,7 @@ class TestResume:
 
     @pytest.fixture
     def tmp_path(self, once):
-        """The folder of the conversion, as it was when it was interrupted: paths are among what a conversion is known by."""
+        """The folder of the conversion, as it was when it was interrupted."""
         folder, copy = once
         shutil.rmtree(folder)
         return shutil.copytree(copy, folder)
@@ -489,11 +498,14 @@ class TestResume:
         with pytest.raises(ValueError, match=rf"{name}.*leave --resume out to begin anew"):
             convert(**interrupted, resume=True)
 
-    def test_goes_on_with_the_same_model_wherever_it_lies(self, interrupted, tmp_path):
+    def test_goes_on_with_the_same_model_and_texts_wherever_they_lie(self, interrupted, tmp_path):
         (tmp_path / "b").mkdir()
-        (tmp_path / "a" / "bert").rename(tmp_path / "b" / "bert")
-        _, report = convert(**{**interrupted, "model": tmp_path / "b" / "bert"}, resume=True)
+        (tmp_path / "a" / "bert").rename(tmp_path / "b" / "model")
+        (tmp_path / "a" / "bert.txt").rename(tmp_path / "b" / "words.txt")
+        moved = {"model": tmp_path / "b" / "model", "text": [tmp_path / "b" / "words.txt"]}
+        _, report = convert(**{**interrupted, **moved}, resume=True)
         assert report.distillation[-1]["step"] == 60
+        assert report.original == "model" and report.settings["text"] == str(moved["text"][0])
 
     @pytest.mark.slow
     def test_keeps_the_seconds_of_all_stages(self, interrupted, tmp_path):

@@ -122,6 +122,36 @@ def test_answers_in_a_text_are_tokens_and_no_padding(text):
     assert row["logits_apart"] == pytest.approx(sum(apart) / len(apart), abs=1e-5)
 
 
+@torch.no_grad()
+def test_a_detector_of_replaced_tokens_answers_for_each_token(text):
+    """google/electra-small-discriminator is one."""
+    original, other = (tiny_checkpoints.stock("electra", "ForPreTraining", seed=seed) for seed in (0, 1))
+    batch = text.lines(32, 64)
+    for model in (original, other):  # either answer is given
+        model.discriminator_predictions.dense_prediction.bias -= model(**batch).logits.mean()
+    [row] = Yardstick(original, text, 32, 32).measure(other, "some")
+    assert not batch["attention_mask"].all()
+    logits = [
+        torch.cat(
+            [model(ids[mask][None]).logits[0] for ids, mask in zip(batch["input_ids"], batch["attention_mask"].bool())]
+        )
+        for model in (other, original)
+    ]
+    same = (logits[0].sign() == logits[1].sign()).double().mean().item()
+    assert 0.1 < same < 0.9 and row["same_answers"] == pytest.approx(same)
+    assert row["logits_apart"] == pytest.approx((logits[0] - logits[1]).abs().mean().item(), abs=1e-5)
+
+
+def test_lines_of_a_few_words_are_measured_on():
+    """As those of subtitles."""
+    words = tiny_checkpoints.text(40).split()
+    lines = "\n".join(" ".join(words[start : start + 4]) for start in range(0, len(words), 4))
+    text = Windows([lines], tiny_checkpoints.tokenizer())
+    original, other = tiny_checkpoints.stock(), tiny_checkpoints.stock(seed=1)
+    rows = Yardstick(original, text, 32, 48).measure(other, "some")
+    assert [(row["length"], row["tokens"]) for row in rows] == [(32, 64 * 6), (48, rows[1]["tokens"])]
+
+
 def test_one_number_is_no_choice(text):
     """A score, as CrossEncoder gives it, has no answer that could be the same."""
     original, other = (
