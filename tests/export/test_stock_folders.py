@@ -199,6 +199,17 @@ def test_an_exported_model_gets_its_scheme_again(scheme, tmp_path):
     assert other.config.position_scheme == "alibi" and type(other) is type(back)
 
 
+def test_an_exported_model_with_the_scheme_of_its_architecture_is_no_exported_one(tmp_path):
+    """Its config has the entry of the model that was exported, with another scheme, when it is loaded."""
+    export(saved(tmp_path / "model", "t5"), tmp_path / "out")
+    model = AutoModel.from_pretrained(tmp_path / "out", position_scheme="absolute+t5")
+    model.embeddings.position_embeddings.weight.data.normal_()
+    for stock_model in (to_stock(model), with_position_scheme(model, None, copy=True)):
+        assert type(stock_model) is transformers.MPNetModel and not hasattr(stock_model.config, "hf_posenc")
+        again = with_position_scheme(stock_model, "deberta")
+        assert type(again) is hf_posenc.PosencMPNetModel
+
+
 def test_a_stock_model_that_comes_from_elsewhere_is_no_exported_one():
     model = transformers.MPNetModel(tiny.stock_config("mpnet"))
     assert with_position_scheme(model, "t5") is model
