@@ -278,6 +278,13 @@ def test_sentence_transformers_loads_it_and_cuts_where_it_did(sentences, tmp_pat
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
 
 
+@pytest.mark.parametrize(("family", "scheme"), [("bert", "absolute"), ("mpnet", "absolute+t5")])
+def test_the_card_of_an_original_architecture_names_its_scheme_and_no_way_back(family, scheme, tmp_path):
+    export(saved(tmp_path / "model", scheme, family), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f'position_scheme="{scheme}"' in card and "from_stock" not in card
+
+
 def test_a_folder_that_pools_by_the_pooler_is_refused_where_there_is_none(tmp_path, monkeypatch):
     folder = saved(tmp_path / "model", "deberta")
     settings = {"modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}}}

@@ -10,13 +10,14 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ... import inspection
+from ...change_scheme import EXPORTED
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...hub.folders import CARD, REPORT, checked_output, copy_files, cut_at, folder_of, kept_files, save_model
 from ...inspection.sentence_folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings
 from ...inspection.weights import load_whole
 from ...modeling.models.configuration_posenc import PositionConfigMixin
-from ...variants import VARIANT_MODELS, saved_class
+from ...variants import VARIANT_MODELS, family_of, saved_class
 from .architectures import Architecture
 from .making import (
     OF_PAIRS,
@@ -94,15 +95,15 @@ class Exported:
             tags=["hf_posenc", self.model.config.model_type],
             base_model=base_model or (name if is_repository else None),
         )
-        source = getattr(self.model.config, "hf_posenc", None) or {}
-        scheme = source.get("position_scheme", "absolute")
-        package = library.replace("-", "_")
+        config, package = self.model.config, library.replace("-", "_")
+        source = getattr(config, EXPORTED, None)  # of the family's own architecture there is none
+        scheme = source["position_scheme"] if source else family_of(config).native_scheme
+        back = " To continue training with its position scheme, call `hf_posenc.from_stock(model)`." if source else ""
         text = (
-            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, converted to `{self.model.config.model_type}`. It loads '
+            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, converted to `{config.model_type}`. It loads '
             f"without hf_posenc and without custom code.\n\n```python\nfrom {package} import {maker}\n\n"
             f'model = {maker}{"" if sentence_class else ".from_pretrained"}("path/to/this")\n```\n\nIts outputs were compared with '
-            f"those of the original model on the same padded batches: {self.agreement}. To continue training with its position scheme, call "
-            "`hf_posenc.from_stock(model)`.\n"
+            f"those of the original model on the same padded batches: {self.agreement}.{back}\n"
         )
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}{further}\n{END}\n")
 
