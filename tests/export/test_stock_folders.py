@@ -278,6 +278,19 @@ def test_sentence_transformers_loads_it_and_cuts_where_it_did(sentences, tmp_pat
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
 
 
+def test_it_reads_what_sentence_transformers_reads_where_the_tokenizer_cuts_earlier(sentences, tmp_path):
+    """Older versions of sentence-transformers wrote their length into this file alone."""
+    (sentences / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": False}))
+    assert AutoTokenizer.from_pretrained(sentences).model_max_length < 60
+    export(sentences, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 62
+    # A shorter one leaves what the tokenizer lets through.
+    (sentences / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 10, "do_lower_case": False}))
+    export(sentences, tmp_path / "shorter")
+    length = AutoTokenizer.from_pretrained(sentences).model_max_length
+    assert json.loads((tmp_path / "shorter" / "config.json").read_text())["max_position_embeddings"] == length + 2
+
+
 @pytest.mark.parametrize(("family", "scheme"), [("bert", "absolute"), ("mpnet", "absolute+t5")])
 def test_the_card_of_an_original_architecture_names_its_scheme_and_no_way_back(family, scheme, tmp_path):
     export(saved(tmp_path / "model", scheme, family), tmp_path / "out")
