@@ -291,6 +291,19 @@ def test_it_reads_what_sentence_transformers_reads_where_the_tokenizer_cuts_earl
     assert json.loads((tmp_path / "shorter" / "config.json").read_text())["max_position_embeddings"] == length + 2
 
 
+def test_a_folder_that_reads_in_chunks_is_refused(sentences, tmp_path, monkeypatch):
+    from sentence_transformers import SentenceTransformer
+
+    from hf_posenc.sentence import in_chunks
+
+    model = SentenceTransformer(str(sentences), device="cpu")
+    in_chunks(model, chunk_size=12).save(str(tmp_path / "chunks"))
+    monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
+    with pytest.raises(ValueError, match="reads texts in chunks by hf_posenc, which its export would need too"):
+        export(tmp_path / "chunks", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("family", "scheme"), [("bert", "absolute"), ("mpnet", "absolute+t5")])
 def test_the_card_of_an_original_architecture_names_its_scheme_and_no_way_back(family, scheme, tmp_path):
     export(saved(tmp_path / "model", scheme, family), tmp_path / "out")

@@ -17,6 +17,7 @@ from ...hub.folders import CARD, REPORT, checked_output, copy_files, cut_at, fol
 from ...inspection.sentence_folders import (
     PIPELINE_TAGS,
     TRANSFORMER_SETTINGS,
+    chunk_size,
     model_class,
     module_settings,
     text_length,
@@ -186,6 +187,8 @@ def check_fits(
         The architecture; None for the family's own.
     """
     architecture = architecture_of(config)
+    if folder is not None:
+        _check_reads_whole(folder)
     if architecture is not None:
         check_length(max_length, config)
         check_head(architecture, cls, head_of(cls, config), config)
@@ -255,6 +258,14 @@ def _length_for(architecture: Architecture | None, tokenizer: Any, folder: Path)
     if architecture is None or architecture.reads_table or texts is None or texts > NO_LENGTH:
         return None
     return max(texts, length_of(architecture, None, tokenizer))
+
+
+def _check_reads_whole(folder: Path) -> None:
+    """Raise ValueError for a folder of sentence-transformers whose first module reads texts in chunks, which is code of hf_posenc."""
+    if chunk_size(folder) is not None:
+        raise ValueError(
+            f"{folder} reads texts in chunks by hf_posenc, which its export would need too: export the model before hf_posenc.sentence.in_chunks"
+        )
 
 
 def _check_pooling(architecture: Architecture, folder: Path) -> None:
