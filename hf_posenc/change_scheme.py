@@ -157,7 +157,9 @@ def _check_native(config: PositionConfigMixin) -> None:
 
 def _stock_entries(config: PositionConfigMixin) -> dict[str, Any]:
     """The entries of a config with a position scheme that an original one has too."""
-    return {name: value for name, value in config.to_dict().items() if name not in NOT_STOCK and name not in FLAGS}
+    # One that was loaded from an exported model may have that model's entry.
+    left_out = {*NOT_STOCK, *FLAGS, EXPORTED}
+    return {name: value for name, value in config.to_dict().items() if name not in left_out}
 
 
 def _without_weights(cls: type[PreTrainedModel], config: PreTrainedConfig, model: PreTrainedModel) -> PreTrainedModel:

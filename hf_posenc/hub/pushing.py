@@ -271,7 +271,9 @@ def push(
     exist_ok: bool = True,
     api: HfApi | None = None,
 ) -> str:
-    """Push a saved model with a position scheme, an adapter of one, or the output of `hf-posenc export stock`, in a single commit.
+    """Push a saved model with a position scheme, an adapter of one, or what `hf-posenc export stock` made of one, in a single commit.
+
+    Not what it made of a model with the original positions of its family, which is an original model: `hf upload` pushes it.
 
     The repository is created if it does not exist. Old weights and code that are not part of this push are removed, because Transformers
     would load an old `model.safetensors` instead of new shards, and an adapter instead of a model. Old files in the sub-folders of

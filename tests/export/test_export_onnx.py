@@ -85,6 +85,10 @@ def test_variants(family, scheme, tmp_path):
     assert not constant_nodes(program)
 
 
+def test_a_position_embedding_matrix_with_a_stride(tmp_path):
+    check(tiny.build("absolute", position_stride=3), tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("buckets, max_distance", [(8, 16), (7, 21), (16, 28)])
 def test_rows_of_deberta_from_the_largest_distance_on(buckets, max_distance, tmp_path):

@@ -199,6 +199,17 @@ def test_an_exported_model_gets_its_scheme_again(scheme, tmp_path):
     assert other.config.position_scheme == "alibi" and type(other) is type(back)
 
 
+def test_an_exported_model_with_the_scheme_of_its_architecture_is_no_exported_one(tmp_path):
+    """Its config has the entry of the model that was exported, with another scheme, when it is loaded."""
+    export(saved(tmp_path / "model", "t5"), tmp_path / "out")
+    model = AutoModel.from_pretrained(tmp_path / "out", position_scheme="absolute+t5")
+    model.embeddings.position_embeddings.weight.data.normal_()
+    for stock_model in (to_stock(model), with_position_scheme(model, None, copy=True)):
+        assert type(stock_model) is transformers.MPNetModel and not hasattr(stock_model.config, "hf_posenc")
+        again = with_position_scheme(stock_model, "deberta")
+        assert type(again) is hf_posenc.PosencMPNetModel
+
+
 def test_a_stock_model_that_comes_from_elsewhere_is_no_exported_one():
     model = transformers.MPNetModel(tiny.stock_config("mpnet"))
     assert with_position_scheme(model, "t5") is model
@@ -265,6 +276,39 @@ def test_sentence_transformers_loads_it_and_cuts_where_it_did(sentences, tmp_pat
     assert_equal([found], [variant.encode(TEXTS, convert_to_tensor=True)])
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
+
+
+def test_it_reads_what_sentence_transformers_reads_where_the_tokenizer_cuts_earlier(sentences, tmp_path):
+    """Older versions of sentence-transformers wrote their length into this file alone."""
+    (sentences / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": False}))
+    assert AutoTokenizer.from_pretrained(sentences).model_max_length < 60
+    export(sentences, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["max_position_embeddings"] == 62
+    # A shorter one leaves what the tokenizer lets through.
+    (sentences / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 10, "do_lower_case": False}))
+    export(sentences, tmp_path / "shorter")
+    length = AutoTokenizer.from_pretrained(sentences).model_max_length
+    assert json.loads((tmp_path / "shorter" / "config.json").read_text())["max_position_embeddings"] == length + 2
+
+
+def test_a_folder_that_reads_in_chunks_is_refused(sentences, tmp_path, monkeypatch):
+    from sentence_transformers import SentenceTransformer
+
+    from hf_posenc.sentence import in_chunks
+
+    model = SentenceTransformer(str(sentences), device="cpu")
+    in_chunks(model, chunk_size=12).save(str(tmp_path / "chunks"))
+    monkeypatch.setattr(PreTrainedModel, "_load_pretrained_model", None)
+    with pytest.raises(ValueError, match="reads texts in chunks by hf_posenc, which its export would need too"):
+        export(tmp_path / "chunks", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("family", "scheme"), [("bert", "absolute"), ("mpnet", "absolute+t5")])
+def test_the_card_of_an_original_architecture_names_its_scheme_and_no_way_back(family, scheme, tmp_path):
+    export(saved(tmp_path / "model", scheme, family), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f'position_scheme="{scheme}"' in card and "from_stock" not in card
 
 
 def test_a_folder_that_pools_by_the_pooler_is_refused_where_there_is_none(tmp_path, monkeypatch):

@@ -10,15 +10,24 @@ from huggingface_hub import ModelCard, ModelCardData
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ... import inspection
+from ...change_scheme import EXPORTED
 from ...files import whole_folder
 from ...hub.card_files import END, begin_mark, save_card
 from ...hub.folders import CARD, REPORT, checked_output, copy_files, cut_at, folder_of, kept_files, save_model
-from ...inspection.sentence_folders import PIPELINE_TAGS, TRANSFORMER_SETTINGS, model_class, module_settings
+from ...inspection.sentence_folders import (
+    PIPELINE_TAGS,
+    TRANSFORMER_SETTINGS,
+    chunk_size,
+    model_class,
+    module_settings,
+    text_length,
+)
 from ...inspection.weights import load_whole
 from ...modeling.models.configuration_posenc import PositionConfigMixin
-from ...variants import VARIANT_MODELS, saved_class
+from ...variants import VARIANT_MODELS, family_of, saved_class
 from .architectures import Architecture
 from .making import (
+    NO_LENGTH,
     OF_PAIRS,
     architecture_of,
     check_head,
@@ -94,15 +103,15 @@ class Exported:
             tags=["hf_posenc", self.model.config.model_type],
             base_model=base_model or (name if is_repository else None),
         )
-        source = getattr(self.model.config, "hf_posenc", None) or {}
-        scheme = source.get("position_scheme", "absolute")
-        package = library.replace("-", "_")
+        config, package = self.model.config, library.replace("-", "_")
+        source = getattr(config, EXPORTED, None)  # of the family's own architecture there is none
+        scheme = source["position_scheme"] if source else family_of(config).native_scheme
+        back = " To continue training with its position scheme, call `hf_posenc.from_stock(model)`." if source else ""
         text = (
-            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, converted to `{self.model.config.model_type}`. It loads '
+            f'## Architecture\n\nA model with `position_scheme="{scheme}"` of hf_posenc, converted to `{config.model_type}`. It loads '
             f"without hf_posenc and without custom code.\n\n```python\nfrom {package} import {maker}\n\n"
             f'model = {maker}{"" if sentence_class else ".from_pretrained"}("path/to/this")\n```\n\nIts outputs were compared with '
-            f"those of the original model on the same padded batches: {self.agreement}. To continue training with its position scheme, call "
-            "`hf_posenc.from_stock(model)`.\n"
+            f"those of the original model on the same padded batches: {self.agreement}.{back}\n"
         )
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{begin_mark(data.to_dict())}\n{text}{further}\n{END}\n")
 
@@ -124,7 +133,8 @@ def export(
         checkpoint: a folder or a name on the Hub.
         out: the folder to write, new or empty.
         max_length: maximum sequence length of the new model, in tokens, if its positions are relative. The tokenizer and sentence-transformers
-            then truncate there. Default: the tokenizer's `model_max_length`, or that of the config.
+            then truncate there. Default: the tokenizer's `model_max_length`, or that of the config; sentence-transformers' `max_seq_length`
+            if it is larger.
         single_text: as for [`to_stock`].
         revision: branch, tag or commit on the Hub.
 
@@ -145,10 +155,11 @@ def export(
     cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
     files |= {name: folder / name for name in (REPORT, RESULTS) if (folder / name).is_file()}
     check_length(max_length, config)
-    check_fits(config, cls, folder, tokenizer, max_length)
+    architecture = check_fits(config, cls, folder, tokenizer, max_length)
     dtype = config.dtype or torch.float32
     model = load_whole(cls, folder, dtype=torch.promote_types(dtype, torch.float32))
-    exported = make(model, tokenizer, max_length, single_text, dtype)
+    length = _length_for(architecture, tokenizer, folder) if max_length is None else max_length
+    exported = make(model, tokenizer, length, single_text, dtype)
     with whole_folder(out) as place:
         copy_files(files, place)
         if max_length is not None:
@@ -176,6 +187,8 @@ def check_fits(
         The architecture; None for the family's own.
     """
     architecture = architecture_of(config)
+    if folder is not None:
+        _check_reads_whole(folder)
     if architecture is not None:
         check_length(max_length, config)
         check_head(architecture, cls, head_of(cls, config), config)
@@ -237,6 +250,22 @@ def _base_model(card: Path) -> str | None:
     """What the card of the model names as its base."""
     base = ModelCard.load(card).data.base_model if card.is_file() else None
     return base if isinstance(base, str) else None
+
+
+def _length_for(architecture: Architecture | None, tokenizer: Any, folder: Path) -> int | None:
+    """The maximum sequence length of a new model if none is given: that of sentence-transformers, if its texts are longer than the tokenizer's."""
+    texts = text_length(folder)
+    if architecture is None or architecture.reads_table or texts is None or texts > NO_LENGTH:
+        return None
+    return max(texts, length_of(architecture, None, tokenizer))
+
+
+def _check_reads_whole(folder: Path) -> None:
+    """Raise ValueError for a folder of sentence-transformers whose first module reads texts in chunks, which is code of hf_posenc."""
+    if chunk_size(folder) is not None:
+        raise ValueError(
+            f"{folder} reads texts in chunks by hf_posenc, which its export would need too: export the model before hf_posenc.sentence.in_chunks"
+        )
 
 
 def _check_pooling(architecture: Architecture, folder: Path) -> None:

@@ -91,7 +91,8 @@ class Absolute(EmbeddingScheme):
         padding = embeddings.padding_token
         counted = places if input_ids is None or padding is None else places.masked_fill(input_ids == padding, 0)
         length = counted.amax(dim=-1, keepdim=True) + 1
-        stride = (embeddings.table_length() // length).clamp(1, self.stride)
+        # A tensor over a tensor: exporters to ONNX cannot divide a number by one.
+        stride = (torch.full_like(length, embeddings.table_length()) // length).clamp(1, self.stride)
         # Padding stays where it is: its own row may lie before the first position, and its index beyond the sequence's end.
         return torch.where(counted > 0, counted * stride, places) + first
 
