@@ -27,10 +27,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         sampler = TokenBatchSampler(lengths, max_tokens=4096, multiple_of=accelerator.num_processes)
         loader = accelerator.prepare(DataLoader(data, batch_sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer)))
 
-    accelerate before 1.14 needs `Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))` for several processes.
-
-    There is one exception: with several processes, a loader of `accelerate.skip_first_batches` does not pass the epoch. In a training loop that
+    With several processes, a loader of `accelerate.skip_first_batches` does not pass the epoch. In a training loop that
     resumes in the middle of an epoch, call `sampler.set_epoch(epoch)`. `PositionTrainer` does.
+
+    accelerate before 1.14 needs `Accelerator(dataloader_config=DataLoaderConfiguration(even_batches=False))` for several processes.
 
     Batches differ in their number of texts, so the mean of their losses is not the mean over all texts. `PositionTrainer` and models with a position
     scheme divide by `num_items_in_batch`, the labels of all batches of an optimizer step in all processes. In a training loop, take the sum of the
