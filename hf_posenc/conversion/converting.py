@@ -91,7 +91,8 @@ class ConversionArguments:
         train: What distillation trains: all, positions, beyond (only what texts within the training length do not use) or none.
         max_steps: Number of training steps. Default: 800, if neither max_minutes nor max_tokens is given. Training ends at the first limit
             that is reached.
-        max_minutes: Training time, in minutes.
+        max_minutes: Minutes from the start of the conversion to the end of training, which has at least one step. The last measurement comes
+            after it.
         max_tokens: Number of training tokens, of all processes together.
         tokens_per_step: Largest number of tokens in a batch of a process. If a step has n times 512 tokens, over all processes and accumulated
             batches, learning rates are multiplied by the square root of n.
@@ -176,6 +177,7 @@ class Conversion:
     Attributes:
         documents, held_out: text to learn from, and to measure on.
         check: what the converted model is given before it is written; it may raise a ValueError.
+        began: when it began, in seconds of the monotonic clock.
     """
 
     checkpoint: Checkpoint
@@ -187,6 +189,7 @@ class Conversion:
     held_out: list[str]
     seconds: dict[str, float] = field(default_factory=dict)
     check: Callable[[PreTrainedModel], None] | None = None
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     def of(
@@ -203,6 +206,7 @@ class Conversion:
         Args:
             documents: of `arguments.text`, where they were read before.
         """
+        began = time.monotonic()
         documents = documents or read_documents(arguments.text)
         held_out = read_documents(arguments.held_out) if arguments.held_out else None
         checkpoint = load_checkpoint(model, tokenizer, arguments.trained_length)
@@ -230,7 +234,7 @@ class Conversion:
             check_installed("scipy", "hf_posenc[train]")
         if held_out is None:
             documents, held_out = held_out_apart(documents)
-        return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out)
+        return cls(checkpoint, position_scheme, flags, arguments, distillation, documents, held_out, began=began)
 
     @property
     def original(self) -> PreTrainedModel:
@@ -434,13 +438,14 @@ class Conversion:
     def _distill(self, at: "_Progress") -> None:
         """Training towards the original's hidden states."""
         texts = at.windows, at.held_out
+        settings = self.distillation.after(time.monotonic() - self.began)
         try:
             with self.timed("distill"):
                 at.report.distillation = distill(
                     at.student,
                     self.original,
                     *texts,
-                    self.distillation,
+                    settings,
                     self.state,
                     blocks=self.blocks(at.windows),
                     following=self.arguments.following(),

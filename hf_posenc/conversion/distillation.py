@@ -123,6 +123,12 @@ class Distillation:
         rates = (SCHEMES[name].distillation_rate or DEFAULT_RATE for name in names)
         return replace(self, learning_rate=max(rates))
 
+    def after(self, seconds: float) -> "Distillation":
+        """A copy with less training time, when so many seconds of it have passed; enough is left for one step."""
+        if self.max_minutes is None:
+            return self
+        return replace(self, max_minutes=max(self.max_minutes - seconds / 60, 1e-9))
+
     @property
     def reaches_further(self) -> bool:
         return self.max_length > self.trained_length
@@ -269,12 +275,13 @@ class _Run:
         checked = self._checked_text()
         with self._bar(step) as bar:
             while True:
-                seconds, is_told = self._agreed(time.monotonic() - began, told())
+                seconds = time.monotonic() - began
+                spent = self.distillation.spent(step, seconds, self.accelerator.num_processes)
+                seconds, spent, is_told = self._agreed(seconds, spent, told())
                 kept = {"step": step, "seconds": seconds, "history": history}
                 if is_told:
                     self.save(kept)
                     raise SystemExit(128 + signal.SIGTERM)
-                spent = self.distillation.spent(step, seconds, self.accelerator.num_processes)
                 ended, looked_at = step > 0 and spent >= 1, history[-1]["step"] if history else 0
                 is_checked = step > looked_at and (ended or step % CHECK_EVERY == 0)
                 if is_checked:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import distributed_worker as worker
@@ -26,7 +27,8 @@ from transformers import (
 
 import hf_posenc
 from hf_posenc import convert
-from hf_posenc.conversion import ConversionArguments, compare
+from hf_posenc.conversion import ConversionArguments, compare, converting
+from hf_posenc.conversion.distillation import Distillation
 from hf_posenc.conversion.report import ConversionReport
 from hf_posenc.hub.folders import REPORT
 from hf_posenc.modeling.schemes.sinusoidal import sinusoids
@@ -94,6 +96,24 @@ class TestBaseAndFrequencyOfSinusoids:
     def test_nothing_is_chosen_for_others(self, scheme, flags, planted):
         chosen, _ = self.converted(planted, scheme, **flags)
         assert chosen == {name: value for name, value in flags.items() if name == "position_base"}
+
+
+def test_minutes_count_what_comes_before_training(checkpoint, monkeypatch):
+    minutes = []
+
+    def slow(*_):
+        time.sleep(0.5)
+
+    def no_training(*arguments, **_):
+        minutes.extend(each.max_minutes for each in arguments if isinstance(each, Distillation))
+        return []
+
+    monkeypatch.setattr(converting, "calibrate", slow)
+    monkeypatch.setattr(converting, "distill", no_training)
+    for given in (60.0, 0.005):
+        _, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_minutes=given)
+        assert report.settings["max_minutes"] == given
+    assert 50 < minutes[0] < 60 - 0.5 / 60 and 0 < minutes[1] < 1e-6
 
 
 def test_each_stage_is_announced(checkpoint, capfd):
