@@ -195,7 +195,8 @@ PositionConfigMixin.write_code = staticmethod(write)
 
 def has_code(model: str, entries: dict[str, Any], revision: str | None = None) -> bool:
     """Whether a folder or a repository on the Hub has the code that its config names, and what that imports; by whatever version it was saved."""
-    named = {f"{reference.partition('.')[0]}.py" for reference in entries.get("auto_map", {}).values()}
+    references = (entries.get("auto_map") or {}).values()  # lists are those of tokenizers
+    named = {f"{reference.partition('.')[0]}.py" for reference in references if isinstance(reference, str)}
     files = [
         cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False) for name in named
     ]

@@ -232,6 +232,15 @@ class TestInspect:
         (variant / "t5.py").unlink()
         assert "the modeling code is missing" in run(f"inspect {variant}")[1]
 
+    def test_reads_what_others_write_about_code(self, run, variant):
+        file = variant / "config.json"
+        entries = json.loads(file.read_text())
+        entries["auto_map"]["AutoTokenizer"] = ["tokenization.Slow", None]
+        file.write_text(json.dumps(entries))
+        assert "equal outputs" in run(f"inspect {variant}")[1]
+        file.write_text(json.dumps(entries | {"auto_map": None}))
+        assert "the modeling code is missing" in run(f"inspect {variant}")[1]
+
     def test_says_that_transformers_5_misreads_checkpoints_of_4(self, run):
         code, out, _ = run(f"inspect {unpacked('v4') / 'roberta-relative_key_query'}")
         assert code == 0 and "relative_key_query: " in out
