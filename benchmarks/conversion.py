@@ -59,6 +59,15 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "kerple": {"position_scheme": "kerple"},
     "none": {"position_scheme": "none"},
 }
+# Rotary frequencies that stay or are learned, in float32: the processor at hand had no bfloat16.
+LEARNED: dict[str, dict[str, Any]] = {
+    f"rope, {how}": {"position_scheme": "rope", "mixed_precision": "no", **flags}
+    for how, flags in {
+        "fixed frequencies": {},
+        "learned, the same in all layers": {"position_learn_frequencies": "shared"},
+        "learned in each layer and head": {"position_learn_frequencies": "layer"},
+    }.items()
+}
 # What `--stock` converts to: by the flags that it chooses, so that the model is the one that is exported.
 STOCK: dict[str, dict[str, Any]] = {
     "t5--stock": {"position_scheme": "t5", "position_per_layer": False},
@@ -78,6 +87,7 @@ HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "SST-2": ("accuracy", [], {"max_steps": 400}),
     "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 2}),
 }
+EVERYTHING = (*SCHEMES, *LEARNED, *STOCK, *LONG, *HEADS)
 
 
 def converted(arguments: argparse.Namespace, name: str, source: str, texts: list[Path], **asked: Any) -> dict:
@@ -164,13 +174,19 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
     return found
 
 
-def measure_stock(arguments: argparse.Namespace, name: str) -> dict:
-    """The record of a conversion whose model an architecture of Transformers computes."""
+def measure_similarity(arguments: argparse.Namespace, name: str) -> dict:
+    """The record of a conversion that is measured on STS-B as well."""
     texts = [arguments.data / "wikitext2" / "valid.txt"]
-    record = converted(arguments, name, packaged_minilm(), texts, **STOCK[name])
+    record = converted(arguments, name, packaged_minilm(), texts, **(STOCK | LEARNED)[name])
     file = arguments.data / "stsb" / "stsb-en-test.csv"
     original = AutoModel.from_pretrained(packaged_minilm()).eval()
     record["sts"] = {"original": sts_spearman(original, file), "converted": sts_spearman(record["model"], file)}
+    return record
+
+
+def measure_stock(arguments: argparse.Namespace, name: str) -> dict:
+    """The record of a conversion whose model an architecture of Transformers computes."""
+    record = measure_similarity(arguments, name)
     fits = not getattr(record["model"].config, "position_per_layer", False)
     record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type if fits else None
     return record | {"longer": measure_longer(arguments, record["model"])}
@@ -315,6 +331,11 @@ def scaled_rows(records: list[dict]) -> list[list[str]]:
     return rows
 
 
+def learned_row(record: dict) -> list[str]:
+    name, *figures = within_row(record)
+    return [name, *figures, *map(decimals, record["sts"].values())]
+
+
 def longer_row(record: dict) -> list[str]:
     rows = [row_of(record, record["rows"][-1]["stage"], length) for length in LENGTHS]
     first, *others = (row["token_cosine"] for row in rows)
@@ -328,7 +349,7 @@ def head_row(record: dict) -> list[str]:
 
 
 def tables(records: list[dict]) -> list[str]:
-    """What was measured, as Markdown: of schemes within the training length, of what `--stock` writes, on longer texts too, of longer models, and of
+    """What was measured, as Markdown: of schemes within the training length, of learned frequencies, of what `--stock` writes, on longer texts too, of longer models, and of
     task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
@@ -342,6 +363,7 @@ def tables(records: list[dict]) -> list[str]:
 
     return [
         as_markdown(within, [within_row(record) for record in of(SCHEMES)]),
+        as_markdown([*within, "STS-B before", "after"], [learned_row(record) for record in of(LEARNED)]),
         as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
         as_markdown(scaled, scaled_rows(of(STOCK))),
         as_markdown(longer, [longer_row(record) for record in of(LONG)]),
@@ -356,28 +378,27 @@ def read_records() -> list[dict]:
 def keep(record: dict) -> None:
     """Put a record among the others, in the place of one of the same name."""
     record.pop("model", None)
-    names = [*SCHEMES, *STOCK, *LONG, *HEADS]
     records = [there for there in read_records() if there["name"] != record["name"]] + [record]
-    records.sort(key=lambda there: names.index(there["name"]))
+    records.sort(key=lambda there: EVERYTHING.index(there["name"]))
     report.write(NAME, {"results": records})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
-    parser.add_argument(
-        "--only", nargs="+", choices=[*SCHEMES, *STOCK, *LONG, *HEADS], help="measure these, anew if need be"
-    )
+    parser.add_argument("--only", nargs="+", choices=EVERYTHING, help="measure these, anew if need be")
     parser.add_argument("--steps", type=int, default=800, help="of distillation")
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     there = {record["name"] for record in read_records()}
-    for name in arguments.only or [name for name in (*SCHEMES, *STOCK, *LONG, *HEADS) if name not in there]:
+    for name in arguments.only or [name for name in EVERYTHING if name not in there]:
         if name in HEADS:
             record = measure_head(arguments, name)
         elif name in STOCK:
             record = measure_stock(arguments, name)
+        elif name in LEARNED:
+            record = measure_similarity(arguments, name)
         else:
             asked = SCHEMES.get(name) or {"max_length": LONGEST, **LONG[name]}
             texts = [arguments.data / "wikitext2" / "valid.txt"]

@@ -191,7 +191,8 @@ class Tagging:
     def readings(self, name: str) -> list[str]:
         if name != "control":
             return [WINDOWS, WHOLE]
-        ways = [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
+        whole_works = [WHOLE] if self.study.arms[name].table else []
+        ways = [WINDOWS, WINDOWS_512, *whole_works, APART, FIRST, LONGEST_SPAN, CUT]
         return ways if self.study.name == "minilm" else [*ways, MEAN]
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
