@@ -329,6 +329,8 @@ def main() -> None:
         arguments, checkpoint, positions, training = parse_arguments(
             QuestionAnsweringArguments, ModelArguments, PositionArguments, PositionTrainingArguments
         )
+        if training.label_smoothing_factor:
+            raise ValueError("Trainer does not smooth the positions of answers: leave out label_smoothing_factor")
         questions = limit_rows(load_questions(arguments, needed_splits(training)), arguments)
         config = checkpoint.load_config(positions)
         length = sequence_length(arguments.max_seq_length, 384, config)

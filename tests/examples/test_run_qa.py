@@ -303,6 +303,7 @@ WRONG_FILES = {
         ("--train_file right.json --max_query_length 8 --doc_stride 60", "it takes more than doc_stride=60"),
         ("--train_file right.json --max_seq_length 99", "ends at 64 tokens"),
         ("--train_file right.json --n_best_size 0", "n_best_size must be at least 1, got 0"),
+        ("--train_file right.json --label_smoothing_factor 0.1", "leave out label_smoothing_factor"),
         ("--train_file right.json --position_scheme relativ", "did you mean 'relative'"),
     ],
 )
