@@ -353,6 +353,7 @@ def tables(records: list[dict]) -> list[str]:
     task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
+    learned = ["rotary frequencies", *within[1:], "STS-B before", "after"]
     stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
     scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
     longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
@@ -363,7 +364,7 @@ def tables(records: list[dict]) -> list[str]:
 
     return [
         as_markdown(within, [within_row(record) for record in of(SCHEMES)]),
-        as_markdown([*within, "STS-B before", "after"], [learned_row(record) for record in of(LEARNED)]),
+        *([as_markdown(learned, [learned_row(record) for record in of(LEARNED)])] if of(LEARNED) else []),
         as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
         as_markdown(scaled, scaled_rows(of(STOCK))),
         as_markdown(longer, [longer_row(record) for record in of(LONG)]),

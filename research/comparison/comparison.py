@@ -52,8 +52,14 @@ LEARN = "position_learn_amplitude=true"
 LEARNED = f"sinusoidal:{LEARN}"
 # The other sinusoids that conversion can fit.
 CONCATENATED = "sinusoidal:position_combine=concat"
+# Rotary frequencies that are learned, beside the positions that the checkpoint has.
+FREQUENCIES = {
+    ":position_learn_frequencies=shared": "frequencies learned",
+    ":position_learn_frequencies=layer": "frequencies learned in each layer and head",
+}
+ROTARY = [f"absolute+rope{flag}" for flag in FREQUENCIES]
 # All flags that tables have a name for.
-NAMED = {**COMBINED, f":{LEARN}": "amplitude learned"}
+NAMED = {**COMBINED, f":{LEARN}": "amplitude learned", **FREQUENCIES}
 # Beside the positions that the checkpoint has.
 ADDED = ("absolute+t5", "absolute+relative_key", "absolute+deberta")
 BFLOAT16 = {"bf16": "true"}
@@ -215,15 +221,15 @@ PARTS: dict[str, dict[str, Any]] = {
         "cost_rounds": 0,
         "position_learning_rate": 0.003,
     },
-}
-# Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
-NOT_RUN: dict[str, dict[str, Any]] = {
     # Frequencies have rates of their own.
     "learned_rotary": {
         **PUNCTUATION,
-        "schemes": [f"absolute+rope:position_learn_frequencies={shared}" for shared in ("shared", "layer")],
+        "schemes": ROTARY,
         "position_learning_rates": ["0.0001", "0.0003", "0.001"],
     },
+}
+# Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
+NOT_RUN: dict[str, dict[str, Any]] = {
     # 32 tokens of text, with positions drawn from as many as the longest evaluation has.
     "random_positions": {**SCRATCH, "schemes": [*SCHEMES], "random_positions": 1024, "cost_rounds": 0},
 }

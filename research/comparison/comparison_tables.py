@@ -63,7 +63,7 @@ def named(scheme: str) -> str:
 
 def by_itself(label: str) -> bool:
     """Whether tables of schemes have it; the others are ways to combine positions with token embeddings."""
-    return by_default(label) or label == comparison.CONCATENATED
+    return by_default(label) or label in (comparison.CONCATENATED, *comparison.ROTARY)
 
 
 def by_default(label: str) -> bool:
@@ -336,6 +336,7 @@ def cola_table() -> str:
 def tables() -> dict[str, list[str]]:
     """All tables as Markdown, by the page that has them."""
     punctuation, converted, scratch = map(read_part, ("punctuation", "converted", "scratch"))
+    punctuation |= read_part("learned_rotary")
     pairs, every_layer = pairs_tables(), every_layer_tables(read_part("every_layer"))
     terms = terms_tables(read_part("terms"), read_part("terms_added"))
     return {
