@@ -337,6 +337,9 @@ def main() -> None:
         write_json(Path(loop.output_dir) / "history.json", run.progress.state_dict())
         write_json(Path(loop.output_dir) / "all_results.json", {f"eval_{name}": score for name, score in best.items()})
         print(json.dumps(best))
+    # The group of processes ends last: a wrapped model that outlives it would wait, with Python's lock, for a thread that needs the lock.
+    del model, run
+    accelerator.free_memory()
     accelerator.end_training()
 
 
