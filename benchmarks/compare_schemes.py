@@ -55,7 +55,7 @@ from hf_posenc import convert, position_parameters
 from hf_posenc._utils import as_markdown
 from hf_posenc.files import write_whole
 from hf_posenc.modeling.schemes.table import SCHEMES, scheme_names, sources_of
-from hf_posenc.training import RandomizedPositions, check_rate, tables_and_biases
+from hf_posenc.training import RandomizedPositions, check_rate, frequencies, tables_and_biases
 
 
 # What the example scripts are made of.
@@ -500,7 +500,8 @@ def rates_to_choose(candidate: Candidate, task: Task, arguments: CompareArgument
 
     Scales, of which a layer has one, take the lowest.
     """
-    learned = tables_and_biases(task.model(task.config(arguments.checkpoint, **candidate.flags))).values()
+    model = task.model(task.config(arguments.checkpoint, **candidate.flags))
+    learned = [*tables_and_biases(model).values(), *frequencies(model).values()]
     if not learned:
         given = candidate.learning_rate is not None
         return "learning_rate", [] if given else sorted(arguments.learning_rates or [])
