@@ -293,6 +293,7 @@ MARKED = {
     "taggers in windows": windows_table,
     "taggers by bins": bins_table,
     "ways to join windows": partial(ways_table, "minilm"),
+    "ways to join windows, all-mpnet-base-v2": partial(ways_table, "mpnet"),
     "names by mentions": mentions_table,
     "rates of taggers": partial(rates_table, "minilm"),
 }

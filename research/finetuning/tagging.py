@@ -194,9 +194,9 @@ class Tagging:
     def readings(self, name: str) -> list[str]:
         if name != "control":
             return [WINDOWS, WHOLE]
-        whole_works = [WHOLE] if self.study.arms[name].table else []
-        ways = [WINDOWS, WINDOWS_512, *whole_works, APART, FIRST, LONGEST_SPAN, CUT]
-        return ways if self.study.name == "minilm" else [*ways, MEAN]
+        if self.study.name == "mpnet":
+            return [WINDOWS, APART, FIRST, LONGEST_SPAN, CUT, MEAN]
+        return [WINDOWS, WINDOWS_512, WHOLE, APART, FIRST, LONGEST_SPAN, CUT]
 
     def test(self, name: str, model: PreTrainedModel, works: list[Encoded]) -> dict[str, Any]:
         """By reading: right, wrong and missed entities of each work, by bins of 512 tokens; of names; of names by distance from the first mention; seconds."""
