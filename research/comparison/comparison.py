@@ -221,15 +221,15 @@ PARTS: dict[str, dict[str, Any]] = {
         "cost_rounds": 0,
         "position_learning_rate": 0.003,
     },
+}
+# Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
+NOT_RUN: dict[str, dict[str, Any]] = {
     # Frequencies have rates of their own.
     "learned_rotary": {
         **PUNCTUATION,
         "schemes": ROTARY,
         "position_learning_rates": ["0.0001", "0.0003", "0.001"],
     },
-}
-# Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
-NOT_RUN: dict[str, dict[str, Any]] = {
     # 32 tokens of text, with positions drawn from as many as the longest evaluation has.
     "random_positions": {**SCRATCH, "schemes": [*SCHEMES], "random_positions": 1024, "cost_rounds": 0},
 }
