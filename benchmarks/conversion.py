@@ -349,8 +349,8 @@ def head_row(record: dict) -> list[str]:
 
 
 def tables(records: list[dict]) -> list[str]:
-    """What was measured, as Markdown: of schemes within the training length, of learned frequencies, of what `--stock` writes, on longer texts too, of longer models, and of
-    task heads."""
+    """What was measured, as Markdown: of schemes within the training length, of learned frequencies, of what `--stock` writes, on longer texts too,
+    of longer models, and of task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
     learned = ["rotary frequencies", *within[1:], "STS-B before", "after"]

@@ -192,6 +192,25 @@ def test_probabilities_are_averaged_over_all_windows_of_a_word():
     assert found != tagging.tagged(ByPlace(), encoded, tagging.CUTS[tagging.WINDOWS])
 
 
+def test_ways_to_join_the_same_windows_compute_them_once_and_count_their_time():
+    encoded, model, computed = Encoded.of(work(900), TOKENIZER), ByPlace(), []
+
+    def counted(**batch):
+        computed.append(batch)
+        return model(**batch)
+
+    once = tagging.ReadOnce(counted)
+    began = once.clock()
+    first = tagging.averaged(once, encoded)
+    batches, spent = len(computed), once.clock() - began
+    assert batches > 1 and once.saved == 0
+    assert tagging.averaged(once, encoded) == first == tagging.averaged(model, encoded)
+    assert tagging.tagged(once, encoded, tagging.CUTS[tagging.WINDOWS]) != first
+    assert len(computed) == batches and 0 < once.saved < 2 * spent
+    tagging.tagged(once, encoded, tagging.CUTS[tagging.APART])
+    assert len(computed) > batches
+
+
 @pytest.mark.parametrize("positions", [(), fine_tuning.POSITION_RATES])
 def test_rates_are_tried_one_after_the_other_and_followed_beyond_an_end(positions, tmp_path):
     def score(rates):
