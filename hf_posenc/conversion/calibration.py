@@ -10,6 +10,7 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.modeling.models.family import Family
+from hf_posenc.modeling.schemes.parameters import PositionFrequencies
 from hf_posenc.parameters import position_parameters
 
 from .checkpoints import keeps_positions
@@ -191,8 +192,8 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     the scores. The divergence is better, because it also counts tokens with a small weight in the teacher and a large one in the student.
 
     Parameters that layers share (in `t5` without `position_per_layer`, `deberta` and `tupe`) are fitted to all layers together, three times.
-    With `rope`, the query and key projections are fitted. If the student keeps all positions of the teacher, or if its schemes neither have
-    parameters in the scores nor rotate, nothing is done.
+    With `rope`, the query and key projections are fitted; learned frequencies stay as they are. If the student keeps all positions of the
+    teacher, or if its schemes neither have parameters in the scores nor rotate, nothing is done.
 
     Args:
         student: a model with a position scheme, with or without a task head.
@@ -205,8 +206,8 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     encoder = family.encoder_of(student.base_model)
     layers = family.layers_of(encoder)
     attentions = [family.self_attention_of(layer) for layer in layers]
-    own = {*position_parameters(layers).values()}
-    shared = [parameter for parameter in position_parameters(encoder).values() if parameter not in own]
+    own = {*fitted_parameters(layers)}
+    shared = [parameter for parameter in fitted_parameters(encoder) if parameter not in own]
     if keeps_positions(student, teacher) or not (shared or own or any(map(rotates, attentions))):
         return
     held = len(layers) if shared else 1
@@ -217,6 +218,12 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
             if shared:
                 before, after = Fit(shared, observations).run(steps)
                 logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
+
+
+def fitted_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The position parameters of a module that are fitted. Learned frequencies are not: the projections make up for most others."""
+    frequencies = {part.weight for part in module.modules() if isinstance(part, PositionFrequencies)}
+    return [parameter for parameter in position_parameters(module).values() if parameter not in frequencies]
 
 
 def rotates(attention: nn.Module) -> bool:
@@ -239,7 +246,7 @@ def _sweep(
             for index, batch in enumerate(batches)
         ]
         fits = []
-        if parameters := [*position_parameters(attention).values()]:
+        if parameters := fitted_parameters(attention):
             fits.append((Fit(parameters, observations), steps))
         if turns:
             states = [h[b["attention_mask"].bool()] for h, b in zip(own.hidden_states, batches)]

@@ -7,6 +7,7 @@ from transformers import BertModel, TrainingArguments
 from transformers.models.gpt_neox.modeling_gpt_neox import apply_rotary_pos_emb
 
 from hf_posenc import position_parameters, with_position_scheme
+from hf_posenc.conversion.calibration import calibrate
 from hf_posenc.conversion.converting import conversion_options
 from hf_posenc.conversion.start import start
 from hf_posenc.modeling.schemes.parameters import PositionFrequencies
@@ -203,7 +204,7 @@ def test_the_trainer_gives_frequencies_a_rate_of_their_own(tmp_path):
 
 
 @learned
-def test_a_conversion_starts_where_rope_starts(learn):
+def test_a_conversion_starts_and_is_calibrated_as_with_rope(learn):
     torch.manual_seed(0)
     teacher = BertModel(tiny.stock_config("bert")).eval()
     batches = [{"input_ids": torch.randint(1, 90, (4, 24)), "attention_mask": torch.ones(4, 24, dtype=torch.long)}]
@@ -215,6 +216,12 @@ def test_a_conversion_starts_where_rope_starts(learn):
         start(student, teacher, batches)
     plain, own = (student.eval()(**batches[0])[0] for student in students)
     torch.testing.assert_close(own, plain, rtol=0, atol=1e-5)
+    for student in students:
+        calibrate(student, teacher, batches, steps=2)
+    assert all((parameter == 1).all() for parameter in frequencies(students[1]).values())
+    calibrated, own = (student.eval()(**batches[0])[0] for student in students)
+    assert (calibrated - plain).abs().max() > 1e-2
+    torch.testing.assert_close(own, calibrated, rtol=0, atol=1e-3)
 
 
 REFUSED = [
