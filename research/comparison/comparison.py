@@ -151,6 +151,12 @@ PARTS: dict[str, dict[str, Any]] = {
         "schemes": [*SCHEMES, *ADDED, *COMBINATIONS, LEARNED],
         "position_learning_rates": RATES,
     },
+    # Frequencies have rates of their own.
+    "learned_rotary": {
+        **PUNCTUATION,
+        "schemes": ROTARY,
+        "position_learning_rates": ["0.0001", "0.0003", "0.001"],
+    },
     # Here tables do not start at zero. A step takes as long as without conversion.
     "converted": {
         **PUNCTUATION,
@@ -224,12 +230,6 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 # Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
 NOT_RUN: dict[str, dict[str, Any]] = {
-    # Frequencies have rates of their own.
-    "learned_rotary": {
-        **PUNCTUATION,
-        "schemes": ROTARY,
-        "position_learning_rates": ["0.0001", "0.0003", "0.001"],
-    },
     # 32 tokens of text, with positions drawn from as many as the longest evaluation has.
     "random_positions": {**SCRATCH, "schemes": [*SCHEMES], "random_positions": 1024, "cost_rounds": 0},
 }
