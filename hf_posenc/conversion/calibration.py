@@ -1,6 +1,7 @@
 """Calibrate: fit the parameters of a student's positions to the attention of the original, layer by layer."""
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import accumulate
@@ -31,6 +32,21 @@ LONGEST_HISTORY = 12
 LEAST_VARIANCE = 1e-3
 # How often parameters that layers share are fitted: what they do in one layer changes the states of those above.
 SWEEPS = 3
+# In a limited time, no more text is taken than allows for so many times as long as both models need to read it.
+LEAST_READINGS = 4
+# And nothing is fitted with fewer evaluations: of these, the coordinates take three and the last measurement one.
+LEAST_EVALUATIONS = 6
+# Nor projections on fewer tokens for each feature of the hidden states: they then fit these tokens, and no others.
+LEAST_TOKENS = 4
+
+
+def within(seconds: float) -> float:
+    """When so many seconds will have passed, on the clock of [`left`]."""
+    return time.monotonic() + seconds
+
+
+def left(until: float) -> float:
+    return until - time.monotonic()
 
 
 class Fit:
@@ -104,12 +120,22 @@ class Fit:
         scale = self.scale()
         return lambda vector: scale * vector
 
-    def run(self, steps: int) -> tuple[float, float]:
-        """Minimise in so many steps; the mean divergence before and after."""
-        change, (before, _) = self.coordinates(), self.at_start
+    def run(self, steps: int, until: float = math.inf) -> tuple[float, float]:
+        """Minimise in so many steps, or fewer where time is up before; the mean divergence before and after."""
+        began = time.monotonic()
+        before, _ = self.at_start
+        each = time.monotonic() - began
+        if left(until) < LEAST_EVALUATIONS * each:
+            return before, before
+        change = self.coordinates()
         moved = torch.zeros_like(self.start, requires_grad=True)
-        history = min(steps, LONGEST_HISTORY)
-        optimizer = torch.optim.LBFGS([moved], max_iter=steps, history_size=history, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [moved],
+            max_iter=steps,
+            max_eval=int(min(steps * 5 // 4, max(2, left(until) / each - 1))),
+            history_size=min(steps, LONGEST_HISTORY),
+            line_search_fn="strong_wolfe",
+        )
 
         def closure() -> float:
             by = moved.detach()
@@ -184,7 +210,9 @@ def _affordable(batches: list[Batch], heads: int, held: int) -> list[Batch]:
 
 
 @torch.no_grad()
-def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 12) -> None:
+def calibrate(
+    student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int = 12, seconds: float = math.inf
+) -> None:
     """Fit the position parameters in a student's attention to the attention weights of the teacher, in place.
 
     The fit minimizes the Kullback-Leibler divergence between the attention weights of teacher and student, one layer after the other. The
@@ -201,6 +229,7 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
         batches: text, on the device of both models. If there is too much for the memory, only the first rows are used. A bias by bucket needs
             about 2,000 tokens, vectors by distance more, and projections about 20,000.
         steps: number of steps of the minimization. Each step computes a layer once or twice for the whole text.
+        seconds: time that it may take, about. If it is short, less text is used and fewer steps are made.
     """
     family: Family = student.config.family
     encoder = family.encoder_of(student.base_model)
@@ -210,14 +239,27 @@ def calibrate(student: nn.Module, teacher: nn.Module, batches: list[Batch], step
     shared = [parameter for parameter in fitted_parameters(encoder) if parameter not in own]
     if keeps_positions(student, teacher) or not (shared or own or any(map(rotates, attentions))):
         return
-    held = len(layers) if shared else 1
+    held, sweeps, until = len(layers) if shared else 1, SWEEPS if shared else 1, within(seconds)
     batches = _affordable(batches, student.config.sizes.num_attention_heads, held)
     with undisturbed(student), undisturbed(teacher, "eager"):
-        for _ in range(SWEEPS if shared else 1):
-            observations = _sweep(student, teacher, batches, steps, bool(shared))
+        batches = _readable(student, teacher, batches, seconds / sweeps)
+        for sweep in range(sweeps):
+            share = within(left(until) / (sweeps - sweep))
+            observations = _sweep(student, teacher, batches, steps, bool(shared), share)
             if shared:
-                before, after = Fit(shared, observations).run(steps)
+                before, after = Fit(shared, observations).run(steps, share)
                 logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
+
+
+def _readable(student: nn.Module, teacher: nn.Module, batches: list[Batch], seconds: float) -> list[Batch]:
+    """As many of the batches as can be fitted in some time, by how long both models take to read the first; at least that one."""
+    if seconds == math.inf:
+        return batches
+    began = time.monotonic()
+    for model in (teacher, student):
+        model.base_model(**batches[0])
+    most = seconds / (LEAST_READINGS * (time.monotonic() - began))
+    return batches[: max(1, min(len(batches), int(most)))]
 
 
 def fitted_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -232,9 +274,13 @@ def rotates(attention: nn.Module) -> bool:
 
 
 def _sweep(
-    student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int, keep: bool
+    student: nn.Module, teacher: nn.Module, batches: list[Batch], steps: int, keep: bool, until: float
 ) -> list[AttentionComparison]:
-    """Fit what layers have of their own, one after another; what was observed in all of them, if it is to be kept."""
+    """Fit what layers have of their own, one after another; what was observed in all of them, if it is to be kept.
+
+    Where it is, half of the time is left for what they share.
+    """
+    until = within(left(until) / 2) if keep else until
     family = student.config.family
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     kept = []
@@ -249,10 +295,12 @@ def _sweep(
         if parameters := fitted_parameters(attention):
             fits.append((Fit(parameters, observations), steps))
         if turns:
-            states = [h[b["attention_mask"].bool()] for h, b in zip(own.hidden_states, batches)]
-            fits.append((ProjectionFit(attention, observations, torch.cat(states)), max(steps, PROJECTION_STEPS)))
-        for fit, number in fits:
-            before, after = fit.run(number)
+            states = torch.cat([h[b["attention_mask"].bool()] for h, b in zip(own.hidden_states, batches)])
+            if len(states) >= LEAST_TOKENS * states.shape[1] or until == math.inf:
+                fits.append((ProjectionFit(attention, observations, states), max(steps, PROJECTION_STEPS)))
+        for index, (fit, number) in enumerate(fits):
+            share = within(left(until) / (len(own.layers) - layer) / (len(fits) - index))
+            before, after = fit.run(number, share)
             logger.info(f"layer {layer}: divergence {before:.4f} -> {after:.4f}")
         if keep:
             kept += observations

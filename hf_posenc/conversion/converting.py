@@ -427,8 +427,12 @@ class Conversion:
             with self.timed("calibrate"):
                 turns = rotates(first_attention(at.student))
                 batches = self._projection_batches(at.windows) if turns else at.batches
-                calibrate(at.student, self.original, batches)
+                calibrate(at.student, self.original, batches, seconds=self._left().seconds / 2)
             at.measure(at.student, "calibrate")
+
+    def _left(self) -> Distillation:
+        """The settings of the training, with the time that is left for it."""
+        return self.distillation.after(time.monotonic() - self.began)
 
     def _keep_state(self, at: "_Progress") -> None:
         """The folder that distillation keeps its state in, and the report so far."""
@@ -438,7 +442,7 @@ class Conversion:
     def _distill(self, at: "_Progress") -> None:
         """Training towards the original's hidden states."""
         texts = at.windows, at.held_out
-        settings = self.distillation.after(time.monotonic() - self.began)
+        settings = self._left()
         try:
             with self.timed("distill"):
                 at.report.distillation = distill(

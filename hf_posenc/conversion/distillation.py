@@ -37,7 +37,7 @@ WARM_UP = 20
 # In hundreds of steps, squared gradients have to be forgotten sooner than by 0.999.
 BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
-# matrices sum over hundreds of features.
+# matrices sum over hundreds of features. Learned frequencies start where `rope` has them, and move little at the rate of matrices.
 DEFAULT_RATE = 1.5e-4
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
@@ -49,6 +49,7 @@ POSITION_RATES = {
     "pos_bias_v": 0.01,
     "cls_to_others": 0.05,
     "others_to_cls": 0.05,
+    "rotary_frequencies": 0.01,
 }
 # How often the cosine on held-out text is looked at and the state saved, and how many times in a row without a gain end it.
 CHECK_EVERY = 50
@@ -128,6 +129,11 @@ class Distillation:
         if self.max_minutes is None:
             return self
         return replace(self, max_minutes=max(self.max_minutes - seconds / 60, 1e-9))
+
+    @property
+    def seconds(self) -> float:
+        """Training time; infinite where it has no limit."""
+        return math.inf if self.max_minutes is None else 60 * self.max_minutes
 
     @property
     def reaches_further(self) -> bool:

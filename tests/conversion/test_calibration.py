@@ -1,5 +1,7 @@
 """Calibration finds the position parameters under which a student looks where its original looks."""
 
+import math
+
 import pytest
 import tiny
 import torch
@@ -174,6 +176,33 @@ def test_projections_of_queries_and_keys_are_what_rope_has_for_parameters(family
         for parameter in getattr(description.self_attention_of(layer), part).parameters()
     }
     assert {value.data_ptr() for name, value in student.state_dict().items() if name in changed} == projections
+
+
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "rope"])
+def test_time_that_is_enough_changes_nothing_and_none_fits_nothing(scheme, tmp_path):
+    teacher = original("bert")
+    found = []
+    for seconds in (math.inf, 1e6, 0.0):
+        student = student_of(teacher, tmp_path, scheme)
+        calibrate(student, teacher, text(), seconds=seconds)
+        found.append(student.state_dict())
+    unlimited, enough, none = found
+    fitted = {name for name, value in unlimited.items() if not torch.equal(value, none[name])}
+    assert fitted and all(torch.equal(value, enough[name]) for name, value in unlimited.items())
+    start = student_of(teacher, tmp_path, scheme).state_dict()
+    assert all(torch.equal(value, start[name]) for name, value in none.items())
+
+
+def test_in_a_limited_time_projections_are_not_fitted_to_a_few_tokens(tmp_path):
+    teacher = original("bert")
+    batches = [{name: value[:4] for name, value in text(1)[0].items()}]
+    width = teacher.config.hidden_size
+    assert batches[0]["attention_mask"].sum() < calibration.LEAST_TOKENS * width
+    for seconds, changes in ((math.inf, True), (1e6, False)):
+        student = student_of(teacher, tmp_path, "rope")
+        before = {name: value.clone() for name, value in student.state_dict().items()}
+        calibrate(student, teacher, batches, seconds=seconds)
+        assert changes != all(torch.equal(value, before[name]) for name, value in student.state_dict().items())
 
 
 @torch.no_grad()
