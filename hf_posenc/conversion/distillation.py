@@ -408,19 +408,17 @@ class _Run:
 def recomputed(student: PreTrainedModel, distillation: Distillation) -> Iterator[None]:
     """Within, activations of layers are computed again in the backward pass, where that is asked for.
 
-    Layers do so in training mode alone. Theirs is set, and that of the modules in them stays: dropout remains off.
+    By their `forward`: MPNet's layers are none of those that Transformers computes again.
     """
     family = family_of(student.config)
     layers = family.layers_of(family.encoder_of(student.base_model)) if distillation.gradient_checkpointing else []
     for layer in layers:
-        layer.gradient_checkpointing = layer.training = True
-        layer._gradient_checkpointing_func = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+        layer.forward = partial(torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.gradient_checkpointing = layer.training = False
-            del layer._gradient_checkpointing_func
+            del layer.forward
 
 
 class _Held:
