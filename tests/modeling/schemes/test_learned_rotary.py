@@ -256,3 +256,19 @@ def test_padding_packed_documents_and_a_cache_change_nothing(learn):
     cached = getattr(first, "past_key_values", None)
     rest = decoder(input_ids=none["input_ids"][:, 5:], past_key_values=cached)[0]
     torch.testing.assert_close(rest, whole[:, 5:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.compiled
+@learned
+def test_it_compiles_in_one_graph_with_the_same_gradients(learn):
+    model, inputs = tiny.build("rope", position_learn_frequencies=learn), tiny.inputs()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found = []
+    for each in (model, compiled):
+        kept = each(**inputs).last_hidden_state[inputs["attention_mask"].bool()]
+        direction = torch.randn(kept.shape, generator=torch.Generator().manual_seed(0))
+        gradients = torch.autograd.grad((kept * direction).sum(), [*frequencies(model).values()])
+        assert all(gradient.abs().max() > 1e-3 for gradient in gradients)
+        found.append((kept, *gradients))
+    for own, expected in zip(*found):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-4)
