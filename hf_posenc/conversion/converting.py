@@ -333,10 +333,9 @@ class Conversion:
         windows, held_out = self.windows()
         if self.output is not None:
             check_space(self.output, self.original, self.distillation.train != "none")
-        if not self.arguments.stock:
-            lengths = self.distillation.trained_length, self.distillation.max_length
-            given = self.position_scheme, self.flags, *lengths
-            self.flags |= conversion_options(self.original.config, *given, self.original)
+        lengths = self.distillation.trained_length, self.distillation.max_length
+        given = self.position_scheme, self.flags, *lengths
+        self.flags |= conversion_options(self.original.config, *given, self.original, self.arguments.stock)
         student, report = self.student(), self.report(windows, held_out)
         interrupted = self._interrupted(report)
         stages = [self._start, self._calibrate, self._keep_state, self._distill]
@@ -347,7 +346,6 @@ class Conversion:
             stages = [self._distill]
         else:
             self._forget()
-        lengths = self.distillation.trained_length, self.distillation.max_length
         yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
         progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
         for stage in stages:
@@ -566,11 +564,13 @@ def conversion_options(
     trained_length: int,
     max_length: int,
     teacher: PreTrainedModel | None = None,
+    stock: bool = False,
 ) -> dict[str, Any]:
     """What the new ones of a checkpoint's schemes choose where nothing is given.
 
     Args:
         teacher: once weights are loaded.
+        stock: only how parameters start: what an architecture of Transformers computes is not ours to choose, as MPNet's one matrix.
     """
     chosen: dict[str, Any] = {}
     schemes = {name: SCHEMES[name] for name in scheme_names(position_scheme)}
@@ -578,7 +578,7 @@ def conversion_options(
         if is_new(name, position_scheme, config):
             aims = Aims(flags | chosen, schemes, trained_length, max_length, teacher)
             chosen |= scheme.conversion_options(aims)
-    return chosen
+    return {name: value for name, value in chosen.items() if name == "position_init" or not stock}
 
 
 def convert(
@@ -654,8 +654,7 @@ def chosen_flags(
                 "greater max_length, or another scheme"
             )
         return {}
-    if not stock:  # MPNet has one matrix, and its buckets are not ours to choose
-        flags |= conversion_options(config, position_scheme, flags, trained, max_length)
+    flags |= conversion_options(config, position_scheme, flags, trained, max_length, stock=stock)
     new = variant_config(config, position_scheme, **flags)
     if isinstance(config, PositionConfigMixin):
         same = {*scheme_names(new.position_scheme)} == {*scheme_names(config.position_scheme)}

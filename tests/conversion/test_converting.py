@@ -99,9 +99,10 @@ class TestBaseAndFrequencyOfSinusoids:
 
 
 def test_minutes_count_what_comes_before_training(checkpoint, monkeypatch):
-    minutes = []
+    minutes, allowed = [], []
 
-    def slow(*_):
+    def slow(*_, seconds):
+        allowed.append(seconds)
         time.sleep(0.5)
 
     def no_training(*arguments, **_):
@@ -114,6 +115,7 @@ def test_minutes_count_what_comes_before_training(checkpoint, monkeypatch):
         _, report = convert(checkpoint, "t5", text=words_of(checkpoint), max_minutes=given)
         assert report.settings["max_minutes"] == given
     assert 50 < minutes[0] < 60 - 0.5 / 60 and 0 < minutes[1] < 1e-6
+    assert 25 * 60 < allowed[0] < 30 * 60 and 0 < allowed[1] < 0.15  # half of what is left
 
 
 def test_each_stage_is_announced(checkpoint, capfd):

@@ -363,6 +363,12 @@ class TestConversion:
         assert_equal(states(tmp_path / "variant"), states(tmp_path / "out"))
         assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == (length or 32)
 
+    def test_learned_frequencies_start_at_those_of_rope(self, checkpoint, tmp_path):
+        settings = {"text": checkpoint.with_name("bert.txt"), "train": "none", "output": tmp_path / "out"}
+        convert(checkpoint, "rope", position_learn_frequencies="shared", stock=True, **settings)
+        rope = json.loads((tmp_path / "out" / "config.json").read_text())["rope_parameters"]
+        assert rope["long_factor"] == rope["short_factor"] == [1.0] * len(rope["long_factor"])
+
     @pytest.mark.parametrize(
         ("scheme", "flags", "said"),
         [
