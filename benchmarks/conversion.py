@@ -9,8 +9,9 @@ DATA holds the texts in the layout of GLUE, WikiText and the STS benchmark: wiki
 dev.tsv, cola/train.tsv and dev.tsv, stsb/stsb-en-test.csv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
 text, too), measured on lines of its test text of up to 128 tokens, and on windows of it that are longer. Nothing is trained
 or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
-and measured on their validation text. What `--stock` writes is measured on STS-B too, and on texts longer than those that it was
-trained on, with the scalings of rotary positions. Core minutes are the processor's time, all stages and measurements counted in.
+and measured on their validation text. Embeddings are measured on STS-B, on long texts and on sentences whose words change places
+(embedding_quality.py). What `--stock` writes is measured on texts longer than those that it was
+trained on, too, with the scalings of rotary positions. Core minutes are the processor's time, all stages and measurements counted in.
 
 Writes results/conversion.json after each; what is there is left alone unless `--only` names it.
 """
@@ -23,13 +24,14 @@ import json
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import report
 import torch
+from embedding_quality import Embeddings
 from minilm import packaged_minilm
-from scipy.stats import spearmanr
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
@@ -55,18 +57,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat"},
     "tupe": {"position_scheme": "tupe"},
     "rope": {"position_scheme": "rope"},
+    "rope, frequencies learned": {"position_scheme": "rope", "position_learn_frequencies": "shared"},
+    "rope, frequencies learned in each layer and head": {
+        "position_scheme": "rope",
+        "position_learn_frequencies": "layer",
+    },
     "alibi": {"position_scheme": "alibi"},
     "kerple": {"position_scheme": "kerple"},
     "none": {"position_scheme": "none"},
-}
-# Rotary frequencies that stay or are learned, in float32: the processor at hand had no bfloat16.
-LEARNED: dict[str, dict[str, Any]] = {
-    f"rope, {how}": {"position_scheme": "rope", "mixed_precision": "no", **flags}
-    for how, flags in {
-        "fixed frequencies": {},
-        "learned, the same in all layers": {"position_learn_frequencies": "shared"},
-        "learned in each layer and head": {"position_learn_frequencies": "layer"},
-    }.items()
 }
 # What `--stock` converts to: by the flags that it chooses, so that the model is the one that is exported.
 STOCK: dict[str, dict[str, Any]] = {
@@ -87,7 +85,7 @@ HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "SST-2": ("accuracy", [], {"max_steps": 400}),
     "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 2}),
 }
-EVERYTHING = (*SCHEMES, *LEARNED, *STOCK, *LONG, *HEADS)
+EVERYTHING = (*SCHEMES, *STOCK, *LONG, *HEADS)
 
 
 def converted(arguments: argparse.Namespace, name: str, source: str, texts: list[Path], **asked: Any) -> dict:
@@ -115,28 +113,6 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
         "distillation": [{"step": entry["step"], "cosine": round(entry["cosine"], 5)} for entry in found.distillation],
     }
     return record | {"model": model}
-
-
-@torch.no_grad()
-def sts_spearman(model: torch.nn.Module, file: Path, source: str | Path | None = None) -> float:
-    """Spearman's correlation of the cosines of mean vectors with people's scores, over the pairs of a file.
-
-    Args:
-        source: whose tokenizer it is; default: the packaged MiniLM's.
-    """
-    with file.open(encoding="utf-8", newline="") as opened:
-        rows = [*csv.reader(opened)]
-    tokenizer, vectors = AutoTokenizer.from_pretrained(source or packaged_minilm()), []
-    texts = [text for row in rows for text in row[:2]]
-    for start in range(0, len(texts), 64):
-        batch = tokenizer(
-            texts[start : start + 64], padding=True, truncation=True, max_length=TRAINED_LENGTH, return_tensors="pt"
-        )
-        mask = batch["attention_mask"][..., None]
-        vectors.append((model(**batch)[0] * mask).sum(1) / mask.sum(1))
-    pairs = torch.cat(vectors).view(len(rows), 2, -1)
-    cosines = torch.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=-1)
-    return float(spearmanr(cosines.double().numpy(), [float(row[2]) for row in rows]).statistic)
 
 
 def scalings(head_dim: int, length: int) -> dict[str, dict[str, Any]]:
@@ -174,22 +150,21 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
     return found
 
 
-def measure_similarity(arguments: argparse.Namespace, name: str) -> dict:
-    """The record of a conversion that is measured on STS-B as well."""
-    texts = [arguments.data / "wikitext2" / "valid.txt"]
-    record = converted(arguments, name, packaged_minilm(), texts, **(STOCK | LEARNED)[name])
-    file = arguments.data / "stsb" / "stsb-en-test.csv"
-    original = AutoModel.from_pretrained(packaged_minilm()).eval()
-    record["sts"] = {"original": sts_spearman(original, file), "converted": sts_spearman(record["model"], file)}
+@cache
+def embeddings(data: Path) -> Embeddings:
+    return Embeddings(AutoModel.from_pretrained(packaged_minilm()).eval(), data)
+
+
+def measure(arguments: argparse.Namespace, name: str) -> dict:
+    """The record of a conversion, with what embeddings keep."""
+    asked = {"max_length": LONGEST, **LONG[name]} if name in LONG else (SCHEMES | STOCK)[name]
+    record = converted(arguments, name, packaged_minilm(), [arguments.data / "wikitext2" / "valid.txt"], **asked)
+    record |= embeddings(arguments.data).kept(record["model"])
+    if name in STOCK:
+        fits = not getattr(record["model"].config, "position_per_layer", False)
+        record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type if fits else None
+        record["longer"] = measure_longer(arguments, record["model"])
     return record
-
-
-def measure_stock(arguments: argparse.Namespace, name: str) -> dict:
-    """The record of a conversion whose model an architecture of Transformers computes."""
-    record = measure_similarity(arguments, name)
-    fits = not getattr(record["model"].config, "position_per_layer", False)
-    record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type if fits else None
-    return record | {"longer": measure_longer(arguments, record["model"])}
 
 
 def measure_head(arguments: argparse.Namespace, name: str) -> dict:
@@ -331,9 +306,10 @@ def scaled_rows(records: list[dict]) -> list[list[str]]:
     return rows
 
 
-def learned_row(record: dict) -> list[str]:
-    name, *figures = within_row(record)
-    return [name, *figures, *map(decimals, record["sts"].values())]
+def quality_row(record: dict) -> list[str]:
+    order = record["order"]
+    figures = [*record["sts"].values(), record["long_neighbours"], order["original"], order["converted"]]
+    return [label_of(record), *map(decimals, figures), decimals(order.get("spearman"))]
 
 
 def longer_row(record: dict) -> list[str]:
@@ -349,11 +325,11 @@ def head_row(record: dict) -> list[str]:
 
 
 def tables(records: list[dict]) -> list[str]:
-    """What was measured, as Markdown: of schemes within the training length, of learned frequencies, of what `--stock` writes, on longer texts too,
-    of longer models, and of task heads."""
+    """What was measured, as Markdown: of schemes within the training length, and what embeddings keep; of what `--stock` writes, on longer texts
+    too; of longer models, and of task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
-    learned = ["rotary frequencies", *within[1:], "STS-B before", "after"]
+    embeddings = ["embeddings of", "STS-B before", "after", "neighbours kept, long", "moved before", "after", "order"]
     stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
     scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
     longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
@@ -364,7 +340,7 @@ def tables(records: list[dict]) -> list[str]:
 
     return [
         as_markdown(within, [within_row(record) for record in of(SCHEMES)]),
-        *([as_markdown(learned, [learned_row(record) for record in of(LEARNED)])] if of(LEARNED) else []),
+        as_markdown(embeddings, [quality_row(record) for record in of(SCHEMES | LONG) if "order" in record]),
         as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
         as_markdown(scaled, scaled_rows(of(STOCK))),
         as_markdown(longer, [longer_row(record) for record in of(LONG)]),
@@ -396,14 +372,8 @@ def main() -> None:
     for name in arguments.only or [name for name in EVERYTHING if name not in there]:
         if name in HEADS:
             record = measure_head(arguments, name)
-        elif name in STOCK:
-            record = measure_stock(arguments, name)
-        elif name in LEARNED:
-            record = measure_similarity(arguments, name)
         else:
-            asked = SCHEMES.get(name) or {"max_length": LONGEST, **LONG[name]}
-            texts = [arguments.data / "wikitext2" / "valid.txt"]
-            record = converted(arguments, name, packaged_minilm(), texts, **asked)
+            record = measure(arguments, name)
         keep(record)
         print(f"{name}: {json.dumps(record['rows'][-1])}", flush=True)
     print("\n\n".join(tables(read_records())))

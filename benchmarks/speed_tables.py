@@ -44,6 +44,12 @@ NEWER_DETAILS = [
     (WITHOUT_DROPOUT, "model/newer", WITHOUT_DROPOUT, "ratio"),
     *((f"memory, {mode}", "model/newer", mode, "memory_ratio") for mode in ("forward", "training", WITHOUT_DROPOUT)),
 ]
+LEARNED_ROTARY = [(mode, "model/learned_rotary", mode, "ratio") for mode in ("forward", "training")]
+# What tables call a scheme that has flags.
+NAMED = {
+    "rope:position_learn_frequencies=shared": "rope, frequencies learned",
+    "rope:position_learn_frequencies=layer": "rope, frequencies learned in each layer and head",
+}
 # The columns of the attention of DeBERTa and MPNet, and what they are called in the results.
 PEERS = ["hf_posenc", "torch.compile", "disentangled-flash", "ONNX Runtime", "BERT of the same size, sdpa"]
 PEERS_DETAILS = ["hf_posenc, nothing cached", "hf_posenc, torch.compile"]
@@ -69,7 +75,8 @@ def ratio_table(corner: str, columns: list[tuple[str, str, str, str]]) -> str:
                 cells = rows.setdefault(entry["model"], [""] * len(columns))
                 cells[number] = f"{entry[key]:.2f}" if key in entry else entry["memory"]
     return as_markdown(
-        [corner, *(heading for heading, *_ in columns)], [[model, *cells] for model, cells in rows.items()]
+        [corner, *(heading for heading, *_ in columns)],
+        [[NAMED.get(model, model), *cells] for model, cells in rows.items()],
     )
 
 
@@ -132,6 +139,7 @@ def tables() -> dict[str, list[str]]:
         "docs/speed.md": [
             ratio_table("multiple of BERT's time or memory", SCHEMES),
             ratio_table("newest schemes", NEWER),
+            ratio_table("rotary positions", LEARNED_ROTARY),
             padded,
             serving.table(served, REQUESTS),
             fast_attention_table("times as fast as eager", PEERS),

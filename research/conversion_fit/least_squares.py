@@ -26,7 +26,7 @@ from torch.nn.functional import gelu, pad
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), *(str(HERE.parents[1] / name) for name in ("benchmarks", "examples"))]
 
-from conversion import sts_spearman  # noqa: E402
+from embedding_quality import sts_spearman  # noqa: E402
 from minilm import packaged_minilm  # noqa: E402
 from recorded import Runs  # noqa: E402
 

@@ -25,7 +25,7 @@ from hf_posenc.files import write_whole
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
-from conversion import sts_spearman  # noqa: E402
+from embedding_quality import sts_spearman  # noqa: E402
 
 
 @dataclass(frozen=True)
