@@ -227,13 +227,9 @@ PARTS: dict[str, dict[str, Any]] = {
         "cost_rounds": 0,
         "position_learning_rate": 0.003,
     },
-}
-# Parts that nobody has run yet: only --only runs them. Once recorded, they belong to PARTS.
-NOT_RUN: dict[str, dict[str, Any]] = {
     # 32 tokens of text, with positions drawn from as many as the longest evaluation has.
     "random_positions": {**SCRATCH, "schemes": [*SCHEMES], "random_positions": 1024, "cost_rounds": 0},
 }
-ALL_PARTS = PARTS | NOT_RUN
 SEEDS = [42, 43, 44]
 # A step of conversion takes as long as so many of fine-tuning.
 CONVERSION_STEP = 3.5
@@ -245,13 +241,13 @@ Runs = dict[str, list[dict[str, Any]]]
 
 def folder_of(part: str) -> Path:
     """Where the files of a part are."""
-    return OUTPUTS / ALL_PARTS[part].get("folder", part)
+    return OUTPUTS / PARTS[part].get("folder", part)
 
 
 def read_part(name: str) -> Runs:
     """The runs of a part, or of a folder, by their scheme; nothing where none are recorded."""
     runs: Runs = {}
-    folder = folder_of(name).name if name in ALL_PARTS else name
+    folder = folder_of(name).name if name in PARTS else name
     for run in read_lines(RUNS):
         if run["part"] == folder and "tried" not in run:
             runs.setdefault(run["scheme"], []).append(run)
@@ -315,7 +311,7 @@ class Planned:
 
 def planned(part: str, schemes: list[str] | None = None, seeds: list[int] | None = None) -> Iterator[Planned]:
     """All that a part consists of: searches for rates, conversions, runs."""
-    options, folder = ALL_PARTS[part], folder_of(part)
+    options, folder = PARTS[part], folder_of(part)
     steps = options["max_steps"]
     for label in schemes or options["schemes"]:
         name = label.partition(":")[0]
@@ -340,7 +336,7 @@ def planned(part: str, schemes: list[str] | None = None, seeds: list[int] | None
 
 def work(part: str) -> float:
     """Tokens · layers of a step, by which times of parts are compared where one has none of its own."""
-    options = ALL_PARTS[part]
+    options = PARTS[part]
     layers = 4 if options.get("config_overrides") == SIZES.format(4) else 2 if options["task"] == "masked_lm" else 6
     return options.get("length", 64) * options.get("per_device_train_batch_size", 8) * layers
 
@@ -353,11 +349,11 @@ def seconds_of_a_step(part: str, label: str) -> float | None:
 
     def times(name: str, own: str | None = None) -> list[float]:
         runs = [run for scheme, found in read_part(name).items() for run in found if own in (None, scheme)]
-        return [(run.get("seconds") or run["train_seconds"]) / ALL_PARTS[name]["max_steps"] for run in runs]
+        return [(run.get("seconds") or run["train_seconds"]) / PARTS[name]["max_steps"] for run in runs]
 
     found = times(part, label) or times(part)
     if not found:
-        same = [name for name in PARTS if ALL_PARTS[name]["task"] == ALL_PARTS[part]["task"]]
+        same = [name for name in PARTS if PARTS[name]["task"] == PARTS[part]["task"]]
         found = [seconds / work(name) * work(part) for name in same for seconds in times(name)]
     return statistics.fmean(found) if found else None
 
@@ -385,12 +381,12 @@ def say_what_remains(parts: list[str], schemes: list[str] | None, seeds: list[in
 
 
 def command(name: str, data: Path, schemes: list[str] | None, seeds: list[int] | None) -> list[str]:
-    options = {name: value for name, value in ALL_PARTS[name].items() if name != "folder"} | {
+    options = {name: value for name, value in PARTS[name].items() if name != "folder"} | {
         "output_dir": folder_of(name)
     }
     share = {key: value for key, value in {"schemes": schemes, "seeds": seeds}.items() if value}
     # In a folder of several parts no command has all schemes.
-    options |= {**share, "cost_rounds": 0} if share or "folder" in ALL_PARTS[name] else {}
+    options |= {**share, "cost_rounds": 0} if share or "folder" in PARTS[name] else {}
     if options["task"] == "masked_lm":
         options |= {part: data / "wikitext2" / f"{file}.txt" for part, file in FILES.items()}
     words = [sys.executable, str(SCRIPT), "--disable_tqdm", "true"]
@@ -402,12 +398,12 @@ def command(name: str, data: Path, schemes: list[str] | None, seeds: list[int] |
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with wikitext2")
-    parser.add_argument("--only", nargs="+", choices=ALL_PARTS, default=list(PARTS), help="what to compare")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="what to compare")
     parser.add_argument("--schemes", nargs="+", help="of these only")
     parser.add_argument("--seeds", nargs="+", type=int, help="with these only")
     parser.add_argument("--remaining", action="store_true", help="say how many core hours remain, and measure nothing")
     arguments = parser.parse_args()
-    for folder in {folder_of(name) for name in ALL_PARTS}:
+    for folder in {folder_of(name) for name in PARTS}:
         exchange(folder)
     print(say_what_remains(arguments.only, arguments.schemes, arguments.seeds), flush=True)
     if arguments.remaining:

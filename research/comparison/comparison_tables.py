@@ -128,6 +128,19 @@ def scratch_table(scratch: Runs) -> str:
     return as_markdown(heads, [row for _, row in sorted(rows, key=lambda row: row[0])])
 
 
+def random_table(runs: Runs, scratch: Runs) -> str:
+    """A row per scheme that was trained with random positions: losses at the shortest and the longest length, and less those without them."""
+    rows = []
+    for scheme, own in runs.items():
+        cells = []
+        for length in ("32", "1024"):
+            cells += [written(values(own, length, "masked_loss"))]
+            cells += [less(own, scratch[scheme], length, "masked_loss").written()]
+        rows.append((statistics.fmean(values(own, "1024", "masked_loss")), [named(scheme), *cells]))
+    heads = ["random positions", "loss at 32 tokens", "minus usual", "loss at 1,024", "minus usual"]
+    return as_markdown(heads, [row for _, row in sorted(rows, key=lambda row: row[0])])
+
+
 def combined_table(quality: str, runs: Runs, length: str, metric: str) -> str:
     """How positions are combined with the token embeddings: quality at the training length, and less that of the sum."""
     rows = []
@@ -345,6 +358,7 @@ def tables() -> dict[str, list[str]]:
             punctuation_table("converted to", converted, punctuation),
             controls_table(),
             scratch_table(scratch),
+            random_table(read_part("random_positions"), scratch),
             amplitude_table(read_part("float32")),
             combined_table("loss", scratch, "32", "masked_loss"),
             *(main for main, _ in (pairs, every_layer, terms)),
