@@ -229,7 +229,7 @@ def calibrate(
         batches: text, on the device of both models. If there is too much for the memory, only the first rows are used. A bias by bucket needs
             about 2,000 tokens, vectors by distance more, and projections about 20,000.
         steps: number of steps of the minimization. Each step computes a layer once or twice for the whole text.
-        seconds: time that it may take, about. If it is short, less text is used and fewer steps are made.
+        seconds: about how long the fit may take. If it is short, less text is used and fewer steps are made. Default: no limit.
     """
     family: Family = student.config.family
     encoder = family.encoder_of(student.base_model)
