@@ -10,6 +10,7 @@ import onnx_runtime
 import report
 import saved_code
 import serving
+import step_sizes
 from contestants import STOCK, STOCK_AGAIN
 from report import with_tables_of
 
@@ -159,6 +160,7 @@ def tables() -> dict[str, list[str]]:
             serving.table(served, [column for column in serving.COLUMNS if column not in REQUESTS]),
             fast_attention_table("times as fast as eager", PEERS_DETAILS),
             lower_precision.quality_table(quality["CoLA"]),
+            step_sizes.table(step_sizes.read_records()),
         ],
     }
 
