@@ -10,8 +10,8 @@ dev.tsv, cola/train.tsv and dev.tsv, stsb/stsb-en-test.csv. Converted with WikiT
 text, too), measured on lines of its test text of up to 128 tokens, and on windows of it that are longer. Nothing is trained
 or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
 and measured on their validation text. Embeddings are measured on STS-B, on long texts and on sentences whose words change places
-(embedding_quality.py). What `--stock` writes is measured on texts longer than those that it was
-trained on, too, with the scalings of rotary positions. Core minutes are the processor's time, all stages and measurements counted in.
+(embedding_quality.py). What `--stock` writes is measured on texts longer than those that it was trained on, too, with the scalings
+of rotary positions. Core minutes are the processor's time, all stages of the conversion and its measurements counted in.
 
 Writes results/conversion.json after each; what is there is left alone unless `--only` names it.
 """
@@ -32,6 +32,7 @@ import report
 import torch
 from embedding_quality import Embeddings
 from minilm import packaged_minilm
+from scheme_labels import FREQUENCIES, flags_of
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.utils import logging
 
@@ -57,11 +58,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "sinusoidal, concat": {"position_scheme": "sinusoidal", "position_combine": "concat"},
     "tupe": {"position_scheme": "tupe"},
     "rope": {"position_scheme": "rope"},
-    "rope, frequencies learned": {"position_scheme": "rope", "position_learn_frequencies": "shared"},
-    "rope, frequencies learned in each layer and head": {
-        "position_scheme": "rope",
-        "position_learn_frequencies": "layer",
-    },
+    **{f"rope, {how}": flags_of(f"rope{flag}") for flag, how in FREQUENCIES.items()},
     "alibi": {"position_scheme": "alibi"},
     "kerple": {"position_scheme": "kerple"},
     "none": {"position_scheme": "none"},
@@ -329,7 +326,7 @@ def tables(records: list[dict]) -> list[str]:
     too; of longer models, and of task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
-    embeddings = ["embeddings of", "STS-B before", "after", "neighbours kept, long", "moved before", "after", "order"]
+    vectors = ["embeddings of", "STS-B before", "after", "neighbours kept, long", "moved before", "after", "order"]
     stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
     scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
     longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
@@ -340,24 +337,12 @@ def tables(records: list[dict]) -> list[str]:
 
     return [
         as_markdown(within, [within_row(record) for record in of(SCHEMES)]),
-        as_markdown(embeddings, [quality_row(record) for record in of(SCHEMES | LONG) if "order" in record]),
+        as_markdown(vectors, [quality_row(record) for record in of(SCHEMES | LONG) if "order" in record]),
         as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
         as_markdown(scaled, scaled_rows(of(STOCK))),
         as_markdown(longer, [longer_row(record) for record in of(LONG)]),
         as_markdown(heads, [head_row(record) for record in of(HEADS)]),
     ]
-
-
-def read_records() -> list[dict]:
-    return report.read(NAME).get("results", [])
-
-
-def keep(record: dict) -> None:
-    """Put a record among the others, in the place of one of the same name."""
-    record.pop("model", None)
-    records = [there for there in read_records() if there["name"] != record["name"]] + [record]
-    records.sort(key=lambda there: EVERYTHING.index(there["name"]))
-    report.write(NAME, {"results": records})
 
 
 def main() -> None:
@@ -368,15 +353,16 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
-    there = {record["name"] for record in read_records()}
+    there = {record["name"] for record in report.records_of(NAME)}
     for name in arguments.only or [name for name in EVERYTHING if name not in there]:
         if name in HEADS:
             record = measure_head(arguments, name)
         else:
             record = measure(arguments, name)
-        keep(record)
+        del record["model"]
+        report.keep_record(NAME, record, EVERYTHING)
         print(f"{name}: {json.dumps(record['rows'][-1])}", flush=True)
-    print("\n\n".join(tables(read_records())))
+    print("\n\n".join(tables(report.records_of(NAME))))
 
 
 if __name__ == "__main__":

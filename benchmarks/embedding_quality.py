@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from minilm import packaged_minilm
 from scipy.stats import spearmanr
+from torch.nn.functional import normalize
 from transformers import AutoTokenizer
 
+from hf_posenc.conversion.measuring import neighbours_kept
 from hf_posenc.conversion.texts import read_documents
 
 
 # Texts that are longer than what MiniLM was trained on, and that its position embedding matrix has room for.
 LEAST, MOST = 300, 500
-NEIGHBOURS = 5
 # Sentences of which two words change places.
 SENTENCES = 1000
 SHORTEST_SENTENCE = 6
@@ -69,15 +70,6 @@ def long_texts(tokenizer: Any, file: Path) -> list[str]:
             texts.append("\n".join(gathered))
             gathered, length = [], 0
     return texts
-
-
-def neighbours_kept(vectors: torch.Tensor, before: torch.Tensor) -> float:
-    """The share of each text's five nearest neighbours that stay the same."""
-    nearest = []
-    for each in (vectors, before):
-        unit = torch.nn.functional.normalize(each, dim=-1)
-        nearest.append((unit @ unit.T).fill_diagonal_(-2).topk(NEIGHBOURS).indices)
-    return float((nearest[0][:, :, None] == nearest[1][:, None]).any(-1).double().mean())
 
 
 def exchanged(sentences: list[str]) -> tuple[list[str], list[str]]:
@@ -139,6 +131,6 @@ class Embeddings:
         return {
             "sts": {"original": self.sts, "converted": sts},
             "long_texts": len(self.texts),
-            "long_neighbours": neighbours_kept(long, self.long),
+            "long_neighbours": neighbours_kept(*(unit @ unit.T for unit in map(normalize, (long, self.long)))),
             "order": order,
         }

@@ -7,7 +7,7 @@ import re
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -75,6 +75,18 @@ def write(name: str, results: dict[str, Any]) -> None:
     content = {**circumstances(), **results}
     write_json(RESULTS / f"{file}.json", read(file) | {run: content} if run else content)
     print(f"wrote {name} to {RESULTS / file}.json")
+
+
+def records_of(name: str) -> list[dict[str, Any]]:
+    """The records of a benchmark that measures one thing after the other; none where nothing is there."""
+    return read(name).get("results", [])
+
+
+def keep_record(name: str, record: dict[str, Any], order: Iterable[str]) -> None:
+    """Write a record among the others, in the place of one of the same name, in the order of their names."""
+    places = {each: place for place, each in enumerate(order)}
+    records = [there for there in records_of(name) if there["name"] != record["name"]] + [record]
+    write(name, {"results": sorted(records, key=lambda there: places[there["name"]])})
 
 
 def stopped_at(name: str, settings: dict[str, Any]) -> dict[str, Any]:

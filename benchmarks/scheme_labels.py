@@ -5,6 +5,13 @@ from pathlib import Path
 from typing import Any
 
 
+# Flags of `rope` that learn its frequencies -> what tables call it.
+FREQUENCIES = {
+    ":position_learn_frequencies=shared": "frequencies learned",
+    ":position_learn_frequencies=layer": "frequencies learned in each layer and head",
+}
+
+
 def flags_of(label: str) -> dict[str, Any]:
     """Keywords of a config from `name` or `name:flag=value,flag=value`; values are JSON, or else strings."""
     scheme, _, written = label.partition(":")

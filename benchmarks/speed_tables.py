@@ -13,6 +13,7 @@ import serving
 import step_sizes
 from contestants import STOCK, STOCK_AGAIN
 from report import with_tables_of
+from scheme_labels import FREQUENCIES
 
 from hf_posenc._utils import as_markdown
 
@@ -47,10 +48,7 @@ NEWER_DETAILS = [
 ]
 LEARNED_ROTARY = [(mode, "model/learned_rotary", mode, "ratio") for mode in ("forward", "training")]
 # What tables call a scheme that has flags.
-NAMED = {
-    "rope:position_learn_frequencies=shared": "rope, frequencies learned",
-    "rope:position_learn_frequencies=layer": "rope, frequencies learned in each layer and head",
-}
+NAMED = {f"rope{flag}": f"rope, {how}" for flag, how in FREQUENCIES.items()}
 # The columns of the attention of DeBERTa and MPNet, and what they are called in the results.
 PEERS = ["hf_posenc", "torch.compile", "disentangled-flash", "ONNX Runtime", "BERT of the same size, sdpa"]
 PEERS_DETAILS = ["hf_posenc, nothing cached", "hf_posenc, torch.compile"]
@@ -148,7 +146,7 @@ def tables() -> dict[str, list[str]]:
             lower_precision.quality_table(quality["SST-2"]),
         ],
         "docs/conversion-results.md": [
-            *conversion.tables(conversion.read_records()),
+            *conversion.tables(report.records_of(conversion.NAME)),
             exported.table(results_of("exported")),
             saved_code.table(results_of("saved_code")),
             onnx_runtime.table(results_of("onnx_runtime")),
@@ -160,7 +158,7 @@ def tables() -> dict[str, list[str]]:
             serving.table(served, [column for column in serving.COLUMNS if column not in REQUESTS]),
             fast_attention_table("times as fast as eager", PEERS_DETAILS),
             lower_precision.quality_table(quality["CoLA"]),
-            step_sizes.table(step_sizes.read_records()),
+            step_sizes.table(report.records_of(step_sizes.NAME)),
         ],
     }
 

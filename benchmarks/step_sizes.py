@@ -81,14 +81,6 @@ def table(records: list[dict]) -> str:
     return as_markdown(header, rows)
 
 
-def read_records() -> list[dict]:
-    return report.read(NAME).get("results", [])
-
-
-def name_of(record: dict) -> str:
-    return f"{record['tokens_per_step']}:{record['factor']:g}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2")
@@ -96,14 +88,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of distillation")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
-    there = {name_of(record) for record in read_records()}
+    there = {record["name"] for record in report.records_of(NAME)}
     for name in arguments.only or [name for name in RUNS if name not in there]:
-        record = measured(arguments, *RUNS[name])
-        records = [other for other in read_records() if name_of(other) != name] + [record]
-        records.sort(key=lambda there: [*RUNS].index(name_of(there)))
-        report.write(NAME, {"results": records})
+        record = {"name": name, **measured(arguments, *RUNS[name])}
+        report.keep_record(NAME, record, RUNS)
         print(f"{name}: {json.dumps(record)}", flush=True)
-    print(table(read_records()))
+    print(table(report.records_of(NAME)))
 
 
 if __name__ == "__main__":

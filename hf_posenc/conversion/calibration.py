@@ -11,8 +11,8 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_posenc.modeling.models.family import Family
-from hf_posenc.modeling.schemes.parameters import PositionFrequencies
 from hf_posenc.parameters import position_parameters
+from hf_posenc.training import frequencies
 
 from .checkpoints import keeps_positions
 from .observation import AttentionComparison, Batch, LayerByLayer, observe, undisturbed
@@ -40,13 +40,14 @@ LEAST_EVALUATIONS = 6
 LEAST_TOKENS = 4
 
 
-def within(seconds: float) -> float:
-    """When so many seconds will have passed, on the clock of [`left`]."""
-    return time.monotonic() + seconds
-
-
 def left(until: float) -> float:
+    """Seconds until a time of `time.monotonic()`."""
     return until - time.monotonic()
+
+
+def share(until: float, parts: float) -> float:
+    """When the first of so many equal parts of the time that is left will be over."""
+    return time.monotonic() + left(until) / parts
 
 
 class Fit:
@@ -239,15 +240,15 @@ def calibrate(
     shared = [parameter for parameter in fitted_parameters(encoder) if parameter not in own]
     if keeps_positions(student, teacher) or not (shared or own or any(map(rotates, attentions))):
         return
-    held, sweeps, until = len(layers) if shared else 1, SWEEPS if shared else 1, within(seconds)
+    held, sweeps, until = len(layers) if shared else 1, SWEEPS if shared else 1, time.monotonic() + seconds
     batches = _affordable(batches, student.config.sizes.num_attention_heads, held)
     with undisturbed(student), undisturbed(teacher, "eager"):
         batches = _readable(student, teacher, batches, seconds / sweeps)
         for sweep in range(sweeps):
-            share = within(left(until) / (sweeps - sweep))
-            observations = _sweep(student, teacher, batches, steps, bool(shared), share)
+            over = share(until, sweeps - sweep)
+            observations = _sweep(student, teacher, batches, steps, bool(shared), over)
             if shared:
-                before, after = Fit(shared, observations).run(steps, share)
+                before, after = Fit(shared, observations).run(steps, over)
                 logger.info(f"all layers: divergence {before:.4f} -> {after:.4f}")
 
 
@@ -264,8 +265,8 @@ def _readable(student: nn.Module, teacher: nn.Module, batches: list[Batch], seco
 
 def fitted_parameters(module: nn.Module) -> list[nn.Parameter]:
     """The position parameters of a module that are fitted. Learned frequencies are not: the projections make up for most others."""
-    frequencies = {part.weight for part in module.modules() if isinstance(part, PositionFrequencies)}
-    return [parameter for parameter in position_parameters(module).values() if parameter not in frequencies]
+    learned = frequencies(module)
+    return [parameter for name, parameter in position_parameters(module).items() if name not in learned]
 
 
 def rotates(attention: nn.Module) -> bool:
@@ -280,7 +281,7 @@ def _sweep(
 
     Where it is, half of the time is left for what they share.
     """
-    until = within(left(until) / 2) if keep else until
+    until = share(until, 2) if keep else until
     family = student.config.family
     original, own = (LayerByLayer(model.base_model, family, batches) for model in (teacher, student))
     kept = []
@@ -299,8 +300,8 @@ def _sweep(
             if len(states) >= LEAST_TOKENS * states.shape[1] or until == math.inf:
                 fits.append((ProjectionFit(attention, observations, states), max(steps, PROJECTION_STEPS)))
         for index, (fit, number) in enumerate(fits):
-            share = within(left(until) / (len(own.layers) - layer) / (len(fits) - index))
-            before, after = fit.run(number, share)
+            parts = (len(own.layers) - layer) * (len(fits) - index)
+            before, after = fit.run(number, share(until, parts))
             logger.info(f"layer {layer}: divergence {before:.4f} -> {after:.4f}")
         if keep:
             kept += observations

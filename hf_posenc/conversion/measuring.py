@@ -169,9 +169,7 @@ class Yardstick:
             similar = [cosine_similarity(v[:, None], v[None], dim=-1) for v in (own, original)]
             upper = torch.triu_indices(number, number, offset=1)
             row["spearman"] = spearman(*(s[upper[0], upper[1]] for s in similar))
-            nearest = [s.fill_diagonal_(-2).topk(NEIGHBOURS).indices for s in similar]
-            kept = (nearest[0][:, :, None] == nearest[1][:, None, :]).any(-1)
-            row["neighbours_kept"] = kept.float().mean().item()
+            row["neighbours_kept"] = neighbours_kept(*similar)
         return row
 
     def _pooled(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -260,6 +258,12 @@ def _as_choices(batch: Batch) -> Batch:
 
 def _is_masked_lm(model: PreTrainedModel) -> bool:
     return type(model).__name__.endswith("ForMaskedLM")
+
+
+def neighbours_kept(own: torch.Tensor, original: torch.Tensor) -> float:
+    """The share of each text's nearest neighbours that stay, by similarities (texts, texts), whose diagonals are overwritten."""
+    nearest = [similar.fill_diagonal_(-2).topk(NEIGHBOURS).indices for similar in (own, original)]
+    return (nearest[0][:, :, None] == nearest[1][:, None, :]).any(-1).float().mean().item()
 
 
 def spearman(first: torch.Tensor, second: torch.Tensor) -> float:

@@ -31,7 +31,7 @@ sys.path += [str(ROOT / name) for name in ("examples", "benchmarks", "research")
 
 from recorded import Line, change_lines, read_lines  # noqa: E402
 from records import write_json  # noqa: E402
-from scheme_labels import file_name, run_file  # noqa: E402
+from scheme_labels import FREQUENCIES, file_name, run_file  # noqa: E402
 
 
 SCRIPT = ROOT / "benchmarks" / "compare_schemes.py"
@@ -53,10 +53,6 @@ LEARNED = f"sinusoidal:{LEARN}"
 # The other sinusoids that conversion can fit.
 CONCATENATED = "sinusoidal:position_combine=concat"
 # Rotary frequencies that are learned, beside the positions that the checkpoint has.
-FREQUENCIES = {
-    ":position_learn_frequencies=shared": "frequencies learned",
-    ":position_learn_frequencies=layer": "frequencies learned in each layer and head",
-}
 ROTARY = [f"absolute+rope{flag}" for flag in FREQUENCIES]
 # All flags that tables have a name for.
 NAMED = {**COMBINED, f":{LEARN}": "amplitude learned", **FREQUENCIES}
