@@ -32,7 +32,7 @@ SHORTEST = 16
 
 
 def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
-    """The documents of some sources: of each its first block, at most `BLOCK_CHARACTERS`.
+    """The documents of some sources: of each its first block, of `BLOCK_CHARACTERS`.
 
     Args:
         sources: files (a document each; of a .jsonl file, each row's "text"), folders (their text files), or names of data sets for
@@ -61,7 +61,7 @@ def read_documents(sources: Sequence[str | Path] | None = None) -> list[str]:
 def blocks_of(source: str | Path) -> Iterator[list[str]]:
     """The documents of a source in blocks of `BLOCK_CHARACTERS`, again and again.
 
-    A document at the end of a block goes on in the next. A source that is shorter is one block. What is left at the end of a longer one
+    A block ends where a line does, so that no line is divided. The rest of its last document is in the next. A source that is shorter is one block. What is left at the end of a longer one
     is a block if it has at least half of the characters; else it goes on with the beginning. A source without text has no blocks.
     """
     block: list[str] = []
@@ -71,8 +71,9 @@ def blocks_of(source: str | Path) -> Iterator[list[str]]:
         for document in _documents_of(str(source)):
             has_text = has_text or bool(document.strip())
             while len(document) >= left:
-                yield [*block, document[:left]]
-                block, document, left = [], document[left:], BLOCK_CHARACTERS
+                end = document.find("\n", left - 1) + 1 or len(document)
+                yield [*block, document[:end]]
+                block, document, left = [], document[end:], BLOCK_CHARACTERS
                 is_short = False
             block.append(document)
             left -= len(document)

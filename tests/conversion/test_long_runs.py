@@ -52,14 +52,21 @@ class TestBlocks:
         monkeypatch.setattr(texts, "PART_CHARACTERS", 8)
 
     def test_a_source_goes_on_where_a_block_ended_and_begins_again_at_its_end(self, small, tmp_path):
-        for name, length in (("a", 9), ("b", 27), ("c", 7)):
-            (tmp_path / f"{name}.txt").write_text(name * length)
+        for name, lines in (("a", 4), ("b", 9), ("c", 8)):
+            (tmp_path / f"{name}.txt").write_text(f"{name}\n" * lines)
+        a, b, c = ("a\n", "b\n", "c\n")
         blocks = [*itertools.islice(blocks_of(tmp_path), 4)]
-        # Three characters are left at the end, less than half of a block.
-        assert blocks == [["a" * 9, "b" * 11], ["b" * 16, "c" * 4], ["c" * 3, "a" * 9, "b" * 8], ["b" * 19, "c"]]
+        # One line is left at the end, less than half of a block.
+        assert blocks == [[a * 4, b * 6], [b * 3, c * 7], [c, a * 4, b * 5], [b * 4, c * 6]]
+
+    def test_a_block_goes_on_to_the_end_of_a_line(self, small, tmp_path):
+        (tmp_path / "a.txt").write_text("a" * 9)
+        (tmp_path / "b.txt").write_text("b" * 15 + "\n" + "B" * 18)
+        first = ["a" * 9, "b" * 15 + "\n"]
+        assert [*itertools.islice(blocks_of(tmp_path), 3)] == [first, ["", "B" * 18], first]
 
     def test_a_source_that_ends_in_the_later_half_of_a_block_has_a_shorter_one(self, small, tmp_path):
-        (tmp_path / "a.txt").write_text("a" * 9 + "b" * 24)
+        (tmp_path / "a.txt").write_text("a" * 9 + "\n" * 24)
         assert [len("".join(block)) for block in itertools.islice(blocks_of(tmp_path), 4)] == [20, 13, 20, 13]
         (tmp_path / "a.txt").write_text("a" * 9)
         assert [*itertools.islice(blocks_of(tmp_path), 2)] == [["a" * 9]] * 2
@@ -67,7 +74,7 @@ class TestBlocks:
     def test_a_long_file_is_read_in_parts_that_end_with_a_line(self, small, tmp_path):
         file = tmp_path / "long.txt"
         file.write_text("".join(f"line {number:02d}\n" for number in range(9)))
-        pieces = [*itertools.chain.from_iterable(itertools.islice(blocks_of(file), 4))]
+        pieces = [*itertools.chain.from_iterable(itertools.islice(blocks_of(file), 3))]
         assert "".join(pieces) == file.read_text()
         file.write_bytes(b"line\n" * 9 + b"\xff")
         with pytest.raises(ValueError, match="not text in UTF-8"):
@@ -84,14 +91,14 @@ class TestBlocks:
         big, small_one = tmp_path / "big", tmp_path / "small.txt"
         big.mkdir()
         for number in range(8):
-            (big / f"{number}.txt").write_text(str(number) * 7)
+            (big / f"{number}.txt").write_text("\n".join(f"{number}{letter}" for letter in "abc"))
         small_one.write_text("own")
-        blocks = self.blocks([big, small_one], left_out=["3" * 7])
+        blocks = self.blocks([big, small_one], left_out=["3a\n3b\n3c"])
         assert blocks(0) == "first"
-        # 00000001 11111122 2222 | 222333 33334444 444555 | 55 ...
-        assert blocks(1) == ["2", "", "4" * 7, "5" * 5, "own"]
+        # 0a0b0c, 1a1b1c, 2a2b | 2c, 3a3b3c, 4a4b4c, 5a | 5b5c, 6a6b6c, 7a7b7c
+        assert blocks(1) == ["2c", "", "4a\n4b\n4c", "5a", "own"]
         assert blocks(1) == blocks(1)
-        assert blocks(2) == ["5" * 2, "6" * 7, "7" * 7, "own"]
+        assert blocks(2) == ["5b\n5c", "6a\n6b\n6c", "7a\n7b\n7c", "own"]
 
     def test_lines_of_a_document_that_is_measured_on_are_nowhere(self, tmp_path, monkeypatch):
         monkeypatch.setattr(texts, "BLOCK_CHARACTERS", 60)

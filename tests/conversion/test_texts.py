@@ -52,8 +52,8 @@ class TestReadDocuments:
     def test_no_more_is_read_than_the_limit(self, tmp_path, monkeypatch):
         monkeypatch.setattr(texts, "BLOCK_CHARACTERS", 7)
         for name in "abc":
-            (tmp_path / f"{name}.txt").write_text(name * 5)
-        assert read_documents([tmp_path]) == ["aaaaa", "bb"]
+            (tmp_path / f"{name}.txt").write_text(f"{name}\n" * 3)
+        assert read_documents([tmp_path]) == ["a\n" * 3, "b\n"]
 
     @pytest.mark.parametrize(
         "name, content, error, said",
