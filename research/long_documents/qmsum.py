@@ -3,13 +3,15 @@
     python research/long_documents/qmsum.py --data DATA                      # all parts; what has a score is not scored again
     python research/long_documents/qmsum.py --data DATA --parts units-1024   # one
     python research/long_documents/qmsum.py --data DATA --table              # the tables, of what is there
+    python research/long_documents/qmsum.py --data DATA --model FOLDER --name mpnet --cut 384 --val_alone --parts units-512 units-1024 \
+        --methods BM25 "cut at 384" "mean of chunks of 128" "longer table, tile, untrained"
 
 DATA holds qmsum/documents.jsonl.gz and queries.jsonl. Whole meetings, found by the answers to questions about them, are LongEmbed's task of this name (Zhu et al. 2024,
 arXiv:2404.12096), whose published figures stand beside. Units are turns in their order, as many as fit; a unit is right for a query where it
 has one of the turns that annotators named (`relevant_turns`; queries without any are left out).
 
 What a method can choose (size and overlap of chunks, the length that is cut at, how the table is made longer) is chosen by the queries of the 35 meetings of `val`, and
-the score is that of the 162 of `train`: nothing here is trained on either. Intervals are over meetings. Vectors are kept in the work folder; scores of each
+the score is that of the 162 of `train`: nothing here is trained on either. With `--val_alone` nothing is chosen, and scores are those of these 35. Intervals are over meetings. Vectors are kept in the work folder; scores of each
 meeting are in results/qmsum.
 """
 
@@ -19,6 +21,7 @@ import json
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -55,6 +58,8 @@ PARTS = ("whole", *(f"units-{size}" for size in UNITS))
 ASKED = ("answers", "questions")
 # Where the package's MiniLM cuts.
 CUT = 256
+# As `split` says.
+VAL = "val"
 CUTS = (128, 256, 512)
 CHUNKS = ((64, False), (64, True), (128, False), (128, True), (256, False), (256, True))
 # Of what is behind a stored vector.
@@ -111,14 +116,14 @@ class Document:
 
 
 class Meetings:
-    """All meetings with their queries."""
+    """All meetings with their queries, or the first of them, or those of `val`."""
 
-    def __init__(self, data: Path, tokenizer: Any, number: int | None = None):
+    def __init__(self, data: Path, tokenizer: Any, number: int | None = None, val_alone: bool = False):
         with gzip.open(data / "qmsum" / "documents.jsonl.gz", "rt", encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file][:number]
+            rows = [row for row in map(json.loads, file) if row["split"] == VAL or not val_alone][:number]
         self.tokenizer = tokenizer
         self.names = [row["id"] for row in rows]
-        self.is_val = np.array([row["split"] == "val" for row in rows])
+        self.is_val = np.array([row["split"] == VAL for row in rows])
         self.turns = [[f"{speaker}: {text}" for speaker, text in row["turns"]] for row in rows]
         lines = (data / "qmsum" / "queries.jsonl").read_text(encoding="utf-8").splitlines()
         place = {name: index for index, name in enumerate(self.names)}
@@ -286,8 +291,9 @@ class Bench:
         work: Path,
         models: dict[str, Path],
         every: int = 1,
+        cut: int = CUT,
     ):
-        self.meetings, self.part, self.source, self.models = meetings, part, source, models
+        self.meetings, self.part, self.source, self.models, self.limit = meetings, part, source, models, cut
         self.documents = meetings.documents(part)[::every]
         self.by_words = cache(self._by_words)
         self.vectors, self.of_queries = (Vectors(work / f"{name}-{what}") for what in (part, "queries"))
@@ -319,7 +325,7 @@ class Bench:
         """Chunks of what the checkpoint cuts off; a document that it reads as a whole has none."""
 
         def compute() -> list[torch.Tensor]:
-            rests = [document.ids[CUT - 2 :] for document in self.documents]
+            rests = [document.ids[self.limit - 2 :] for document in self.documents]
             return means(self.original, [chunks(self.tokens(rest), size, overlap) if rest else [] for rest in rests])
 
         return self.vectors.kept(f"rest in chunks {of_size(size, overlap)}", compute)
@@ -328,7 +334,7 @@ class Bench:
         """Documents of up to 1,024 tokens, read with a longer table."""
         return self.vectors.kept(
             f"longer table, {method}, 1024",
-            lambda: means(lengthen(self.original, 1024, CUT, method), self.firsts(1024)),
+            lambda: means(lengthen(self.original, 1024, self.limit, method), self.firsts(1024)),
         )
 
     def whole(self, name: str) -> Kept:
@@ -342,10 +348,10 @@ class Bench:
 
     def upgraded(self, size: int, overlap: bool) -> torch.Tensor:
         """A stored vector, of length 1, and the mean of the rest's chunks, each by its tokens' share."""
-        stored, rest = normalize(self.cut(CUT).vectors.float(), dim=-1), self.rest(size, overlap)
+        stored, rest = normalize(self.cut(self.limit).vectors.float(), dim=-1), self.rest(size, overlap)
         merged = []
         for document, first, own in zip(self.documents, stored, rest.by_text(), strict=True):
-            read = min(len(document.ids), CUT - 2)
+            read = min(len(document.ids), self.limit - 2)
             left = len(document.ids) - read
             merged.append(first if not left else read * first + left * normalize(own.mean(dim=0), dim=-1))
         return torch.stack(merged)
@@ -358,7 +364,7 @@ class Bench:
 
         def compute() -> list[torch.Tensor]:
             encoded = self.meetings.tokenizer(self.texts(asked), add_special_tokens=False, verbose=False)["input_ids"]
-            return means(self.original, [truncated(self.tokens(ids), CUT) for ids in encoded])
+            return means(self.original, [truncated(self.tokens(ids), self.limit) for ids in encoded])
 
         return normalize(self.of_queries.kept(asked, compute).vectors.float(), dim=-1)
 
@@ -386,7 +392,7 @@ class Bench:
 
     def methods(self) -> Iterator[Method]:
         yield Method("BM25", "BM25", self.by_words)
-        for length in CUTS:
+        for length in sorted({*CUTS, self.limit}):
             kept = partial(self.cut, length)
             yield Method(f"cut at {length}", "cut", partial(self.by_mean, kept, only), kept)
         for size, overlap in CHUNKS:
@@ -397,7 +403,9 @@ class Bench:
                 if pooled == "mean of chunks":
                     both = partial(self.with_words, find)
                     yield Method(f"BM25 and {pooled} {label}", f"BM25 and {pooled}", both, kept)
-            if (size, overlap) in OF_THE_REST and any(len(document.ids) > CUT - 2 for document in self.documents):
+            if (size, overlap) in OF_THE_REST and any(
+                len(document.ids) > self.limit - 2 for document in self.documents
+            ):
                 rest = partial(self.rest, size, overlap)
                 merged = partial(self.by_mean, rest, lambda _, of=(size, overlap): self.upgraded(*of))
                 yield Method(f"{UPGRADED} {label}", UPGRADED, merged, rest)
@@ -503,8 +511,17 @@ def mean(sums: np.ndarray, queries: np.ndarray) -> float:
 
 
 def chosen(result: dict[str, Any]) -> dict[str, str]:
-    """By family, the method that is best on the queries of `val`."""
+    """By family, the method that is best on the queries of `val`.
+
+    Raises:
+        ValueError: there are no other meetings, so that what is best here would be reported of the same queries.
+    """
     val, queries = np.array(result["val"]), np.array(result["queries"])
+    families = Counter(method["family"] for method in result["methods"].values())
+    if val.all() and max(families.values()) > 1:
+        raise ValueError(
+            "several settings of a method were run on the meetings of val alone: nothing can be chosen there"
+        )
     best: dict[str, tuple[float, str]] = {}
     for name, method in result["methods"].items():
         score = mean(np.array(method["ndcg"])[val], queries[val])
@@ -513,17 +530,23 @@ def chosen(result: dict[str, Any]) -> dict[str, str]:
     return {family: name for family, (_, name) in best.items()}
 
 
+def reported(result: dict[str, Any]) -> np.ndarray:
+    """The meetings whose scores are shown: those that nothing was chosen on; where only `val` was run, and nothing chosen, these."""
+    val = np.array(result["val"])
+    return val if val.all() else ~val
+
+
 def score(result: dict[str, Any], name: str) -> float:
     """nDCG of a method on the queries of the meetings that nothing was chosen on."""
-    test, queries = ~np.array(result["val"]), np.array(result["queries"])
-    return mean(np.array(result["methods"][name]["ndcg"])[test], queries[test])
+    shown, queries = reported(result), np.array(result["queries"])
+    return mean(np.array(result["methods"][name]["ndcg"])[shown], queries[shown])
 
 
 def difference(result: dict[str, Any], name: str, other: str) -> dict[str, Any]:
     """How much higher a method scores than another on the same queries, with the interval over meetings."""
-    test, queries = ~np.array(result["val"]), np.array(result["queries"])
+    shown, queries = reported(result), np.array(result["queries"])
     own, others = (np.array(result["methods"][one]["ndcg"]) for one in (name, other))
-    less = (own - others)[test], queries[test]
+    less = (own - others)[shown], queries[shown]
     return {"mean": mean(*less), "interval": of_groups(*less)}
 
 
@@ -565,6 +588,10 @@ def main() -> None:
     parser.add_argument(
         "--converted", nargs="*", default=[], metavar="NAME=FOLDER", help="models that read documents as a whole"
     )
+    parser.add_argument("--cut", type=int, default=CUT, help="tokens after which the checkpoint's library cuts texts")
+    parser.add_argument(
+        "--val_alone", action="store_true", help="only the meetings of val, with one setting of each method"
+    )
     parser.add_argument("--meetings", type=int, help="only so many, to try it out")
     parser.add_argument("--output_dir", type=Path, default=RESULTS)
     parser.add_argument("--work_dir", type=Path, default=WORK)
@@ -573,12 +600,14 @@ def main() -> None:
     if not options.table:
         if options.data is None:
             parser.error("--data is missing")
+        if options.val_alone and not options.methods:
+            parser.error("with --val_alone, nothing is chosen: name one setting of each method with --methods")
         torch.set_num_threads(1)
         source = options.model or packaged_minilm()
-        meetings = Meetings(options.data, AutoTokenizer.from_pretrained(source), options.meetings)
+        meetings = Meetings(options.data, AutoTokenizer.from_pretrained(source), options.meetings, options.val_alone)
         models = {name: Path(folder) for name, _, folder in (one.partition("=") for one in options.converted)}
         for part in options.parts:
-            bench = Bench(meetings, part, source, options.name, options.work_dir, models)
+            bench = Bench(meetings, part, source, options.name, options.work_dir, models, cut=options.cut)
             for asked in options.asked:
                 file = options.output_dir / f"{options.name}-{part}-{asked}.json"
                 before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
@@ -586,7 +615,9 @@ def main() -> None:
                 write_whole({file: json.dumps(scores) + "\n"})
             if options.time:
                 every = max(1, len(bench.documents) // TIMED[part == "whole"])
-                timed = partial(Bench, meetings, part, source, options.name, models=models, every=every)
+                timed = partial(
+                    Bench, meetings, part, source, options.name, models=models, every=every, cut=options.cut
+                )
                 times = times_of(lambda folder, timed=timed: timed(work=folder))
                 for asked in options.asked:
                     file = options.output_dir / f"{options.name}-{part}-{asked}.json"

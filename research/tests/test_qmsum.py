@@ -192,6 +192,37 @@ def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
     assert qmsum.score(result, picked["BM25"]) == pytest.approx(sums[0] / 8)
 
 
+def test_meetings_of_val_alone(data, tmp_path, monkeypatch, capsys):
+    """Nothing is chosen, scores are theirs, and texts are cut where they are told to be."""
+    arguments = [*"--parts units-1024 --asked answers --name other --cut 200 --val_alone".split(), "--data", data]
+    arguments += ["--output_dir", tmp_path / "out", "--work_dir", tmp_path / "work"]
+
+    def run(*methods):
+        monkeypatch.setattr(sys, "argv", ["qmsum.py", *map(str, arguments), "--methods", *methods])
+        qmsum.main()
+        return capsys.readouterr().out
+
+    printed = run("BM25", "cut at 200", "mean of chunks of 128")
+    result = json.loads((tmp_path / "out" / "other-units-1024-answers.json").read_text())
+    assert result["val"] == [True] * 2
+    for name, method in result["methods"].items():
+        assert qmsum.score(result, name) == pytest.approx(sum(method["ndcg"]) / sum(result["queries"]))
+        assert f"| {name} |" in printed
+    assert "cut at 200" in result["methods"]
+    bench = qmsum.Bench(
+        Meetings(data, TOKENIZER, None, True), "units-1024", packaged_minilm(), "x", tmp_path, {}, cut=200
+    )
+    assert max(len(ids) for [ids] in bench.firsts(200)) == 200
+    torch.testing.assert_close(
+        bench.cut(200).vectors, qmsum.Vectors(tmp_path / "work" / "other-units-1024").kept("cut at 200", None).vectors
+    )
+    with pytest.raises(ValueError, match="nothing can be chosen there"):
+        run("cut at 128")
+    monkeypatch.setattr(sys, "argv", ["qmsum.py", *map(str, arguments)])
+    with pytest.raises(SystemExit):
+        qmsum.main()
+
+
 def test_means_are_over_queries_and_intervals_over_meetings():
     generator = np.random.default_rng(0)
     queries = generator.integers(1, 9, 400)
