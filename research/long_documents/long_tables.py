@@ -121,18 +121,18 @@ def precision_table() -> str:
     return as_markdown(["model, trained on documents of", *(f"{length:,} tokens" for length in lengths)], rows)
 
 
-def of_meetings(part: str, asked: str) -> dict[str, Any]:
+def of_meetings(part: str, asked: str, model: str = "minilm") -> dict[str, Any]:
     """What qmsum.py measured; nothing where this part was not run."""
-    file = qmsum.RESULTS / f"minilm-{part}-{asked}.json"
+    file = qmsum.RESULTS / f"{model}-{part}-{asked}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def qmsum_tables(*parts: str) -> str:
+def qmsum_tables(*parts: str, model: str = "minilm") -> str:
     """Of each of these parts that was run, found by answers and by questions."""
     written = []
     for part in parts:
         for asked in qmsum.ASKED:
-            if result := of_meetings(part, asked):
+            if result := of_meetings(part, asked, model):
                 published = (part, asked) == ("whole", "answers")
                 title = "Whole meetings" if part == "whole" else f"Units of up to {int(part.split('-')[1]):,} tokens"
                 written.append(f"{title}, found by {asked} ({result['documents']:,} documents):")

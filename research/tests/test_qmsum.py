@@ -203,6 +203,7 @@ def test_meetings_of_val_alone(data, tmp_path, monkeypatch, capsys):
         return capsys.readouterr().out
 
     printed = run("BM25", "cut at 200", "mean of chunks of 128")
+    assert "all queries" not in printed
     result = json.loads((tmp_path / "out" / "other-units-1024-answers.json").read_text())
     assert result["val"] == [True] * 2
     for name, method in result["methods"].items():
