@@ -4,6 +4,7 @@
     python benchmarks/conversion.py --data DATA --only t5 rope --steps 1600
     python benchmarks/conversion.py --data DATA --only SST-2 CoLA    # these are fine-tuned first, in --work
     python benchmarks/conversion.py --data DATA --only t5--stock deberta--stock rope--stock --steps 1600
+    python benchmarks/conversion.py --data DATA --mpnet FOLDER --only "all-mpnet-base-v2, deberta"
 
 DATA holds the texts in the layout of GLUE, WikiText and the STS benchmark: wikitext2/valid.txt and test.txt, sst2/train.tsv and
 dev.tsv, cola/train.tsv and dev.tsv, stsb/stsb-en-test.csv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
@@ -11,7 +12,8 @@ text, too), measured on lines of its test text of up to 128 tokens, and on windo
 or calibrated on text that is measured on. SST-2 and CoLA are fine-tuned by examples/run_classification.py, converted to `t5`,
 and measured on their validation text. Embeddings are measured on STS-B, on long texts and on sentences whose words change places
 (embedding_quality.py). What `--stock` writes is measured on texts longer than those that it was trained on, too, with the scalings
-of rotary positions. Core minutes are the processor's time, all stages of the conversion and its measurements counted in.
+of rotary positions. FOLDER has all-mpnet-base-v2, which is converted only where it is given. Core minutes are the processor's time, all
+stages of the conversion and its measurements counted in; the peak is that of the process's memory, with weights.
 
 Writes results/conversion.json after each; what is there is left alone unless `--only` names it.
 """
@@ -82,13 +84,18 @@ HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
     "SST-2": ("accuracy", [], {"max_steps": 400}),
     "CoLA": ("matthews_correlation", ["source", "label", "mark", "sentence"], {"num_train_epochs": 2}),
 }
-EVERYTHING = (*SCHEMES, *STOCK, *LONG, *HEADS)
+# Its own scheme is `absolute+t5`.
+MPNET: dict[str, dict[str, Any]] = {
+    f"all-mpnet-base-v2, {scheme}": {"position_scheme": scheme} for scheme in ("deberta", "rope")
+}
+EVERYTHING = (*SCHEMES, *STOCK, *LONG, *HEADS, *MPNET)
 
 
 def converted(arguments: argparse.Namespace, name: str, source: str, texts: list[Path], **asked: Any) -> dict:
     """The record of a conversion, and the model."""
     budget = {} if asked.get("train") == "none" else {"max_steps": arguments.steps}
     began = time.process_time()
+    report.forget_peak()
     model, found = hf_posenc.convert(
         source,
         text=texts,
@@ -104,6 +111,7 @@ def converted(arguments: argparse.Namespace, name: str, source: str, texts: list
         "seconds": found.seconds,
         "core_seconds": round(time.process_time() - began, 1),
         "steps": found.distillation[-1]["step"] if found.distillation else 0,
+        "peak_bytes": report.resident("VmHWM"),
         "threads": torch.get_num_threads(),
         "versions": found.versions,
         "rows": [{key: value for key, value in row.items() if key != "token_cosine_by_layer"} for row in found.rows],
@@ -148,15 +156,16 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
 
 
 @cache
-def embeddings(data: Path) -> Embeddings:
-    return Embeddings(AutoModel.from_pretrained(packaged_minilm()).eval(), data)
+def embeddings(source: str, data: Path) -> Embeddings:
+    return Embeddings(AutoModel.from_pretrained(source).eval(), source, data)
 
 
 def measure(arguments: argparse.Namespace, name: str) -> dict:
     """The record of a conversion, with what embeddings keep."""
-    asked = {"max_length": LONGEST, **LONG[name]} if name in LONG else (SCHEMES | STOCK)[name]
-    record = converted(arguments, name, packaged_minilm(), [arguments.data / "wikitext2" / "valid.txt"], **asked)
-    record |= embeddings(arguments.data).kept(record["model"])
+    asked = {"max_length": LONGEST, **LONG[name]} if name in LONG else (SCHEMES | STOCK | MPNET)[name]
+    source = arguments.mpnet if name in MPNET else packaged_minilm()
+    record = converted(arguments, name, source, [arguments.data / "wikitext2" / "valid.txt"], **asked)
+    record |= embeddings(source, arguments.data).kept(record["model"])
     if name in STOCK:
         fits = not getattr(record["model"].config, "position_per_layer", False)
         record["architecture"] = hf_posenc.to_stock(record["model"]).config.model_type if fits else None
@@ -270,7 +279,7 @@ def within_row(record: dict) -> list[str]:
 
 def label_of(record: dict) -> str:
     """The scheme as code, and what is said of it after a comma."""
-    _, comma, how = record["name"].partition(",")
+    _, comma, how = record["name"].partition(",") if record["name"] not in MPNET else ("", "", "")
     return f"`{record['asked']['position_scheme']}`{comma}{how}"
 
 
@@ -309,6 +318,14 @@ def quality_row(record: dict) -> list[str]:
     return [label_of(record), *map(decimals, figures), decimals(order.get("spearman"))]
 
 
+def mpnet_row(record: dict) -> list[str]:
+    """What is in the rows of other conversions, and memory."""
+    _, steps, minutes, _, calibrated, distilled, _, *neighbours = within_row(record)
+    _, before, after, long, _, _, order = quality_row(record)
+    peak = decimals(record["peak_bytes"] / 2**30, 1)
+    return [label_of(record), steps, minutes, peak, calibrated, distilled, *neighbours, before, after, long, order]
+
+
 def longer_row(record: dict) -> list[str]:
     rows = [row_of(record, record["rows"][-1]["stage"], length) for length in LENGTHS]
     first, *others = (row["token_cosine"] for row in rows)
@@ -323,13 +340,14 @@ def head_row(record: dict) -> list[str]:
 
 def tables(records: list[dict]) -> list[str]:
     """What was measured, as Markdown: of schemes within the training length, and what embeddings keep; of what `--stock` writes, on longer texts
-    too; of longer models, and of task heads."""
+    too; of longer models, of a larger model, and of task heads."""
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
     vectors = ["embeddings of", "STS-B before", "after", "neighbours kept, long", "moved before", "after", "order"]
     stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
     scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
     longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
+    mpnet = ["all-mpnet-base-v2 to", *budget, "peak, GiB", *within[4:6], *within[7:], *vectors[1:4], vectors[-1]]
     heads = ["task head, to `t5`", *budget, "before", "after", "same answers"]
 
     def of(names: dict[str, Any]) -> list[dict]:
@@ -341,6 +359,7 @@ def tables(records: list[dict]) -> list[str]:
         as_markdown(stock, [stock_row(record) for record in of(STOCK)]),
         as_markdown(scaled, scaled_rows(of(STOCK))),
         as_markdown(longer, [longer_row(record) for record in of(LONG)]),
+        as_markdown(mpnet, [mpnet_row(record) for record in of(MPNET)]),
         as_markdown(heads, [head_row(record) for record in of(HEADS)]),
     ]
 
@@ -349,12 +368,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with wikitext2, sst2 and cola")
     parser.add_argument("--only", nargs="+", choices=EVERYTHING, help="measure these, anew if need be")
+    parser.add_argument("--mpnet", help="folder of all-mpnet-base-v2")
     parser.add_argument("--steps", type=int, default=800, help="of distillation")
     parser.add_argument("--work", type=Path, default=Path("outputs/conversion"), help="where heads are fine-tuned")
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     there = {record["name"] for record in report.records_of(NAME)}
-    for name in arguments.only or [name for name in EVERYTHING if name not in there]:
+    missing = [name for name in EVERYTHING if name not in there and (arguments.mpnet or name not in MPNET)]
+    if not arguments.mpnet and set(arguments.only or ()) & set(MPNET):
+        parser.error("--mpnet is missing")
+    for name in arguments.only or missing:
         if name in HEADS:
             record = measure_head(arguments, name)
         else:

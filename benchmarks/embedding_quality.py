@@ -15,7 +15,7 @@ from hf_posenc.conversion.measuring import neighbours_kept
 from hf_posenc.conversion.texts import read_documents
 
 
-# Texts that are longer than what MiniLM was trained on, and that its position embedding matrix has room for.
+# Texts that are longer than what the models here were trained on, and that their position embedding matrices have room for.
 LEAST, MOST = 300, 500
 # Sentences of which two words change places.
 SENTENCES = 1000
@@ -94,14 +94,15 @@ class Embeddings:
     """The embeddings of an original, which those of converted models are compared with.
 
     Args:
-        original: MiniLM, or a model with its tokenizer.
+        original: an encoder.
+        source: whose tokenizer it is.
         data: folder with stsb/stsb-en-test.csv and wikitext2/test.txt.
         longest: tokens of a sentence of STS-B that are read.
     """
 
-    def __init__(self, original: torch.nn.Module, data: Path, longest: int = 128):
-        self.longest, self.pairs = longest, data / "stsb" / "stsb-en-test.csv"
-        self.tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
+    def __init__(self, original: torch.nn.Module, source: str | Path, data: Path, longest: int = 128):
+        self.longest, self.pairs, self.source = longest, data / "stsb" / "stsb-en-test.csv", source
+        self.tokenizer = AutoTokenizer.from_pretrained(source)
         self.texts = long_texts(self.tokenizer, data / "wikitext2" / "test.txt")
         self.sentences = exchanged(read_pairs(self.pairs)[0])
         self.long, self.moved, self.sts = self._of(original)
@@ -112,7 +113,7 @@ class Embeddings:
         return (
             mean_vectors(model, self.tokenizer, self.texts, MOST),
             1 - torch.cosine_similarity(usual, other),
-            sts_spearman(model, self.pairs, longest=self.longest),
+            sts_spearman(model, self.pairs, self.source, self.longest),
         )
 
     def kept(self, model: torch.nn.Module) -> dict[str, Any]:

@@ -120,14 +120,6 @@ def measure_times(
     return take_turns(calls, rounds, device)
 
 
-def resident(entry: str) -> int:
-    """VmRSS or VmHWM (the highest so far) of this process, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(entry):
-            return 1024 * int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {entry}")
-
-
 def measure_memory_here(builder, size: Size, batch: int, padding: float, mode: str, device: str, dtype) -> int:
     """Peak bytes above the level before the call, and after one on a short sequence.
 
@@ -146,10 +138,10 @@ def measure_memory_of(model: nn.Module, inputs: dict[str, torch.Tensor], mode: s
         before = torch.cuda.memory_allocated()
         step(model, inputs, mode)
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
-    before = resident("VmRSS")
+    report.forget_peak()
+    before = report.resident("VmRSS")
     step(model, inputs, mode)
-    return resident("VmHWM") - before
+    return report.resident("VmHWM") - before
 
 
 def in_own_process(command: list[str]) -> Any:

@@ -55,6 +55,19 @@ def circumstances() -> dict[str, Any]:
     }
 
 
+def resident(entry: str) -> int:
+    """VmRSS or VmHWM (the highest so far, see [`forget_peak`]) of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(entry):
+            return 1024 * int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {entry}")
+
+
+def forget_peak() -> None:
+    """Let VmHWM start anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
 def mean_and_deviation(values: list[float]) -> str:
     """Mean and sample standard deviation for people; the mean alone where there is a single value."""
     spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
