@@ -312,7 +312,7 @@ ALLOWED = {
     "hf_posenc/export/stock/folder.py:_name_for_all": "into a folder that is written as a whole",
     "hf_posenc/inspection/sentence_folders.py:cut_at": "into a folder that is written as a whole",
     "hf_posenc/testing.py:saves_and_loads": "a temporary folder",
-    "benchmarks/model.py:measure_memory_of": "a switch of the kernel, in /proc",
+    "benchmarks/report.py:forget_peak": "a switch of the kernel, in /proc",
 }
 
 
