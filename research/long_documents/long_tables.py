@@ -264,6 +264,7 @@ NAMES = {
     "*asked*": "*number tested*",
 }
 CONVERTED = ("t5", "deberta")
+PARTS_OF_MEETINGS = [f"units-{size}" for size in qmsum.UNITS]
 # By page, and by the mark before them, what stands there.
 MARKED = {
     SEARCH: {
@@ -280,7 +281,8 @@ MARKED = {
     },
     EVERYTHING: {
         "whole meetings": partial(qmsum_tables, "whole"),
-        "units": partial(qmsum_tables, *(f"units-{size}" for size in qmsum.UNITS)),
+        "units": partial(qmsum_tables, *PARTS_OF_MEETINGS),
+        "units, all-mpnet-base-v2": partial(qmsum_tables, *PARTS_OF_MEETINGS, model="mpnet"),
         **{
             kind: partial(vectors_table, kind)
             for kind in ("untrained", "converted", "chunks", "late chunks", "windows")

@@ -3,15 +3,14 @@
     python research/long_documents/qmsum.py --data DATA                      # all parts; what has a score is not scored again
     python research/long_documents/qmsum.py --data DATA --parts units-1024   # one
     python research/long_documents/qmsum.py --data DATA --table              # the tables, of what is there
-    python research/long_documents/qmsum.py --data DATA --model FOLDER --name mpnet --cut 384 --val_alone --parts units-512 units-1024 \
-        --methods BM25 "cut at 384" "mean of chunks of 128" "longer table, tile, untrained"
+    python research/long_documents/qmsum.py --data DATA --model FOLDER --name mpnet --cut 384 --val_alone --parts units-1024
 
 DATA holds qmsum/documents.jsonl.gz and queries.jsonl. Whole meetings, found by the answers to questions about them, are LongEmbed's task of this name (Zhu et al. 2024,
 arXiv:2404.12096), whose published figures stand beside. Units are turns in their order, as many as fit; a unit is right for a query where it
 has one of the turns that annotators named (`relevant_turns`; queries without any are left out).
 
 What a method can choose (size and overlap of chunks, the length that is cut at, how the table is made longer) is chosen by the queries of the 35 meetings of `val`, and
-the score is that of the 162 of `train`: nothing here is trained on either. With `--val_alone` nothing is chosen, and scores are those of these 35. Intervals are over meetings. Vectors are kept in the work folder; scores of each
+the score is that of the 162 of `train`: nothing here is trained on either. With `--val_alone` nothing is chosen: all that was run is shown, with its score on these 35. Intervals are over meetings. Vectors are kept in the work folder; scores of each
 meeting are in results/qmsum.
 """
 
@@ -21,7 +20,6 @@ import json
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -395,7 +393,7 @@ class Bench:
         for length in sorted({*CUTS, self.limit}):
             kept = partial(self.cut, length)
             yield Method(f"cut at {length}", "cut", partial(self.by_mean, kept, only), kept)
-        for size, overlap in CHUNKS:
+        for size, overlap in sorted({*CHUNKS, (self.limit, False)}):
             kept, label = partial(self.chunks, size, overlap), of_size(size, overlap)
             for pooled, function in POOLED.items():
                 find = partial(self.by_mean, kept, partial(by_document, function))
@@ -511,17 +509,8 @@ def mean(sums: np.ndarray, queries: np.ndarray) -> float:
 
 
 def chosen(result: dict[str, Any]) -> dict[str, str]:
-    """By family, the method that is best on the queries of `val`.
-
-    Raises:
-        ValueError: there are no other meetings, so that what is best here would be reported of the same queries.
-    """
+    """By family, the method that is best on the queries of `val`."""
     val, queries = np.array(result["val"]), np.array(result["queries"])
-    families = Counter(method["family"] for method in result["methods"].values())
-    if val.all() and max(families.values()) > 1:
-        raise ValueError(
-            "several settings of a method were run on the meetings of val alone: nothing can be chosen there"
-        )
     best: dict[str, tuple[float, str]] = {}
     for name, method in result["methods"].items():
         score = mean(np.array(method["ndcg"])[val], queries[val])
@@ -551,13 +540,14 @@ def difference(result: dict[str, Any], name: str, other: str) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any], published: bool = False) -> str:
-    """A row for each family, and for [`FIXED`]: what was chosen, its score on the other meetings, the difference to the mean of chunks, and the score over all queries where these are more."""
-    picked = chosen(result)
+    """A row for each family, and for [`FIXED`]: what was chosen (of `val` alone: a row for each method), its score on the other meetings, the difference to the mean of chunks, and the score over all queries where these are more."""
+    is_val = reported(result).all()
+    picked = {name: name for name in result["methods"]} if is_val else chosen(result)
+    reference = next((name for name in picked.values() if result["methods"][name]["family"] == REFERENCE), None)
     rows = []
     fixed = [name for name in FIXED if name in result["methods"] and name not in picked.values()]
     for name in [*picked.values(), *fixed]:
         method = result["methods"][name]
-        reference = picked.get(REFERENCE)
         less = "" if reference in (name, None) else difference_cell(difference(result, name, reference))
         everywhere = mean(np.array(method["ndcg"]), np.array(result["queries"]))
         milliseconds = f"{method['milliseconds']:.0f}" if "milliseconds" in method else ""
@@ -567,7 +557,7 @@ def table(result: dict[str, Any], published: bool = False) -> str:
         rows += [[f"*{name}*", "1", "", "", "", f"{reached:.3f}"] for name, reached in PUBLISHED.items()]
     costs = ["vectors per document", "core ms per document"]
     header = ["method", *costs, "nDCG@10", "minus the mean of chunks", "nDCG@10, all queries"]
-    if reported(result).all():
+    if is_val:
         header, rows = header[:-1], [row[:-1] for row in rows]
     return as_markdown(header, rows)
 
@@ -592,9 +582,7 @@ def main() -> None:
         "--converted", nargs="*", default=[], metavar="NAME=FOLDER", help="models that read documents as a whole"
     )
     parser.add_argument("--cut", type=int, default=CUT, help="tokens after which the checkpoint's library cuts texts")
-    parser.add_argument(
-        "--val_alone", action="store_true", help="only the meetings of val, with one setting of each method"
-    )
+    parser.add_argument("--val_alone", action="store_true", help="only the meetings of val; all settings are shown")
     parser.add_argument("--meetings", type=int, help="only so many, to try it out")
     parser.add_argument("--output_dir", type=Path, default=RESULTS)
     parser.add_argument("--work_dir", type=Path, default=WORK)
@@ -603,8 +591,6 @@ def main() -> None:
     if not options.table:
         if options.data is None:
             parser.error("--data is missing")
-        if options.val_alone and not options.methods:
-            parser.error("with --val_alone, nothing is chosen: name one setting of each method with --methods")
         torch.set_num_threads(1)
         source = options.model or packaged_minilm()
         meetings = Meetings(options.data, AutoTokenizer.from_pretrained(source), options.meetings, options.val_alone)
