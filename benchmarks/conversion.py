@@ -4,7 +4,7 @@
     python benchmarks/conversion.py --data DATA --only t5 rope --steps 1600
     python benchmarks/conversion.py --data DATA --only SST-2 CoLA    # these are fine-tuned first, in --work
     python benchmarks/conversion.py --data DATA --only t5--stock deberta--stock rope--stock --steps 1600
-    python benchmarks/conversion.py --data DATA --mpnet FOLDER --only "all-mpnet-base-v2, deberta"
+    python benchmarks/conversion.py --data DATA --mpnet FOLDER --only "all-mpnet-base-v2 to deberta"
 
 DATA holds the texts in the layout of GLUE, WikiText and the STS benchmark: wikitext2/valid.txt and test.txt, sst2/train.tsv and
 dev.tsv, cola/train.tsv and dev.tsv, stsb/stsb-en-test.csv. Converted with WikiText-2's validation text (SST-2 and CoLA: with the sentences of their training
@@ -86,7 +86,7 @@ HEADS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 }
 # Its own scheme is `absolute+t5`.
 MPNET: dict[str, dict[str, Any]] = {
-    f"all-mpnet-base-v2, {scheme}": {"position_scheme": scheme} for scheme in ("deberta", "rope")
+    f"all-mpnet-base-v2 to {scheme}": {"position_scheme": scheme} for scheme in ("deberta", "rope")
 }
 EVERYTHING = (*SCHEMES, *STOCK, *LONG, *HEADS, *MPNET)
 
@@ -157,7 +157,7 @@ def measure_longer(arguments: argparse.Namespace, model: torch.nn.Module) -> dic
 
 @cache
 def embeddings(source: str, data: Path) -> Embeddings:
-    return Embeddings(AutoModel.from_pretrained(source).eval(), source, data)
+    return Embeddings(AutoModel.from_pretrained(source).eval(), AutoTokenizer.from_pretrained(source), data)
 
 
 def measure(arguments: argparse.Namespace, name: str) -> dict:
@@ -279,7 +279,7 @@ def within_row(record: dict) -> list[str]:
 
 def label_of(record: dict) -> str:
     """The scheme as code, and what is said of it after a comma."""
-    _, comma, how = record["name"].partition(",") if record["name"] not in MPNET else ("", "", "")
+    _, comma, how = record["name"].partition(",")
     return f"`{record['asked']['position_scheme']}`{comma}{how}"
 
 
@@ -319,11 +319,18 @@ def quality_row(record: dict) -> list[str]:
 
 
 def mpnet_row(record: dict) -> list[str]:
-    """What is in the rows of other conversions, and memory."""
-    _, steps, minutes, _, calibrated, distilled, _, *neighbours = within_row(record)
-    _, before, after, long, _, _, order = quality_row(record)
-    peak = decimals(record["peak_bytes"] / 2**30, 1)
-    return [label_of(record), steps, minutes, peak, calibrated, distilled, *neighbours, before, after, long, order]
+    """Memory, and what is kept, within the training length and beyond."""
+    calibrated, final = (row_of(record, stage, TRAINED_LENGTH) for stage in ("calibrate", "distill"))
+    _, *budget = named(record)
+    figures = [final["spearman"], final["neighbours_kept"], *record["sts"].values(), record["long_neighbours"]]
+    return [
+        label_of(record),
+        *budget,
+        decimals(record["peak_bytes"] / 2**30, 1),
+        decimals(calibrated["token_cosine"]),
+        decimals(final["token_cosine"], 4),
+        *map(decimals, [*figures, record["order"]["spearman"]]),
+    ]
 
 
 def longer_row(record: dict) -> list[str]:
@@ -344,10 +351,11 @@ def tables(records: list[dict]) -> list[str]:
     budget = ["steps", "core minutes"]
     within = ["scheme", *budget, "start", "calibrated", "distilled", "sentence cosine", "Spearman", "neighbours kept"]
     vectors = ["embeddings of", "STS-B before", "after", "neighbours kept, long", "moved before", "after", "order"]
-    stock = ["scheme", "architecture", *budget, "distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
+    kept = ["distilled", "Spearman", "neighbours kept", "STS-B before", "after"]
+    stock = ["scheme", "architecture", *budget, *kept]
     scaled = ["longer texts", *(f"{length:,}{what}" for what in ("", ", centred") for length in LENGTHS[1:])]
     longer = ["longer model", *budget, *(f"{length:,}" for length in LENGTHS), "2,048, centred"]
-    mpnet = ["all-mpnet-base-v2 to", *budget, "peak, GiB", *within[4:6], *within[7:], *vectors[1:4], vectors[-1]]
+    mpnet = ["all-mpnet-base-v2 to", *budget, "peak, GiB", "calibrated", *kept, "neighbours kept, long", "order"]
     heads = ["task head, to `t5`", *budget, "before", "after", "same answers"]
 
     def of(names: dict[str, Any]) -> list[dict]:

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from minilm import packaged_minilm
 from scipy.stats import spearmanr
 from torch.nn.functional import normalize
-from transformers import AutoTokenizer
 
 from hf_posenc.conversion.measuring import neighbours_kept
 from hf_posenc.conversion.texts import read_documents
@@ -45,15 +43,14 @@ def read_pairs(file: Path) -> tuple[list[str], list[float]]:
     return [text for row in rows for text in row[:2]], [float(row[2]) for row in rows]
 
 
-def sts_spearman(model: torch.nn.Module, file: Path, source: str | Path | None = None, longest: int = 128) -> float:
+def sts_spearman(model: torch.nn.Module, tokenizer: Any, file: Path, longest: int = 128) -> float:
     """Spearman's correlation of the cosines of mean vectors with people's scores, over the pairs of a file.
 
     Args:
-        source: whose tokenizer it is; default: the packaged MiniLM's.
         longest: tokens of a sentence that are read.
     """
     texts, scores = read_pairs(file)
-    vectors = mean_vectors(model, AutoTokenizer.from_pretrained(source or packaged_minilm()), texts, longest)
+    vectors = mean_vectors(model, tokenizer, texts, longest)
     return float(spearmanr(torch.cosine_similarity(vectors[::2], vectors[1::2]).numpy(), scores).statistic)
 
 
@@ -95,14 +92,13 @@ class Embeddings:
 
     Args:
         original: an encoder.
-        source: whose tokenizer it is.
+        tokenizer: the model's.
         data: folder with stsb/stsb-en-test.csv and wikitext2/test.txt.
         longest: tokens of a sentence of STS-B that are read.
     """
 
-    def __init__(self, original: torch.nn.Module, source: str | Path, data: Path, longest: int = 128):
-        self.longest, self.pairs, self.source = longest, data / "stsb" / "stsb-en-test.csv", source
-        self.tokenizer = AutoTokenizer.from_pretrained(source)
+    def __init__(self, original: torch.nn.Module, tokenizer: Any, data: Path, longest: int = 128):
+        self.tokenizer, self.longest, self.pairs = tokenizer, longest, data / "stsb" / "stsb-en-test.csv"
         self.texts = long_texts(self.tokenizer, data / "wikitext2" / "test.txt")
         self.sentences = exchanged(read_pairs(self.pairs)[0])
         self.long, self.moved, self.sts = self._of(original)
@@ -113,7 +109,7 @@ class Embeddings:
         return (
             mean_vectors(model, self.tokenizer, self.texts, MOST),
             1 - torch.cosine_similarity(usual, other),
-            sts_spearman(model, self.pairs, self.source, self.longest),
+            sts_spearman(model, self.tokenizer, self.pairs, self.longest),
         )
 
     def kept(self, model: torch.nn.Module) -> dict[str, Any]:

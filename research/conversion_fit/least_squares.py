@@ -256,7 +256,8 @@ class Study:
         conversion = Conversion.of(packaged_minilm(), None, "t5", {}, arguments)
         self.seed, self.original = seed, conversion.original
         self.windows, self.held_out = conversion.windows()
-        self.parts = [Windows(part, conversion.checkpoint.tokenizer) for part in held_out_apart(conversion.documents)]
+        self.tokenizer = conversion.checkpoint.tokenizer
+        self.parts = [Windows(part, self.tokenizer) for part in held_out_apart(conversion.documents)]
         self.student = conversion.student().eval()
         self.batches = conversion._calibration_batches(self.windows)
         start(self.student, self.original, self.batches, LENGTH)
@@ -313,7 +314,7 @@ class Study:
         seconds = {"fit": round(fitted, 1), "distill": round(time.process_time() - began, 1)}
         [row] = self.yardstick.measure(self.student, "end")
         kept = {name: round(row[name], 4) for name in ("token_cosine", "spearman")}
-        kept["sts"] = round(sts_spearman(self.student.base_model, self.sts_file), 4)
+        kept["sts"] = round(sts_spearman(self.student.base_model, self.tokenizer, self.sts_file), 4)
         return {**asdict(trial), "core_seconds": seconds, "cosine_fitted": round(after_fit, 4), **kept}
 
 

@@ -16,7 +16,7 @@ from finetuning_tables import CONTROL, ROWS, counts_of, difference, recall
 from huggingface_hub import ModelCard
 from minilm import packaged_minilm
 from tagging import WHOLE
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from hf_posenc import convert
 from hf_posenc._utils import as_markdown
@@ -56,9 +56,9 @@ FOLDERS = {
 
 def measured(folder: Folder, source: str, output: Path, data: Path) -> str:
     """The section of a card: STS-B of the original and of the converted, and the figures of the study."""
-    file = data / "stsb" / "stsb-en-test.csv"
+    file, tokenizer = data / "stsb" / "stsb-en-test.csv", AutoTokenizer.from_pretrained(source)
     with torch.no_grad():
-        scores = [sts_spearman(AutoModel.from_pretrained(where).eval(), file, source) for where in (source, output)]
+        scores = [sts_spearman(AutoModel.from_pretrained(where).eval(), tokenizer, file) for where in (source, output)]
     table = as_markdown(
         ["STS-B (English), test, Spearman", ""],
         [[folder.name, f"{scores[0]:.3f}"], ["this model", f"{scores[1]:.3f}"]],

@@ -541,8 +541,8 @@ def difference(result: dict[str, Any], name: str, other: str) -> dict[str, Any]:
 
 def table(result: dict[str, Any], published: bool = False) -> str:
     """A row for each family, and for [`FIXED`]: what was chosen (of `val` alone: a row for each method), its score on the other meetings, the difference to the mean of chunks, and the score over all queries where these are more."""
-    is_val = reported(result).all()
-    picked = {name: name for name in result["methods"]} if is_val else chosen(result)
+    val_alone = all(result["val"])
+    picked = {name: name for name in result["methods"]} if val_alone else chosen(result)
     reference = next((name for name in picked.values() if result["methods"][name]["family"] == REFERENCE), None)
     rows = []
     fixed = [name for name in FIXED if name in result["methods"] and name not in picked.values()]
@@ -557,7 +557,7 @@ def table(result: dict[str, Any], published: bool = False) -> str:
         rows += [[f"*{name}*", "1", "", "", "", f"{reached:.3f}"] for name, reached in PUBLISHED.items()]
     costs = ["vectors per document", "core ms per document"]
     header = ["method", *costs, "nDCG@10", "minus the mean of chunks", "nDCG@10, all queries"]
-    if is_val:
+    if val_alone:
         header, rows = header[:-1], [row[:-1] for row in rows]
     return as_markdown(header, rows)
 

@@ -52,7 +52,7 @@ def test_a_model_keeps_its_own_and_without_positions_no_order(data):
     original, none = (
         AutoModel.from_pretrained(packaged_minilm(), **flags).eval() for flags in ({}, {"position_scheme": "none"})
     )
-    embeddings = embedding_quality.Embeddings(original, packaged_minilm(), data)
+    embeddings = embedding_quality.Embeddings(original, AutoTokenizer.from_pretrained(packaged_minilm()), data)
     same = embeddings.kept(original)
     assert same["sts"]["original"] == same["sts"]["converted"]
     assert same["long_neighbours"] == 1 and same["order"]["spearman"] == pytest.approx(1)
