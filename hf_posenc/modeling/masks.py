@@ -7,6 +7,11 @@ import torch
 from torch import nn
 
 
+# An additive mask hides a key with a number below this: the lowest of its dtype or of a smaller one, -inf, or -10,000 (-9,984 in bfloat16),
+# as models did for years. A softmax makes 0 of each.
+HIDDEN = -9_000.0
+
+
 def is_tensor(mask: Any) -> bool:
     """Whether a mask is a tensor, and not None, FlexAttention's BlockMask or a dictionary of masks."""
     return isinstance(mask, torch.Tensor)
@@ -14,7 +19,7 @@ def is_tensor(mask: Any) -> bool:
 
 def allowed(mask: torch.Tensor) -> torch.Tensor:
     """Where a boolean or additive mask lets a query attend."""
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min
+    return mask if mask.dtype == torch.bool else mask > HIDDEN
 
 
 def check_pairs(mask: torch.Tensor) -> None:

@@ -122,6 +122,18 @@ def test_a_boolean_mask_of_pairs_is_one_for_every_backend(scheme, path):
     torch.testing.assert_close(sdpa, eager, rtol=0, atol=TOLERANCE)
 
 
+@tiny.cross(scheme=ALL, backend=["eager", "sdpa"], **both_ways, strength=1)
+def test_a_mask_of_minus_10000_is_the_boolean_mask(scheme, backend, path):
+    """As models made masks for years: schemes that count visible tokens counted these."""
+    model = tiny.build(scheme)
+    input_ids = tiny.inputs(padding=None)["input_ids"]
+    mask = (torch.rand(3, 1, 12, 12) < 0.5) | torch.eye(12, dtype=torch.bool)
+    mask[1, ..., 3:6] = False
+    added = torch.zeros(mask.shape).masked_fill(~mask, -10_000.0)
+    boolean, additive = (run(model, backend, input_ids=input_ids, attention_mask=given) for given in (mask, added))
+    torch.testing.assert_close(additive, boolean, rtol=0, atol=TOLERANCE)
+
+
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("scheme", ["t5", "deberta", "relative", "rope", "absolute", "fire", "cable"])
 def test_a_mask_of_pairs_in_whole_numbers_is_refused(scheme, backend):

@@ -41,13 +41,24 @@ def test_packed_documents_are_counted_by_themselves():
     expected = [[2, 2, 3, 3, 3, 1]]
     assert positions(pairs).context_lengths.tolist() == expected
     assert positions(pairs[:, 0]).context_lengths.tolist() == expected
-    lowest = torch.finfo(torch.float32).min
-    additive = torch.zeros(pairs.shape).masked_fill(~pairs, lowest)
+    additive = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
     assert positions(additive).context_lengths.tolist() == expected
     assert positions(pairs.tril(), is_causal=True).context_lengths.tolist() == [[1, 2, 1, 2, 3, 1]]
     numbers = torch.tensor([0, 0, 1, 1, 1, 2])
     block = create_block_mask(lambda b, h, q, k: numbers[q] == numbers[k], 2, None, 6, 6, device="cpu")
     assert positions(block).context_lengths.tolist() == expected * 2
+
+
+@pytest.mark.parametrize(
+    "number", [-10_000.0, torch.finfo(torch.float16).min, torch.finfo(torch.bfloat16).min, -torch.inf]
+)
+def test_a_key_is_hidden_by_every_number_that_masks_are_made_of(number):
+    pairs = documents()
+    pairs[..., 4] = False
+    for dtype in (torch.float32, torch.bfloat16):
+        found = positions(torch.zeros(pairs.shape, dtype=dtype).masked_fill(~pairs, number))
+        assert found.are_tokens.tolist() == [[True, True, True, True, False, True]]
+        assert found.context_lengths.tolist() == positions(pairs).context_lengths.tolist()
 
 
 def test_tokens_are_what_somebody_may_attend_to():
