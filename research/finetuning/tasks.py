@@ -3,8 +3,8 @@
     python research/finetuning/tasks.py --data DATA               # hours; the same command goes on where it stopped
     python research/finetuning/tasks.py --data DATA --tasks cola --arms control
 
-DATA holds qmsum, sst2, cola and stsb. A run is a line of tasks.jsonl: of a rate, with its score on a tenth of the training data, or of a seed, with what was
-predicted of the test. Each run takes one thread.
+DATA holds qmsum, sst2, cola and stsb. A run is a line of tasks.jsonl: of a rate, with its score on a tenth of the training data, or of a seed, with the label
+and the score of each row of the test, or the number of queries and the sum of their scores of each meeting. Each run takes one thread.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +37,6 @@ from minilm import packaged_minilm
 from recorded import Line, Runs
 from report import circumstances
 from scipy.stats import spearmanr
-from sklearn.metrics import matthews_corrcoef
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 
@@ -48,11 +48,12 @@ TURNS = {"train": (2, 6), "val": (10, 90)}
 
 
 class Row(NamedTuple):
-    """A text or a pair, its label, and which query it belongs to, where rows are ranked."""
+    """A text or a pair, its label, and, where rows are ranked, which query it belongs to, of which meeting."""
 
     texts: tuple[str, ...]
     label: float
     group: int = 0
+    meeting: str = ""
 
 
 def tsv(file: Path) -> list[list[str]]:
@@ -105,36 +106,52 @@ def qmsum(data: Path) -> tuple[list[Row], list[Row]]:
         right, wrong = (
             draw.sample(turns, min(most, len(turns))) for turns, most in zip((right, wrong), TURNS[meeting["split"]])
         )
-        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 1.0, number) for turn in right]
-        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 0.0, number) for turn in wrong]
+        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 1.0, number, meeting["id"]) for turn in right]
+        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 0.0, number, meeting["id"]) for turn in wrong]
     return sides["train"], sides["val"]
 
 
-def accuracy(rows: Sequence[Row], scores: np.ndarray) -> float:
-    return float(np.mean((scores > 0) == labels(rows)))
+# Of each unit, which is what is drawn again for an interval: the label and the score of a row, or the queries of a meeting and the sum of
+# their scores.
+Units = tuple[np.ndarray, np.ndarray]
+# Units, and how often each is counted, (draws, units): (draws,).
+Measure = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-def matthews(rows: Sequence[Row], scores: np.ndarray) -> float:
-    return float(matthews_corrcoef(labels(rows), scores > 0))
+def rows_apart(rows: Sequence[Row], scores: np.ndarray) -> Units:
+    return np.array([row.label for row in rows]), scores
 
 
-def rank_correlation(rows: Sequence[Row], scores: np.ndarray) -> float:
-    return float(spearmanr(labels(rows), scores).statistic)
+def ranks_by_meeting(rows: Sequence[Row], scores: np.ndarray) -> Units:
+    """The score of a query is 1 / the rank of the first turn that answers."""
+    found: dict[str, list[float]] = {}
+    for _, own in groupby(zip(rows, scores, strict=True), key=lambda one: one[0].group):
+        turns = [*own]
+        best = max(score for row, score in turns if row.label == 1)
+        found.setdefault(turns[0][0].meeting, []).append(1 / (1 + sum(score > best for _, score in turns)))
+    return np.array([*map(len, found.values())]), np.array([*map(sum, found.values())])
 
 
-def mean_reciprocal_rank(rows: Sequence[Row], scores: np.ndarray) -> float:
-    """Over queries: 1 / the rank of the first turn that answers."""
-    groups, right = np.array([row.group for row in rows]), labels(rows) == 1
-    ranks = []
-    for group in np.unique(groups):
-        own = groups == group
-        if right[own].any():
-            ranks.append(1 + int((scores[own] > scores[own][right[own]].max()).sum()))
-    return float(np.mean(1 / np.array(ranks)))
+def mean_reciprocal_rank(numbers: np.ndarray, sums: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    return counted @ sums / (counted @ numbers)
 
 
-def labels(rows: Sequence[Row]) -> np.ndarray:
-    return np.array([row.label for row in rows])
+def accuracy(labels: np.ndarray, scores: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    return counted @ ((scores > 0) == labels) / counted.sum(axis=1)
+
+
+def matthews(labels: np.ndarray, scores: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    found, right = scores > 0, labels == 1
+    both, wrong, missed, neither = (
+        counted @ cell.astype(float) for cell in (found & right, found & ~right, ~found & right, ~found & ~right)
+    )
+    sides = (both + wrong) * (both + missed) * (neither + wrong) * (neither + missed)
+    return (both * neither - wrong * missed) / np.sqrt(np.maximum(sides, 1))
+
+
+def rank_correlation(labels: np.ndarray, scores: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    drawn = (np.repeat(np.arange(len(scores)), row) for row in counted)
+    return np.array([spearmanr(labels[rows], scores[rows]).statistic for rows in drawn])
 
 
 @dataclass(frozen=True)
@@ -146,14 +163,19 @@ class Task:
     """
 
     rows: Callable[[Path], tuple[list[Row], list[Row]]]
-    score: Callable[[Sequence[Row], np.ndarray], float]
+    measure: Measure
     epochs: int
     measured: str
     classes: int = 2
+    units: Callable[[Sequence[Row], np.ndarray], Units] = rows_apart
+
+    def score(self, rows: Sequence[Row], scores: np.ndarray) -> float:
+        labels, scores = self.units(rows, scores)
+        return float(self.measure(labels, scores, np.ones((1, len(scores)), int))[0])
 
 
 TASKS = {
-    "qmsum": Task(qmsum, mean_reciprocal_rank, 1, "mean reciprocal rank"),
+    "qmsum": Task(qmsum, mean_reciprocal_rank, 1, "mean reciprocal rank", units=ranks_by_meeting),
     "stsb": Task(stsb, rank_correlation, 4, "Spearman", classes=1),
     "cola": Task(cola, matthews, 2, "Matthews"),
     "sst2, 1,000": Task(lambda data: sst2(data, 1000), accuracy, 4, "accuracy"),
@@ -235,7 +257,8 @@ def run(study: Study, runs: Runs, name: str, arm: str) -> None:
 
     def test(model: PreTrainedModel) -> Line:
         scores = study.scores(model, tested)
-        return {"tested": task.score(tested, scores), "scores": [float(f"{score:.4g}") for score in scores]}
+        units = [[float(f"{value:.4g}") for value in values] for values in task.units(tested, scores)]
+        return {"tested": task.score(tested, scores), "units": units}
 
     search = RateSearch(runs, keys)
     for rates in search.to_try(position_rates(study.model(arm, task))):

@@ -23,6 +23,8 @@ from litbank import (
 )
 from minilm import packaged_minilm
 from recorded import Runs
+from scipy.stats import spearmanr
+from sklearn.metrics import accuracy_score, matthews_corrcoef
 from transformers import AutoTokenizer
 
 
@@ -250,9 +252,31 @@ def test_intervals_count_works_and_runs():
 
 
 def test_ranks_of_turns_are_those_of_the_first_that_answers():
-    rows = [tasks.Row(("a", "b"), float(label), group) for group, label in ((1, 0), (1, 1), (1, 1), (2, 1), (2, 0))]
-    assert tasks.mean_reciprocal_rank(rows, np.array([3.0, 2.0, 1.0, 5.0, 4.0])) == pytest.approx((1 / 2 + 1) / 2)
-    assert tasks.mean_reciprocal_rank(rows, np.array([3.0, 2.0, 9.0, 4.0, 5.0])) == pytest.approx((1 + 1 / 2) / 2)
+    queries = ((1, 0, "m"), (1, 1, "m"), (1, 1, "m"), (2, 1, "n"), (2, 0, "n"), (3, 0, "m"), (3, 1, "m"))
+    rows = [tasks.Row(("a", "b"), float(label), group, meeting) for group, label, meeting in queries]
+    task, scores = tasks.TASKS["qmsum"], np.array([3.0, 2.0, 1.0, 5.0, 4.0, 0.0, 1.0])
+    numbers, sums = task.units(rows, scores)
+    assert numbers.tolist() == [2, 1] and sums.tolist() == [1.5, 1]  # by meeting
+    assert task.score(rows, scores) == pytest.approx(2.5 / 3)
+    assert task.measure(numbers, sums, np.array([[2, 1], [0, 3]])) == pytest.approx([4 / 5, 1])
+
+
+@pytest.mark.parametrize("name", ["cola", "stsb", "sst2, 1,000"])
+def test_measures_of_drawn_rows_are_those_of_the_libraries(name):
+    generator = np.random.default_rng(0)
+    task, scores = tasks.TASKS[name], generator.normal(size=50)
+    labels = scores / 5 + generator.normal(size=50)
+    labels = labels if name == "stsb" else (labels > 0).astype(float)
+    counted = generator.multinomial(50, [1 / 50] * 50, size=4)
+    drawn = [np.repeat(np.arange(50), row) for row in counted]
+    reference = {
+        "cola": lambda rows: matthews_corrcoef(labels[rows], scores[rows] > 0),
+        "stsb": lambda rows: spearmanr(labels[rows], scores[rows]).statistic,
+        "sst2, 1,000": lambda rows: accuracy_score(labels[rows], scores[rows] > 0),
+    }[name]
+    assert task.measure(labels, scores, counted) == pytest.approx([reference(rows) for rows in drawn])
+    rows = [tasks.Row(("a",), float(label)) for label in labels]
+    assert task.score(rows, scores) == pytest.approx(reference(np.arange(50)))
 
 
 def test_rows_of_a_query_stay_together():
