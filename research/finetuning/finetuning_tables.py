@@ -1,4 +1,4 @@
-"""The tables of the study of fine-tuning, from minilm.jsonl: of folds that all arms have.
+"""The tables of the study of fine-tuning, from its .jsonl files: of folds that all arms have.
 
 python research/finetuning/finetuning_tables.py [--folder FOLDER]    # prints them
 """
@@ -10,18 +10,22 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from fine_tuning import Line
+from fine_tuning import Line, is_of
 from intervals import Interval, f1
 from litbank import BIN, MENTIONS, TESTED, TOKENS
 from recorded import read_lines
 from report import with_marked_tables
 from tagging import APART, CUT, FIRST, LONGEST_SPAN, MEAN, STUDIES, WHOLE, WINDOWS, WINDOWS_512
+from tasks import ARMS as TASK_ARMS
+from tasks import SEEDS, TASKS, Task
 
 from hf_posenc._utils import as_markdown
 
 
 HERE = Path(__file__).parent
 DRAWS = 10_000
+# Of tasks, whose ranks are computed anew in each draw.
+TASK_DRAWS = 2_000
 CONTROL = ("control", WINDOWS)
 TIME = "core ms per 1,000 tokens"
 # On par: the interval of the difference lies within this.
@@ -261,6 +265,46 @@ def mentions_table(folder: Path = HERE) -> str:
     return as_markdown(["recall of names by the distance from the first mention", *limits], rows)
 
 
+def tasks_table(folder: Path = HERE) -> str:
+    """Of each task of which all runs are made: the mean over seeds, and differences from the control."""
+    rows = []
+    for name, task in TASKS.items():
+        tested = {
+            arm: {
+                run["seed"]: run["units"]
+                for run in runs_of("tasks", folder)
+                if "units" in run and is_of(run, {"task": name, "arm": arm})
+            }
+            for arm in TASK_ARMS
+        }
+        if any({*SEEDS} - {*found} for found in tested.values()):
+            continue
+        control, *others = (np.array([found[seed] for seed in SEEDS]) for found in tested.values())
+        drawn = _scores_of_draws(task, control)
+        cells = [f"{drawn[0]:.3f}"]
+        for units in others:
+            less = _scores_of_draws(task, units) - drawn
+            low, high = np.quantile(less[1:], [0.025, 0.975])
+            written = ("+" if less[0] > 0 else "") + Interval(float(less[0]), float(low), float(high)).written()
+            cells.append(f"**{written}**" if low > 0 or high < 0 else written)
+        rows.append([task.measured, *cells])
+    return as_markdown(["task", "original positions", *(f"`{arm}`" for arm in TASK_ARMS[1:])], rows)
+
+
+def _scores_of_draws(task: Task, units: np.ndarray) -> np.ndarray:
+    """Means over seeds, (1 + draws,): of all, and where seeds and units are drawn again, the same for all arms.
+
+    Args:
+        units: (seeds, 2, units).
+    """
+    seeds, number = len(units), units.shape[-1]
+    generator = np.random.default_rng(0)
+    chosen = np.vstack([np.arange(seeds), generator.integers(seeds, size=(TASK_DRAWS, seeds))])
+    counted = np.vstack([np.ones(number, int), generator.multinomial(number, [1 / number] * number, size=TASK_DRAWS)])
+    scores = np.array([task.measure(*of_seed, counted) for of_seed in units])
+    return np.take_along_axis(scores.T, chosen, axis=1).mean(axis=1)
+
+
 def rates_table(study: str, folder: Path = HERE) -> str:
     """What was tried for each arm, on development data alone."""
     rows = []
@@ -296,6 +340,7 @@ MARKED = {
     "ways to join windows, all-mpnet-base-v2": partial(ways_table, "mpnet"),
     "names by mentions": mentions_table,
     "rates of taggers": partial(rates_table, "minilm"),
+    "other tasks": tasks_table,
 }
 
 
@@ -306,7 +351,7 @@ def generated() -> Iterator[tuple[str, Callable[[str], str]]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=HERE, help="where minilm.jsonl is (default: this folder)")
+    parser.add_argument("--folder", type=Path, default=HERE, help="where its .jsonl files are (default: this folder)")
     folder = parser.parse_args().folder
     made = [table(folder=folder) for table in MARKED.values()]
     print("\n\n".join(made))

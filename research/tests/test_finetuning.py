@@ -1,5 +1,6 @@
 """The study of fine-tuning: what is read of LitBank, how works are cut and counted, and which rates are tried."""
 
+import json
 import random
 
 import fine_tuning
@@ -266,7 +267,7 @@ def test_measures_of_drawn_rows_are_those_of_the_libraries(name):
     generator = np.random.default_rng(0)
     task, scores = tasks.TASKS[name], generator.normal(size=50)
     labels = scores / 5 + generator.normal(size=50)
-    labels = labels if name == "stsb" else (labels > 0).astype(float)
+    labels = labels.round(1) if name == "stsb" else (labels > 0).astype(float)  # some are equal
     counted = generator.multinomial(50, [1 / 50] * 50, size=4)
     drawn = [np.repeat(np.arange(50), row) for row in counted]
     reference = {
@@ -277,6 +278,40 @@ def test_measures_of_drawn_rows_are_those_of_the_libraries(name):
     assert task.measure(labels, scores, counted) == pytest.approx([reference(rows) for rows in drawn])
     rows = [tasks.Row(("a",), float(label)) for label in labels]
     assert task.score(rows, scores) == pytest.approx(reference(np.arange(50)))
+
+
+def test_intervals_of_tasks_count_rows_and_seeds():
+    """Against the normal approximation of an accuracy."""
+    generator, task = np.random.default_rng(0), tasks.TASKS["sst2, 1,000"]
+    labels = generator.integers(2, size=400).astype(float)
+
+    def units(shares: list[float]) -> np.ndarray:
+        right = [generator.random(400) < share for share in shares]
+        return np.array([[labels, np.where(one, 2 * labels - 1, 1 - 2 * labels)] for one in right])
+
+    own = units([0.7, 0.8, 0.75])
+    drawn = tables._scores_of_draws(task, own)
+    of_seeds = ((own[:, 1] > 0) == own[:, 0]).mean(axis=1)
+    assert drawn[0] == pytest.approx(of_seeds.mean())
+    of_rows = ((own[:, 1] > 0) == own[:, 0]).mean(axis=0).var() / 400
+    within = (
+        (of_seeds * (1 - of_seeds) / 400).mean() / 3 * (2 / 3)
+    )  # seeds that are drawn twice count their rows twice
+    assert drawn[1:].std() == pytest.approx((of_rows + of_seeds.var() / 3 + within) ** 0.5, rel=0.1)
+
+
+def test_tables_of_tasks_have_those_with_all_runs(tmp_path):
+    lines = ['{"settings": {}}']
+    for arm, score in (("control", -1.0), ("absolute+t5", 1.0), ("absolute+deberta", -1.0)):
+        for seed in tasks.SEEDS:
+            units = [[0.0, 0.0, 1.0, 1.0], [score, -1.0, 1.0, 1.0]]
+            lines.append(json.dumps({"task": "sst2, 1,000", "arm": arm, "seed": seed, "tested": 0, "units": units}))
+    lines.append(json.dumps({"task": "cola", "arm": "control", "seed": 0, "tested": 0, "units": [[0.0], [1.0]]}))
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    rows = tables.tasks_table(tmp_path).splitlines()[2:]
+    assert len(rows) == 1 and rows[0].startswith(
+        "| SST-2 with 1,000 phrases, accuracy | 1.000 | −0.250 (−0.750 to 0.000) | 0.000 ("
+    )
 
 
 def test_rows_of_a_query_stay_together():
