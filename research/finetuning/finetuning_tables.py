@@ -156,10 +156,14 @@ def verdict(less: Interval) -> str:
 
 
 def with_difference(own: np.ndarray, other: np.ndarray, measure: Callable[[np.ndarray], np.ndarray]) -> str:
-    """A score and its difference from another, in bold where the interval leaves 0 out."""
-    less = difference(own, other, measure)
+    """A score and its difference from another."""
+    return f"{measure(own).mean():.3f} {marked(difference(own, other, measure))}"
+
+
+def marked(less: Interval) -> str:
+    """A difference with its sign, in bold where the interval leaves 0 out."""
     written = ("+" if less.mean > 0 else "") + less.written()
-    return f"{measure(own).mean():.3f} " + (f"**{written}**" if less.low > 0 or less.high < 0 else written)
+    return f"**{written}**" if less.low > 0 or less.high < 0 else written
 
 
 def main_table(folder: Path = HERE) -> str:
@@ -284,11 +288,19 @@ def tasks_table(folder: Path = HERE) -> str:
         cells = [f"{drawn[0]:.3f}"]
         for units in others:
             less = _scores_of_draws(task, units) - drawn
-            low, high = np.quantile(less[1:], [0.025, 0.975])
-            written = ("+" if less[0] > 0 else "") + Interval(float(less[0]), float(low), float(high)).written()
-            cells.append(f"**{written}**" if low > 0 or high < 0 else written)
+            cells.append(marked(Interval(float(less[0]), *map(float, np.quantile(less[1:], [0.025, 0.975])))))
         rows.append([task.measured, *cells])
     return as_markdown(["task", "original positions", *(f"`{arm}`" for arm in TASK_ARMS[1:])], rows)
+
+
+@cache
+def _draws_of_tasks(seeds: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seeds, and how often each unit is counted, first of all once, and then as they are drawn again."""
+    generator = np.random.default_rng(0)
+    chosen = np.vstack([np.arange(seeds), generator.integers(seeds, size=(TASK_DRAWS, seeds))])
+    return chosen, np.vstack(
+        [np.ones(number, int), generator.multinomial(number, [1 / number] * number, size=TASK_DRAWS)]
+    )
 
 
 def _scores_of_draws(task: Task, units: np.ndarray) -> np.ndarray:
@@ -297,10 +309,7 @@ def _scores_of_draws(task: Task, units: np.ndarray) -> np.ndarray:
     Args:
         units: (seeds, 2, units).
     """
-    seeds, number = len(units), units.shape[-1]
-    generator = np.random.default_rng(0)
-    chosen = np.vstack([np.arange(seeds), generator.integers(seeds, size=(TASK_DRAWS, seeds))])
-    counted = np.vstack([np.ones(number, int), generator.multinomial(number, [1 / number] * number, size=TASK_DRAWS)])
+    chosen, counted = _draws_of_tasks(len(units), units.shape[-1])
     scores = np.array([task.measure(*of_seed, counted) for of_seed in units])
     return np.take_along_axis(scores.T, chosen, axis=1).mean(axis=1)
 

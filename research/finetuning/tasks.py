@@ -162,8 +162,8 @@ def rank_correlation(labels: np.ndarray, scores: np.ndarray, counted: np.ndarray
 
 def mean_ranks(values: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """Of each value, (draws, values), where equal values share the mean of their ranks."""
-    number, which = np.unique(values, return_inverse=True)
-    equal = counted @ np.eye(len(number))[which]
+    _, which, numbers = np.unique(values, return_inverse=True, return_counts=True)
+    equal = np.add.reduceat(counted[:, which.argsort()], np.cumsum(numbers) - numbers, axis=1)
     return (np.cumsum(equal, axis=1) - (equal - 1) / 2)[:, which]
 
 

@@ -253,11 +253,18 @@ def test_intervals_count_works_and_runs():
 
 
 def test_ranks_of_turns_are_those_of_the_first_that_answers():
+    task = tasks.TASKS["qmsum"]
+    rows = [tasks.Row(("a", "b"), float(label), group) for group, label in ((1, 0), (1, 1), (1, 1), (2, 1), (2, 0))]
+    assert task.score(rows, np.array([3.0, 2.0, 1.0, 5.0, 4.0])) == pytest.approx((1 / 2 + 1) / 2)
+    assert task.score(rows, np.array([3.0, 2.0, 9.0, 4.0, 5.0])) == pytest.approx((1 + 1 / 2) / 2)
+
+
+def test_ranks_of_turns_are_summed_by_meeting():
     queries = ((1, 0, "m"), (1, 1, "m"), (1, 1, "m"), (2, 1, "n"), (2, 0, "n"), (3, 0, "m"), (3, 1, "m"))
     rows = [tasks.Row(("a", "b"), float(label), group, meeting) for group, label, meeting in queries]
     task, scores = tasks.TASKS["qmsum"], np.array([3.0, 2.0, 1.0, 5.0, 4.0, 0.0, 1.0])
     numbers, sums = task.units(rows, scores)
-    assert numbers.tolist() == [2, 1] and sums.tolist() == [1.5, 1]  # by meeting
+    assert numbers.tolist() == [2, 1] and sums.tolist() == [1.5, 1]
     assert task.score(rows, scores) == pytest.approx(2.5 / 3)
     assert task.measure(numbers, sums, np.array([[2, 1], [0, 3]])) == pytest.approx([4 / 5, 1])
 
@@ -294,9 +301,8 @@ def test_intervals_of_tasks_count_rows_and_seeds():
     of_seeds = ((own[:, 1] > 0) == own[:, 0]).mean(axis=1)
     assert drawn[0] == pytest.approx(of_seeds.mean())
     of_rows = ((own[:, 1] > 0) == own[:, 0]).mean(axis=0).var() / 400
-    within = (
-        (of_seeds * (1 - of_seeds) / 400).mean() / 3 * (2 / 3)
-    )  # seeds that are drawn twice count their rows twice
+    # Seeds that are drawn twice count their rows twice.
+    within = (of_seeds * (1 - of_seeds) / 400).mean() / 3 * (2 / 3)
     assert drawn[1:].std() == pytest.approx((of_rows + of_seeds.var() / 3 + within) ** 0.5, rel=0.1)
 
 

@@ -41,7 +41,8 @@ def test_packed_documents_are_counted_by_themselves():
     expected = [[2, 2, 3, 3, 3, 1]]
     assert positions(pairs).context_lengths.tolist() == expected
     assert positions(pairs[:, 0]).context_lengths.tolist() == expected
-    additive = torch.zeros(pairs.shape).masked_fill(~pairs, torch.finfo(torch.float32).min)
+    lowest = torch.finfo(torch.float32).min
+    additive = torch.zeros(pairs.shape).masked_fill(~pairs, lowest)
     assert positions(additive).context_lengths.tolist() == expected
     assert positions(pairs.tril(), is_causal=True).context_lengths.tolist() == [[1, 2, 1, 2, 3, 1]]
     numbers = torch.tensor([0, 0, 1, 1, 1, 2])
