@@ -95,10 +95,11 @@ class RateSearch:
 
     Args:
         keys: what an arm's runs have in common. A run with a rate has its score as `searched`.
+        rates: of the model.
     """
 
-    def __init__(self, runs: Runs, keys: dict[str, Any]):
-        self.runs, self.keys = runs, keys
+    def __init__(self, runs: Runs, keys: dict[str, Any], rates: Sequence[float] = RATES):
+        self.runs, self.keys, self.rates = runs, keys, rates
 
     def tried(self) -> dict[Rates, float]:
         found = [run for run in self.runs.read() if "searched" in run and is_of(run, self.keys)]
@@ -114,7 +115,7 @@ class RateSearch:
         The caller adds the run of each before it asks for the next, which may depend on it.
         """
         first = positions[1] if positions else None
-        yield from self._line([(rate, first) for rate in RATES], lambda rates, by: (rates[0] * by, rates[1]), 2.0)
+        yield from self._line([(rate, first) for rate in self.rates], lambda rates, by: (rates[0] * by, rates[1]), 2.0)
         if positions:
             rate = max((rates for rates in self.tried() if rates[1] == first), key=self.tried().__getitem__)[0]
             line = [(rate, position) for position in positions]
