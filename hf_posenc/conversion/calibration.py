@@ -103,7 +103,7 @@ class Fit:
         generator = torch.Generator().manual_seed(0)
         curvature = torch.zeros_like(here)
         for _ in range(probes):
-            signs = torch.randint(0, 2, here.shape, generator=generator) * 2.0 - 1.0
+            signs = torch.randint(0, 2, here.shape, generator=generator).to(here) * 2 - 1
             curvature += signs * (self.divergence(self.start + signs)[1] - here) / probes
         shapes = [parameter.shape if parameter.dim() == 2 else (1, -1) for parameter in self.parameters]
         parts = [part.view(shape).clamp(min=0) for part, shape in zip(curvature.split(self.sizes), shapes)]

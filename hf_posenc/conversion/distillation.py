@@ -223,8 +223,8 @@ def distill(
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
     # `accelerate launch`, or a Trainer before, may have another precision than is asked for; it would stay in the student's forward.
     accelerator.native_amp = False
-    original.to(accelerator.device).eval()
-    student.eval()  # dropout off, for gradients too
+    for model in (original, student):
+        model.to(accelerator.device).eval()  # dropout off, for gradients too
     masks = choose_parameters(student, windows, distillation)
     base = student.base_model
     by = distillation.rates_by(accelerator.num_processes)
@@ -345,7 +345,7 @@ class _Run:
         windows = self.blocks(self._tokens(step) // len(self.windows.tokens))
         for turn in range(number):
             place = turn * self.accelerator.num_processes + self.accelerator.process_index
-            batch = self._placed(self.distillation.draw(windows, step, place))
+            batch = placed(self.distillation.draw(windows, step, place), self.accelerator.device)
             is_last = turn == number - 1
             with nullcontext() if is_last else self.accelerator.no_sync(model):
                 with self._precision():
@@ -380,13 +380,11 @@ class _Run:
         batches = [self.held_out.lines(self.distillation.trained_length, CHECKED_ROWS)]
         if self.distillation.reaches_further and len(self.held_out.tokens) + 2 >= self.distillation.max_length:
             batches.append(self.held_out.evenly_spaced(self.distillation.max_length, 2))
+        batches = [placed(batch, self.accelerator.device) for batch in batches]
         return [
             (batch, self.target(self.original, batch, self.distillation.trained_length)[-1].float())
-            for batch in map(self._placed, batches)
+            for batch in batches
         ]
-
-    def _placed(self, batch: Batch) -> Batch:
-        return {name: value.to(self.accelerator.device) for name, value in batch.items()}
 
     def _precision(self) -> torch.autocast:
         device, wanted = self.accelerator.device, self.distillation.mixed_precision
@@ -433,6 +431,10 @@ class _Held:
     def put_back(self) -> None:
         for parameter, copy in zip(self.parameters, self.copies):
             parameter.copy_(copy)
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    return {name: value.to(device) for name, value in batch.items()}
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -494,9 +496,10 @@ def rows_beyond(
     for table in tables:
         table.requires_grad_(True)
     batch = windows.draw(trained_length, 2, torch.Generator().manual_seed(0))
-    states = hidden_states(base, batch)
+    states = hidden_states(base, placed(batch, base.device))
     generator = torch.Generator().manual_seed(1)
-    torch.stack([(state * torch.randn(state.shape, generator=generator)).sum() for state in states]).sum().backward()
+    of_states = [torch.randn(state.shape, generator=generator).to(state) for state in states]
+    torch.stack([(state * by).sum() for state, by in zip(states, of_states)]).sum().backward()
     masks = {}
     for table in tables:
         unused = (table.grad == 0).all(dim=1, keepdim=True)

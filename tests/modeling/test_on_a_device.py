@@ -1,0 +1,151 @@
+"""Models on a device that is not the CPU compute what they compute there, and leave nothing on the CPU."""
+
+from collections import Counter
+
+import pretended
+import pytest
+import stock_models
+import tiny
+import torch
+from torch import nn
+from transformers import BertModel
+
+import hf_posenc
+from hf_posenc.integrations import unpadding
+from hf_posenc.modeling.kernels import packing
+from hf_posenc.modeling.schemes.table import SCHEMES
+
+
+pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+
+
+def check(build, inputs: dict[str, torch.Tensor]) -> Counter:
+    """Outputs and gradients of where there is no padding are those of the CPU; how often the host waited for the forward pass."""
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randn(int(inputs["attention_mask"].sum()), 32, generator=generator, dtype=torch.float64)
+
+    def computed(model: nn.Module, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        hidden = model(**inputs).last_hidden_state
+        waited.update(pretended.waits)
+        attended = inputs["attention_mask"].bool()
+        (hidden[attended] * weights.to(hidden.device)).sum().backward()
+        with torch.no_grad():
+            again = model(**inputs).last_hidden_state
+        gradients = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+        return {"hidden": hidden[attended], "without gradients": again[attended], **gradients}
+
+    waited: Counter = Counter()
+    pretended.waits.clear()
+    expected = computed(build().double(), inputs)
+    with pretended.there():
+        model = build().double().to(pretended.DEVICE)
+        found = computed(model, pretended.moved(inputs))
+        assert {one.device for one in found.values()} == {pretended.DEVICE}
+        found = {name: one.detach().cpu() for name, one in found.items()}
+    assert found.keys() == expected.keys()
+    for name, one in expected.items():
+        torch.testing.assert_close(
+            found[name], one, rtol=1e-9, atol=1e-9, msg=lambda told, name=name: f"{name}: {told}"
+        )
+    return waited
+
+
+def stock() -> nn.Module:
+    torch.manual_seed(0)
+    return BertModel(tiny.stock_config()).eval()
+
+
+def half_padding() -> dict[str, torch.Tensor]:
+    inputs = tiny.inputs(batch=4, length=14)
+    inputs["attention_mask"][2:, 5:] = 0
+    return inputs
+
+
+@pytest.fixture
+def packed_there(monkeypatch):
+    """Padding is skipped on the device, if that is asked for, as on CUDA."""
+    for module in (packing, unpadding):
+        monkeypatch.setattr(module, "ON_REQUEST", (*packing.ON_REQUEST, pretended.NAME))
+
+
+def test_tensors_of_two_devices_are_an_error_as_arrays_are():
+    with pretended.there():
+        tensor = torch.ones(3, device=pretended.DEVICE)
+        with pytest.raises(RuntimeError, match="same device"):
+            tensor + torch.ones(3)
+        with pytest.raises(RuntimeError, match="numpy"):
+            tensor.numpy()
+        assert (tensor + torch.tensor(1.0)).tolist() == [2.0, 2.0, 2.0] and tensor.sum().item() == 3
+        assert pretended.waits == {"aten._local_scalar_dense.default": 1}
+
+
+@tiny.cross(scheme=SCHEMES, backend=["sdpa", "eager"], path=tiny.PATHS, indirect=("path",), rest=pytest.mark.slow)
+def test_schemes(scheme, backend, path):
+    def build() -> nn.Module:
+        model = tiny.build(scheme)
+        model.set_attn_implementation(backend)
+        return model
+
+    waited = check(build, half_padding())
+    # Transformers itself looks at the mask once. `fire` looks at lengths, and compares them with what it has learned.
+    assert waited == check(stock, half_padding()) or scheme == "fire"
+
+
+@tiny.cross(family=tiny.FAMILIES, scheme=["absolute+deberta", "sinusoidal+t5", "rope"], strength=1)
+def test_families(family, scheme):
+    check(lambda: tiny.build(scheme, family), tiny.inputs(family=family))
+
+
+OPTIONS = [(name, {flag.name: tiny.another_value(flag)}) for name, scheme in SCHEMES.items() for flag in scheme.flags]
+TOGETHER = [
+    ("sinusoidal", {"position_combine": "concat"}),
+    ("absolute+t5", {"position_combine": "gate"}),
+    ("t5", {"position_window": 3, "position_global_every": 2, "position_global_scheme": "none"}),
+    ("deberta", {"position_window": 3}),
+]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options"), [pytest.param(*case, marks=pytest.mark.slow) for case in OPTIONS] + TOGETHER, ids=str
+)
+def test_options(scheme, options):
+    try:
+        tiny.build(scheme, **options)
+    except ValueError as error:
+        pytest.skip(str(error))
+    check(lambda: tiny.build(scheme, **options), half_padding())
+
+
+@pytest.mark.parametrize("case", stock_models.KINDS)
+def test_attention_of_transformers_own_models(case):
+    def build() -> nn.Module:
+        model = stock_models.build(case)
+        hf_posenc.set_attn_implementation(model, "sdpa")
+        return model
+
+    check(build, stock_models.batch(9, "right"))
+
+
+@pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "cable", None])
+def test_without_padding(scheme, packed_there):
+    def build() -> nn.Module:
+        model = tiny.build(scheme) if scheme else stock()
+        hf_posenc.unpad(model)
+        return model
+
+    check(build, half_padding())
+
+
+@pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "alibi"])
+def test_generation(scheme):
+    options = {"max_new_tokens": 5, "do_sample": False, "num_beams": 2}
+    inputs = tiny.inputs(batch=2, length=6, padding="left")
+
+    def build() -> nn.Module:
+        return tiny.build(scheme, head="LMHeadModel", is_decoder=True)
+
+    expected = build().generate(**inputs, **options)
+    with pretended.there():
+        found = build().to(pretended.DEVICE).generate(**pretended.moved(inputs), **options)
+        assert torch.equal(found.cpu(), expected)
