@@ -199,6 +199,15 @@ class Mask:
         if is_tensor(self.given):
             check_pairs(self.given)
 
+    def to(self, device: torch.device | int | str, non_blocking: bool = False) -> "Mask":
+        """On another device. Accelerate calls this for layers that are not where the mask was made."""
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name in ("given", "attending")
+            if is_tensor(value := getattr(self, name))
+        }
+        return replace(self, device=torch.device(device), **moved)
+
     def without_window(self) -> "Mask":
         return replace(self, window=None)
 

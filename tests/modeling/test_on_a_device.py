@@ -7,6 +7,7 @@ import pytest
 import stock_models
 import tiny
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import nn
 from transformers import BertModel
 
@@ -69,11 +70,36 @@ def packed_there(monkeypatch):
         monkeypatch.setattr(module, "ON_REQUEST", (*packing.ON_REQUEST, pretended.NAME))
 
 
+def spread(model: nn.Module) -> nn.Module:
+    """The last layer is on the second device, as `device_map` has it; what layers share is on the first."""
+    layers = model.encoder.layer
+    model.to(pretended.DEVICE)
+    layers[-1].to(pretended.SECOND)
+    elsewhere = {*layers[-1].modules()}
+    for module in [*model.modules()]:
+        place = pretended.SECOND if module in elsewhere else pretended.DEVICE
+        add_hook_to_module(module, AlignDevicesHook(execution_device=place, io_same_device=module is model))
+    return model
+
+
+@torch.no_grad()
+def check_spread(build, inputs: dict[str, torch.Tensor]) -> None:
+    attended = inputs["attention_mask"].bool()
+    expected = build().double()(**inputs).last_hidden_state[attended]
+    with pretended.there():
+        found = spread(build().double())(**pretended.moved(inputs)).last_hidden_state
+        assert found.device == pretended.DEVICE
+        torch.testing.assert_close(found.cpu()[attended], expected, rtol=1e-9, atol=1e-9)
+
+
 def test_tensors_of_two_devices_are_an_error_as_arrays_are():
     with pretended.there():
         tensor = torch.ones(3, device=pretended.DEVICE)
         with pytest.raises(RuntimeError, match="same device"):
             tensor + torch.ones(3)
+        with pytest.raises(RuntimeError, match="same device"):
+            tensor + torch.ones(3, device=pretended.SECOND)
+        assert tensor.to(pretended.SECOND).device == pretended.SECOND
         with pytest.raises(RuntimeError, match="numpy"):
             tensor.numpy()
         assert (tensor + torch.tensor(1.0)).tolist() == [2.0, 2.0, 2.0] and tensor.sum().item() == 3
@@ -103,6 +129,9 @@ TOGETHER = [
     ("absolute+t5", {"position_combine": "gate"}),
     ("t5", {"position_window": 3, "position_global_every": 2, "position_global_scheme": "none"}),
     ("deberta", {"position_window": 3}),
+    ("sinusoidal", {"position_every_layer": True}),
+    ("rope", {"position_learn_frequencies": "shared"}),
+    *((scheme, {}) for scheme in ("t5", "tupe", "cable", "fire")),
 ]
 
 
@@ -115,6 +144,7 @@ def test_options(scheme, options):
     except ValueError as error:
         pytest.skip(str(error))
     check(lambda: tiny.build(scheme, **options), half_padding())
+    check_spread(lambda: tiny.build(scheme, **options), half_padding())
 
 
 @pytest.mark.parametrize("case", stock_models.KINDS)
@@ -125,6 +155,7 @@ def test_attention_of_transformers_own_models(case):
         return model
 
     check(build, stock_models.batch(9, "right"))
+    check_spread(build, stock_models.batch(9, "right"))
 
 
 @pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "cable", None])
@@ -135,6 +166,7 @@ def test_without_padding(scheme, packed_there):
         return model
 
     check(build, half_padding())
+    check_spread(build, half_padding())
 
 
 @pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "alibi"])

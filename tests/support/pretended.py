@@ -1,4 +1,4 @@
-"""A device that is not the CPU, on a machine without one: tensors say that they are there, and their values are on the CPU.
+"""Devices that are not the CPU, on a machine without one: tensors say that they are there, and their values are on the CPU.
 
 PyTorch refuses to compute with tensors of two devices; so does this. What a model or a function leaves on the CPU, or reads as an array, is an error
 here as on a GPU. Numbers are those of the CPU, so that all results can be compared. Nothing is said of the kernels of a GPU.
@@ -6,6 +6,8 @@ here as on a GPU. Numbers are those of the CPU, so that all results can be compa
     with pretended.there():
         model = model.to(pretended.DEVICE)
         model(**pretended.moved(inputs))
+
+There is a second device, SECOND, for forward passes alone: PyTorch's backward pass counts one.
 """
 
 from collections import Counter
@@ -64,26 +66,28 @@ def _register() -> torch.device:
 
 
 DEVICE = _register() if EXISTS else None
+SECOND = torch.device(NAME, 1) if EXISTS else None
 # How often the host waited, by operation.
 waits: Counter[str] = Counter()
 
 
 class There(torch.Tensor):
-    """A tensor on the device."""
+    """A tensor on a device."""
 
     values: torch.Tensor
+    place: torch.device
 
     @staticmethod
-    def __new__(cls, values: torch.Tensor) -> "There":
+    def __new__(cls, values: torch.Tensor, place: torch.device) -> "There":
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             values.size(),
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device=DEVICE,
+            device=place,
         )
-        made.values = values
+        made.values, made.place = values, place
         return made
 
     def __repr__(self) -> str:
@@ -98,21 +102,24 @@ def _compute(function, arguments: tuple, named: dict[str, Any]) -> Any:
     tensors = [one for one in tree_flatten((arguments, named))[0] if isinstance(one, torch.Tensor)]
     there = [one for one in tensors if isinstance(one, There)]
     here = [one for one in tensors if not isinstance(one, There)]
+    places = {one.place for one in there}
     # A number on the CPU may be computed with.
-    if there and function not in TAKE_BOTH and any(one.dim() > 0 for one in here):
-        shapes = ", ".join(str(tuple(one.shape)) for one in here)
-        raise RuntimeError(f"{function}: expected all tensors to be on the same device; on the CPU are {shapes}")
+    if there and function not in TAKE_BOTH and (len(places) > 1 or any(one.dim() > 0 for one in here)):
+        shapes = ", ".join(f"{tuple(one.shape)} on {one.device}" for one in tensors)
+        raise RuntimeError(f"{function}: expected all tensors to be on the same device, got {shapes}")
     if there and function in WAIT:
         waits[str(function)] += 1
     asked = named.get("device")
     is_asked = asked is not None and torch.device(asked).type == NAME
+    place = torch.device(NAME, torch.device(asked).index or 0) if is_asked else next(iter(places), None)
     given, options = tree_map_only(There, lambda one: one.values, (arguments, named))
     result = function(*given, **({**options, "device": "cpu"} if is_asked else options))
     if function is aten.copy_.default:
         return arguments[0]
     if is_asked or (there and asked is None):
-        result = tree_map_only(torch.Tensor, There, result)
-    return return_and_correct_aliasing(function, arguments, named, result) if there else result
+        result = tree_map_only(torch.Tensor, lambda one: There(one, place), result)
+    is_moved = function is aten._to_copy.default and places != {place}
+    return return_and_correct_aliasing(function, arguments, named, result) if there and not is_moved else result
 
 
 class _Mode(TorchDispatchMode):

@@ -308,6 +308,7 @@ class Rope(AttentionScheme):
                 "first call fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.float32)) on each module that is named "
                 "rotary_frequencies"
             )
+        scale = scale.to(places.device)
         frequencies = scale * inverse_frequencies(self.width, self.base, scale.device).to(scale)
         frequencies = frequencies[:, None] if frequencies.dim() == 2 else frequencies
         angles = places[:, None, :, None].to(torch.promote_types(dtype, torch.float32)) * frequencies

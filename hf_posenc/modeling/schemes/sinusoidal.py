@@ -170,7 +170,7 @@ class Sinusoidal(EmbeddingScheme):
         positions = slots if position_ids is None else position_ids - embeddings.first_position
         scale = embeddings.position_scale()
         width = self.width or embeddings.table_width
-        return scale * self.unscaled(positions, width, scale.dtype)
+        return scale * self.unscaled(positions.to(scale.device), width, scale.dtype)
 
     def unscaled(self, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
         """The sinusoids themselves, (..., width), of positions (...) that count from 0."""
