@@ -213,7 +213,7 @@ def complete_embeddings(
         prompt = model.prompts.get(model.default_prompt_name) or ""
     modules = [reader, *[*model.children()][1:]]
     # By Normalize, by `encode(..., normalize_embeddings=True)`, or not; with `truncate_dim`, Normalize alone does not make them so.
-    normalized = bool(((stored.double().norm(dim=-1) - 1).abs() < UNIT).all())
+    normalized = bool(((stored.float().norm(dim=-1) - 1).abs() < UNIT).all())
     completed = stored.clone()
     for start in range(0, len(texts), batch_size):
         features = reader.preprocess([prompt + text for text in texts[start : start + batch_size]])

@@ -99,7 +99,8 @@ def test_pipelines_for_long_texts(task, kind, head, batch_size, tmp_path):
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-def test_embeddings_in_chunks_and_completed_ones(minilm):
+@pytest.mark.parametrize("missing", [set(), {torch.float64}], ids=["", "without float64"])
+def test_embeddings_in_chunks_and_completed_ones(missing, minilm, monkeypatch):
     def embeddings(model) -> list:
         model.max_seq_length = 40
         stored = model.encode(TEXTS)
@@ -111,6 +112,7 @@ def test_embeddings_in_chunks_and_completed_ones(minilm):
 
     expected = embeddings(library.SentenceTransformer(minilm, device="cpu"))
     model = library.SentenceTransformer(minilm, device="cpu")
+    monkeypatch.setattr(pretended, "missing", missing)
     with pretended.there():
         for one, other in zip(embeddings(model.to(pretended.DEVICE)), expected, strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)

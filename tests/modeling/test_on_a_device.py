@@ -14,6 +14,7 @@ from transformers import BertModel
 import hf_posenc
 from hf_posenc.integrations import unpadding
 from hf_posenc.modeling.kernels import packing
+from hf_posenc.modeling.schemes import sinusoidal
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 
@@ -55,6 +56,12 @@ def check(build, inputs: dict[str, torch.Tensor]) -> Counter:
 def stock() -> nn.Module:
     torch.manual_seed(0)
     return BertModel(tiny.stock_config()).eval()
+
+
+def stock_by_sdpa(case: str) -> nn.Module:
+    model = stock_models.build(case)
+    hf_posenc.set_attn_implementation(model, "sdpa")
+    return model
 
 
 def half_padding() -> dict[str, torch.Tensor]:
@@ -149,13 +156,29 @@ def test_options(scheme, options):
 
 @pytest.mark.parametrize("case", stock_models.KINDS)
 def test_attention_of_transformers_own_models(case):
-    def build() -> nn.Module:
-        model = stock_models.build(case)
-        hf_posenc.set_attn_implementation(model, "sdpa")
-        return model
+    check(lambda: stock_by_sdpa(case), stock_models.batch(9, "right"))
+    check_spread(lambda: stock_by_sdpa(case), stock_models.batch(9, "right"))
 
-    check(build, stock_models.batch(9, "right"))
-    check_spread(build, stock_models.batch(9, "right"))
+
+@pytest.fixture
+def no_float64(monkeypatch):
+    """As on MPS."""
+    monkeypatch.setattr(pretended, "missing", {torch.float64})
+    monkeypatch.setattr(sinusoidal, "WITHOUT_FLOAT64", {*sinusoidal.WITHOUT_FLOAT64, pretended.NAME})
+
+
+@pytest.mark.parametrize("name", [*SCHEMES, *stock_models.KINDS])
+def test_devices_without_float64(name, no_float64):
+    def build() -> nn.Module:
+        return tiny.build(name) if name in SCHEMES else stock_by_sdpa(name)
+
+    inputs = half_padding()
+    attended = inputs["attention_mask"].bool()
+    expected = build()(**inputs).last_hidden_state[attended]
+    with pretended.there():
+        found = build().to(pretended.DEVICE)(**pretended.moved(inputs)).last_hidden_state
+        found.sum().backward()
+        torch.testing.assert_close(found.detach().cpu()[attended], expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "cable", None])

@@ -67,6 +67,8 @@ def _register() -> torch.device:
 
 DEVICE = _register() if EXISTS else None
 SECOND = torch.device(NAME, 1) if EXISTS else None
+# Dtypes that the devices lack, as MPS does float64.
+missing: set[torch.dtype] = set()
 # How often the host waited, by operation.
 waits: Counter[str] = Counter()
 
@@ -79,6 +81,8 @@ class There(torch.Tensor):
 
     @staticmethod
     def __new__(cls, values: torch.Tensor, place: torch.device) -> "There":
+        if values.dtype in missing:
+            raise TypeError(f"{place} has no {values.dtype}")
         made = torch.Tensor._make_wrapper_subclass(
             cls,
             values.size(),

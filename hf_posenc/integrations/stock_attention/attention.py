@@ -9,6 +9,7 @@ from torch import nn
 from ...modeling.attention.backends import Attention, attend, takes_all
 from ...modeling.kernels.fast import is_compiled
 from ...modeling.masks import Mask, as_pairs
+from ...modeling.schemes.sinusoidal import precise_dtype
 from ...modeling.schemes.terms import Term
 from ...modeling.torch_state import is_exporting, is_traced
 from ..unpadding import current_packing
@@ -107,7 +108,7 @@ def _of_padding(value: torch.Tensor, words: torch.Tensor, dropout: float) -> tor
     batch, heads, length, _ = value.shape
     if not dropout:
         # float64: what a sum in float32 rounds differs from processor to processor. What is exported runs on one that is not known.
-        dtype = value.dtype if is_exporting() else torch.float64
+        dtype = value.dtype if is_exporting() else precise_dtype(value.device)
         return value.mean(2, keepdim=True, dtype=dtype).to(value.dtype).transpose(1, 2)
     numbers = (~words).cumsum(-1)  # of the queries that are padding, from 1
     most = length if is_traced() else int(numbers[:, -1].max())

@@ -11,9 +11,12 @@ from .flags import Boolean, Flag, Number, base, layout
 from .parameters import Constant, PositionConstant, PositionParameter
 
 
+WITHOUT_FLOAT64 = {"mps"}
+
+
 def precise_dtype(device: torch.device) -> torch.dtype:
-    """The dtype of angles: float64, which MPS lacks."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    """The dtype of angles and long sums: float64, where a device has it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 def inverse_frequencies(width: int, base: float, device: torch.device) -> torch.Tensor:
