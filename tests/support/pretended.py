@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 
-# PyTorch has it from 2.10 on.
+# Not all supported versions of PyTorch have it.
 EXISTS = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 NAME = "pretended"
 aten = torch.ops.aten
