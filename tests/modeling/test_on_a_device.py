@@ -204,3 +204,19 @@ def test_generation(scheme):
     with pretended.there():
         found = build().to(pretended.DEVICE).generate(**pretended.moved(inputs), **options)
         assert torch.equal(found.cpu(), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["t5", "deberta", "rope", "sinusoidal", *stock_models.KINDS])
+def test_models_are_moved_from_device_to_device(name):
+    """What was kept of one device is not used on another."""
+    model = tiny.build(name) if name in SCHEMES else stock_by_sdpa(name)
+    hf_posenc.cache_projections(model)
+    inputs = half_padding()
+    attended = inputs["attention_mask"].bool()
+    expected = model(**inputs).last_hidden_state[attended]
+    with pretended.there():
+        for place in (pretended.DEVICE, pretended.SECOND, torch.device("cpu")):
+            found = model.to(place)(**{name: one.to(place) for name, one in inputs.items()}).last_hidden_state
+            assert found.device == place
+            torch.testing.assert_close(found.cpu()[attended], expected, rtol=0, atol=1e-4)
