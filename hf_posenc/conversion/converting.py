@@ -3,7 +3,7 @@
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from ..export.onnx import exporting
 from ..export.stock.making import source_config
 from ..hub.folders import REPORT, check_space, checked_output, folder_of, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
+from ..modeling.schemes.sinusoidal import precise_dtype
 from ..modeling.schemes.table import SCHEMES, scheme_names
 from ..parameters import position_parameters
 from ..variants import check_flag_names, family_of, variant_config
@@ -42,6 +43,7 @@ from .distillation import (
     STEP_TOKENS,
     Distillation,
     Diverged,
+    device_of,
     distill,
     is_first_process,
     process_of,
@@ -52,7 +54,7 @@ from .longer_tables import METHODS, lengthen, stride_of
 from .measuring import Yardstick
 from .report import ConversionReport
 from .start import Aims, start
-from .targets import Batch
+from .targets import Batch, placed, placed_on
 from .texts import BLOCK_CHARACTERS, SHORTEST, Blocks, Windows, held_out_apart, read_documents
 from .writing import write_converted
 
@@ -346,11 +348,12 @@ class Conversion:
             stages = [self._distill]
         else:
             self._forget()
-        yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
-        progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
-        for stage in stages:
-            stage(progress)
-        report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
+        with placed_on(self._device(), self.original, student):
+            yardstick = Yardstick(self.original, held_out, *lengths, self.checkpoint.pooling)
+            progress = _Progress(student, windows, held_out, self._calibration_batches(windows), yardstick, report)
+            for stage in stages:
+                stage(progress)
+            report.losses = yardstick.losses(self.checkpoint.tokenizer.mask_token_id, student)
         report.conclude(yardstick.left_out)
         check_finite(student, "the converted model")
         if self.check is not None:
@@ -397,7 +400,7 @@ class Conversion:
     def _calibration_batches(self, windows: Windows) -> list[Batch]:
         generator = torch.Generator().manual_seed(self.distillation.seed)
         length = self.distillation.trained_length
-        return [windows.draw(length, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES)]
+        return self._placed(windows.draw(length, CALIBRATION_ROWS, generator) for _ in range(CALIBRATION_BATCHES))
 
     def _projection_batches(self, windows: Windows) -> list[Batch]:
         """More text, of all lengths: short windows have more tokens by pairs, and their distances are frequent."""
@@ -406,7 +409,15 @@ class Conversion:
         shortest = min(SHORTEST, longest)
         exponents = torch.rand(PROJECTION_BATCHES, generator=generator, dtype=torch.float64)
         lengths = (shortest * (longest / shortest) ** exponents).round().int().tolist()
-        return [windows.draw(length, max(1, PROJECTION_TOKENS // length), generator) for length in lengths]
+        return self._placed(windows.draw(length, max(1, PROJECTION_TOKENS // length), generator) for length in lengths)
+
+    def _placed(self, batches: Iterable[Batch]) -> list[Batch]:
+        return [placed(batch, self.original.device) for batch in batches]
+
+    def _device(self) -> torch.device:
+        """Where all is computed but the training, which has the device that `accelerate` finds: this one has to have float64."""
+        device = device_of(self.distillation)
+        return torch.device("cpu") if precise_dtype(device) != torch.float64 else device
 
     def _start(self, at: "_Progress") -> None:
         """The new scheme's parameters by algebra, from what the original has instead."""

@@ -24,7 +24,7 @@ from ..modeling.schemes.table import SCHEMES
 from ..parameters import position_parameters
 from ..variants import family_of
 from .following import Following, Timer, told_to_end
-from .targets import Batch, Target, hidden_states, normalised_error, original_states
+from .targets import Batch, Target, hidden_states, normalised_error, original_states, placed, placed_on
 from .texts import SHORTEST, Windows
 
 
@@ -223,30 +223,28 @@ def distill(
     accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
     # `accelerate launch`, or a Trainer before, may have another precision than is asked for; it would stay in the student's forward.
     accelerator.native_amp = False
-    for model in (original, student):
-        model.to(accelerator.device).eval()  # dropout off, for gradients too
-    masks = choose_parameters(student, windows, distillation)
-    base = student.base_model
-    by = distillation.rates_by(accelerator.num_processes)
-    groups = parameter_groups(base, distillation.learning_rate or DEFAULT_RATE, by)
-    optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=True)
-    model, optimizer = accelerator.prepare(base, optimizer)
-    save = _Saving(checkpoint, student, optimizer, Timer(following.save_minutes))
-    text = blocks or (lambda number: windows)
-    run = _Run(accelerator, distillation, windows, text, held_out, original, target, error, save)
-    following.begin(accelerator, asdict(distillation))
-    try:
-        with (
-            told_to_end() if checkpoint is not None else nullcontext(lambda: False) as told,
-            recomputed(student, distillation),
-        ):
-            history = run.steps(model, optimizer, masks, _load(checkpoint, student, optimizer), told)
-    finally:
-        following.end(accelerator)
-        student.requires_grad_(True)
-        student.cpu()
-        original.cpu()
-    return history
+    with placed_on(accelerator.device, original, student):
+        original.eval()
+        student.eval()  # dropout off, for gradients too
+        masks = choose_parameters(student, windows, distillation)
+        base = student.base_model
+        by = distillation.rates_by(accelerator.num_processes)
+        groups = parameter_groups(base, distillation.learning_rate or DEFAULT_RATE, by)
+        optimizer = torch.optim.AdamW(groups, betas=BETAS, weight_decay=0.0, fused=True)
+        model, optimizer = accelerator.prepare(base, optimizer)
+        save = _Saving(checkpoint, student, optimizer, Timer(following.save_minutes))
+        text = blocks or (lambda number: windows)
+        run = _Run(accelerator, distillation, windows, text, held_out, original, target, error, save)
+        following.begin(accelerator, asdict(distillation))
+        try:
+            with (
+                told_to_end() if checkpoint is not None else nullcontext(lambda: False) as told,
+                recomputed(student, distillation),
+            ):
+                return run.steps(model, optimizer, masks, _load(checkpoint, student, optimizer), told)
+        finally:
+            following.end(accelerator)
+            student.requires_grad_(True)
 
 
 @dataclass
@@ -433,8 +431,13 @@ class _Held:
             parameter.copy_(copy)
 
 
-def placed(batch: Batch, device: torch.device) -> Batch:
-    return {name: value.to(device) for name, value in batch.items()}
+def device_of(distillation: Distillation) -> torch.device:
+    """Where [`distill`] trains: the device that `accelerate` finds for this process, or the CPU if nothing is trained."""
+    if distillation.train == "none":
+        return torch.device("cpu")
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.accelerator.is_available()).device
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -5,7 +5,8 @@ length, and each token has the states of the window in which it lies most centra
 sees no further than its windows, and no proof that anything further away is used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import PreTrainedModel
@@ -14,6 +15,23 @@ from transformers import PreTrainedModel
 Batch = dict[str, torch.Tensor]
 # (original, batch, trained length) -> hidden states of the embeddings and of every layer, (rows, length, width) each.
 Target = Callable[[PreTrainedModel, Batch, int], tuple[torch.Tensor, ...]]
+
+
+def placed(batch: Batch, device: torch.device) -> Batch:
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+@contextmanager
+def placed_on(device: torch.device, *models: torch.nn.Module) -> Iterator[None]:
+    """Models are on a device within, and afterwards where they were."""
+    before = [next(model.parameters()).device for model in models]
+    for model in models:
+        model.to(device)
+    try:
+        yield
+    finally:
+        for model, place in zip(models, before):
+            model.to(place)
 
 
 def hidden_states(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:

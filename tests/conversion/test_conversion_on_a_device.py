@@ -1,14 +1,17 @@
 """Conversions on a device that is not the CPU: the same numbers, and nothing is left on the CPU."""
 
+from contextlib import contextmanager
+
 import accelerate
 import pretended
 import pytest
 import tiny_checkpoints
 import torch
 from pairs import original, student_of, text
+from torch import nn
 
 from hf_posenc import convert, position_parameters
-from hf_posenc.conversion import converting, distillation
+from hf_posenc.conversion import converting, distillation, measuring, targets
 from hf_posenc.conversion.calibration import calibrate
 
 
@@ -16,23 +19,31 @@ pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch canno
 
 
 @pytest.fixture
-def trains_there(monkeypatch):
-    """Accelerate finds the device; models are loaded before."""
+def found_by_accelerate(monkeypatch):
+    """A function after whose call Accelerate finds the device; where parameters are, in each stage."""
+    places: dict[str, set[torch.device]] = {}
 
-    def distill(*arguments, **options):
-        with pretended.there():
-            return distillation.distill(*arguments, **options)
+    def observed(stage: str, function):
+        def call(*arguments, **options):
+            models = [one for one in arguments if isinstance(one, nn.Module)]
+            places.setdefault(stage, set()).update(p.device for model in models for p in model.parameters())
+            return function(*arguments, **options)
 
-    step, places = distillation._Run._step, set()
+        return call
 
-    def observed(run, model, *arguments):
-        places.update(parameter.device for parameter in model.parameters())
-        return step(run, model, *arguments)
+    @contextmanager
+    def placed_on(device, *models):
+        with pretended.there(), targets.placed_on(device, *models):  # models are loaded before
+            yield
 
-    def switch_on():
+    def switch_on() -> dict[str, set[torch.device]]:
         monkeypatch.setattr(accelerate, "Accelerator", pretended.AcceleratorThere)
-        monkeypatch.setattr(converting, "distill", distill)
-        monkeypatch.setattr(distillation._Run, "_step", observed)
+        monkeypatch.setattr(converting, "device_of", lambda distillation: pretended.DEVICE)
+        monkeypatch.setattr(converting, "placed_on", placed_on)
+        for stage in ("start", "calibrate"):
+            monkeypatch.setattr(converting, stage, observed(stage, getattr(converting, stage)))
+        monkeypatch.setattr(distillation._Run, "_step", observed("distill", distillation._Run._step))
+        monkeypatch.setattr(measuring, "hidden_states", observed("measure", measuring.hidden_states))
         return places
 
     return switch_on
@@ -68,18 +79,21 @@ def test_calibration(scheme, tmp_path):
     ],
     ids=str,
 )
-def test_distillation(scheme, options, trains_there, tmp_path):
-    source = tiny_checkpoints.save(tmp_path / "bert")
+def test_conversion(scheme, options, found_by_accelerate, tmp_path):
+    source = tiny_checkpoints.save(tmp_path / "bert", head="ForMaskedLM")
     lengths = {"trained_length": 16, "max_length": 32, "max_steps": 4, "mixed_precision": "no"}
 
     def converted():
         model, report = convert(source, scheme, text=[source.with_name("bert.txt")], **lengths, **options)
-        return model.state_dict(), [entry["cosine"] for entry in report.distillation]
+        agreement = [row[name] for row in report.rows for name in ("token_cosine", "logits_apart") if name in row]
+        return model.state_dict(), agreement + [row["masked_lm_loss"] for row in report.losses]
 
     expected, cosines = converted()
-    places = trains_there()
+    places = found_by_accelerate()
     found, there = converted()
-    assert places == {pretended.DEVICE} and {one.device.type for one in found.values()} == {"cpu"}
-    assert there == pytest.approx(cosines, abs=1e-4)
+    stages = {"start", "calibrate", "measure", "distill"} - ({"calibrate"} if "absolute" in scheme else set())
+    assert places == dict.fromkeys(stages, {pretended.DEVICE})
+    assert {one.device.type for one in found.values()} == {"cpu"}
+    assert there == pytest.approx(cosines, abs=1e-3)
     for name, one in expected.items():
         torch.testing.assert_close(found[name], one, rtol=0, atol=2e-3)
