@@ -66,12 +66,15 @@ class Fire(AttentionScheme):
             self._add_parameters(attention, attention.num_heads)
 
     def prepare(self, positions: Positions, dtype: torch.dtype) -> tuple:
-        """Distances, which of them each row or pair has, and lengths; the greatest length, where values may be looked at."""
+        """Distances, which of them each row or pair has, and lengths; the greatest length, where it is looked at."""
         lengths = positions.context_lengths
         if is_traced() or lengths.is_meta:
             return positions.relative, None, lengths, None
         distances, index = positions.by_row()
-        return distances, index, lengths, int(lengths.max())
+        # A GPU would wait for the value, and a row of biases for each sequence costs it little.
+        is_by_sequence = positions.contiguous and lengths.shape[1] == 1
+        longest = None if is_by_sequence and lengths.device.type != "cpu" else int(lengths.max())
+        return distances, index, lengths, longest
 
     def terms(self, context: AttentionContext) -> list[RelativeTerm | PairTerm]:
         owner = context.attention if self.per_layer else context.encoder
