@@ -415,9 +415,9 @@ class Conversion:
         return [placed(batch, self.original.device) for batch in batches]
 
     def _device(self) -> torch.device:
-        """Where all is computed but the training, which has the device that `accelerate` finds: this one has to have float64."""
+        """Where all stages but the training run: these need float64, which the device that `accelerate` finds may lack."""
         device = device_of(self.distillation)
-        return torch.device("cpu") if precise_dtype(device) != torch.float64 else device
+        return device if precise_dtype(device) == torch.float64 else torch.device("cpu")
 
     def _start(self, at: "_Progress") -> None:
         """The new scheme's parameters by algebra, from what the original has instead."""
