@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import fine_tuning
 import finetuning_tables as tables
@@ -389,3 +390,36 @@ def test_tables_have_the_scores_of_the_folds_that_all_arms_have(tmp_path):
         assert float(whole[place + 1].split()[0]) == pytest.approx(
             np.mean([right / (right + m) for right, m in counts]), abs=5e-4
         )
+
+
+def test_the_table_of_the_larger_model_has_each_run(tmp_path):
+    generator, runs = np.random.default_rng(0), Runs(tmp_path / "mpnet.jsonl", {})
+    lines = {
+        name: [{**line, "fold": 0, "seed": seed} for seed, line in enumerate(drawn_run(generator, name, readings)[:2])]
+        for name, readings in (("control", [*tables.WAYS]), ("deberta", [tagging.WINDOWS, tagging.WHOLE]))
+    }
+    lines["rope"] = drawn_run(generator, "rope", [tagging.WHOLE])[:1]  # of which one run is missing
+    for line in (line for of_arm in lines.values() for line in of_arm):
+        runs.add(line)
+    found = rows(tables.larger_table(tmp_path))
+    assert [row[0].split(",")[0] for row in found] == ["original positions", "`deberta`", "`deberta`"]
+    right, _, missed = np.moveaxis(
+        [
+            np.sum([*line["readings"][tagging.WHOLE]["works"].values()], axis=0)[1:].sum(axis=0)
+            for line in lines["deberta"]
+        ],
+        -1,
+        0,
+    )
+    assert [float(score) for score in found[2][1].split(", ")] == pytest.approx(right / (right + missed), abs=5e-4)
+
+
+def test_an_arm_with_a_rate_of_its_own_is_not_searched(tmp_path):
+    runs = Runs(tmp_path / "mpnet.jsonl", {})
+    searched = {"arm": "control", "fold": 0, "seed": 0, "rate": 4e-4, "position_rate": None}
+    runs.add({**searched, "searched": 0.4})
+    runs.add({**searched, "readings": {}})  # of another rate
+    plan, recorded = tagging.Plan(SimpleNamespace(study=tagging.STUDIES["mpnet"]), runs), []
+    plan.record = lambda *arguments, tests=False: recorded.append((*arguments, tests))
+    plan.run(["control"], [0])
+    assert recorded == [("control", 0, seed, (1e-4, None), True) for seed in (0, 1)]
