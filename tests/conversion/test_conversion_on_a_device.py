@@ -94,6 +94,6 @@ def test_conversion(scheme, options, found_by_accelerate, tmp_path):
     stages = {"start", "calibrate", "measure", "distill"} - ({"calibrate"} if "absolute" in scheme else set())
     assert places == dict.fromkeys(stages, {pretended.DEVICE})
     assert {one.device.type for one in found.values()} == {"cpu"}
-    assert there == pytest.approx(cosines, abs=1e-3)
+    assert there == pytest.approx(cosines, rel=1e-3, abs=1e-3)
     for name, one in expected.items():
         torch.testing.assert_close(found[name], one, rtol=0, atol=2e-3)
