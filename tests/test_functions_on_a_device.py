@@ -20,7 +20,7 @@ library = pytest.importorskip("sentence_transformers", minversion="6.0")
 from hf_posenc import sentence  # noqa: E402
 
 
-pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+pytestmark = pretended.needed
 
 TEXTS = [" ".join(random.Random(number).choices(tiny_checkpoints.WORDS, k=number)) for number in (3, 29, 70, 130)]
 
@@ -55,14 +55,12 @@ def test_to_stock(scheme, options):
 def test_position_trainer(scheme, tmp_path, monkeypatch):
     def losses(place: torch.device) -> list[float]:
         torch.manual_seed(0)
-        arguments = TrainingArguments(
-            str(tmp_path), max_steps=3, per_device_train_batch_size=4, logging_steps=1, use_cpu=True, report_to=[]
-        )
+        steps = {"max_steps": 3, "per_device_train_batch_size": 4, "logging_steps": 1, "save_strategy": "no"}
+        arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], **steps)
         assert arguments.device.type == "cpu"  # prepares what Accelerate needs
         monkeypatch.setattr(TrainingArguments, "device", place)
         model = tiny.build(scheme, head="ForSequenceClassification").to(place)
         trainer = PositionTrainer(model, arguments, train_dataset=tiny.Sentences(), position_learning_rate=0.01)
-        trainer._save_checkpoint = lambda *_: None
         trainer.train()
         assert {parameter.device for parameter in model.parameters()} == {place}
         return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -219,8 +219,7 @@ def distill(
     windows.check_enough(max(STEP_TOKENS, distillation.trained_length), "training")
     held_out.check_enough(distillation.trained_length, "held-out")
     following = following or Following()
-    # Without a GPU, only those who choose CPUs get the processes of `accelerate launch`.
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), **following.keywords())
+    accelerator = Accelerator(cpu=_lacks_gpu(), **following.keywords())
     # `accelerate launch`, or a Trainer before, may have another precision than is asked for; it would stay in the student's forward.
     accelerator.native_amp = False
     with placed_on(accelerator.device, original, student):
@@ -437,7 +436,12 @@ def device_of(distillation: Distillation) -> torch.device:
         return torch.device("cpu")
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.accelerator.is_available()).device
+    return PartialState(cpu=_lacks_gpu()).device
+
+
+def _lacks_gpu() -> bool:
+    """Accelerate is told so: only those who choose CPUs get the processes of `accelerate launch`."""
+    return not torch.accelerator.is_available()
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -499,7 +503,7 @@ def rows_beyond(
     for table in tables:
         table.requires_grad_(True)
     batch = windows.draw(trained_length, 2, torch.Generator().manual_seed(0))
-    states = hidden_states(base, placed(batch, base.device))
+    states = hidden_states(base, batch)
     generator = torch.Generator().manual_seed(1)
     of_states = [torch.randn(state.shape, generator=generator).to(state) for state in states]
     torch.stack([(state * by).sum() for state, by in zip(states, of_states)]).sum().backward()

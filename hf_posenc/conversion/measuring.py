@@ -78,14 +78,11 @@ def _parts(batch: Batch) -> Iterator[Batch]:
 
 
 @torch.no_grad()
-def _in_parts(
-    compute: Callable[[Batch], tuple[torch.Tensor, ...]], batch: Batch, device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """Tensors (batch, length, ...) of a batch, computed on a device, a few rows at a time; 0 at padding that was cut off."""
+def _in_parts(compute: Callable[[Batch], tuple[torch.Tensor, ...]], batch: Batch) -> tuple[torch.Tensor, ...]:
+    """Tensors (batch, length, ...) of a batch, on the CPU, computed a few rows at a time; 0 at padding that was cut off."""
     length = batch["input_ids"].shape[1]
     parts = [
-        [pad(tensor.cpu(), (0, 0, 0, length - tensor.shape[1])) for tensor in compute(placed(part, device))]
-        for part in _parts(batch)
+        [pad(tensor.cpu(), (0, 0, 0, length - tensor.shape[1])) for tensor in compute(part)] for part in _parts(batch)
     ]
     return tuple(torch.cat(tensors) for tensors in zip(*parts))
 
@@ -123,13 +120,11 @@ class Yardstick:
             if len(batch["input_ids"]) < 2:
                 self.left_out.append(length)
                 continue
-            target = _in_parts(lambda part: original_states(original, part, trained_length), batch, original.device)
+            target = _in_parts(lambda part: original_states(original, part, trained_length), batch)
             other = None
             if beyond:
                 [other] = _in_parts(
-                    lambda part: windowed_states(original, part, trained_length, shifted=True)[-1:],
-                    batch,
-                    original.device,
+                    lambda part: windowed_states(original, part, trained_length, shifted=True)[-1:], batch
                 )
             self.texts.append(_Text(length, batch, target, other))
         if not self.texts:
@@ -145,7 +140,7 @@ class Yardstick:
         ]
 
     def _agreement(self, model: PreTrainedModel, text: _Text) -> Row:
-        found = _in_parts(lambda part: hidden_states(model.base_model, part), text.batch, model.device)
+        found = _in_parts(lambda part: hidden_states(model.base_model, part), text.batch)
         real = text.real
         by_layer = [
             cosine_similarity(own[real], aim[real], dim=-1).mean().item() for own, aim in zip(found, text.target)
@@ -244,7 +239,7 @@ class Yardstick:
             batch = {"input_ids": visible, "attention_mask": torch.ones_like(visible)}
             places = torch.cat([asked[:, :1], asked[:, -(length - 1) :]], dim=1)
             words = torch.cat([whole[:, :1], whole[:, -(length - 1) :]], dim=1)
-            [scores] = _in_parts(lambda part: (_logits(model, part)[0],), batch, model.device)
+            [scores] = _in_parts(lambda part: (_logits(model, part)[0],), batch)
             rows.append({"length": length, "masked_lm_loss": cross_entropy(scores[places], words[places]).item()})
         return rows
 

@@ -21,10 +21,15 @@ def placed(batch: Batch, device: torch.device) -> Batch:
     return {name: value.to(device) for name, value in batch.items()}
 
 
+def place_of(model: torch.nn.Module) -> torch.device:
+    """Where a model is, which may be wrapped for several processes."""
+    return next(model.parameters()).device
+
+
 @contextmanager
 def placed_on(device: torch.device, *models: torch.nn.Module) -> Iterator[None]:
     """Models are on a device within, and afterwards where they were."""
-    before = [next(model.parameters()).device for model in models]
+    before = [place_of(model) for model in models]
     for model in models:
         model.to(device)
     try:
@@ -35,8 +40,8 @@ def placed_on(device: torch.device, *models: torch.nn.Module) -> Iterator[None]:
 
 
 def hidden_states(model: torch.nn.Module, batch: Batch) -> tuple[torch.Tensor, ...]:
-    """The states of the embeddings and of every layer, (batch, length, width) each, of a base model."""
-    return model(**batch, output_hidden_states=True, return_dict=True).hidden_states
+    """The states of the embeddings and of every layer, (batch, length, width) each, of a base model, where that is."""
+    return model(**placed(batch, place_of(model)), output_hidden_states=True, return_dict=True).hidden_states
 
 
 @torch.no_grad()

@@ -326,7 +326,8 @@ class Plan:
     def run(self, names: list[str], folds: list[int]) -> None:
         """Rates first, then folds, one after the other for all arms."""
         for name in names:
-            if not (self.study.arms[name].rates_of or self.study.arms[name].rate):
+            arm = self.study.arms[name]
+            if not (arm.rates_of or arm.rate):
                 for rates in self.search(name).to_try(position_rates(self.tagging.model(name))):
                     self.record(name, 0, 0, rates)
         for number in folds:

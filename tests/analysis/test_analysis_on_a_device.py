@@ -11,7 +11,7 @@ import tiny
 from hf_posenc.analysis import FIGURES, figure_named, study
 
 
-pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+pytestmark = pretended.needed
 
 
 def close(found, expected, relative: float = 1e-3) -> bool:

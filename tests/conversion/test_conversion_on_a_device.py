@@ -15,7 +15,7 @@ from hf_posenc.conversion import converting, distillation, measuring, targets
 from hf_posenc.conversion.calibration import calibrate
 
 
-pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+pytestmark = pretended.needed
 
 
 @pytest.fixture

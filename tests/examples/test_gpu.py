@@ -8,9 +8,6 @@ import gpu
 import pretended
 import pytest
 
-from hf_posenc.integrations import unpadding
-from hf_posenc.modeling.kernels import packing
-
 
 pytestmark = pytest.mark.slow
 
@@ -64,11 +61,10 @@ gpu.main()
     assert process.returncode == 1 and "not passed: parity: t5, sdpa" in process.stderr
 
 
-@pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+@pretended.needed
 @pytest.mark.parametrize("part", ["parity", "exports", "rerankers"])
 def test_models_and_batches_are_moved_to_the_device(part, monkeypatch):
-    for module in (packing, unpadding):
-        monkeypatch.setattr(module, "ON_REQUEST", (*packing.ON_REQUEST, pretended.NAME))
+    pretended.skip_padding_there(monkeypatch)
     with pretended.there():
         for setting, function in gpu.PARTS[part](gpu.Run(pretended.NAME, quick=True)):
             found = gpu.measured(function, part != "rerankers")

@@ -12,13 +12,11 @@ from torch import nn
 from transformers import BertModel
 
 import hf_posenc
-from hf_posenc.integrations import unpadding
-from hf_posenc.modeling.kernels import packing
 from hf_posenc.modeling.schemes import sinusoidal
 from hf_posenc.modeling.schemes.table import SCHEMES
 
 
-pytestmark = pytest.mark.skipif(not pretended.EXISTS, reason="this PyTorch cannot pretend a device")
+pytestmark = pretended.needed
 
 
 def check(build, inputs: dict[str, torch.Tensor]) -> Counter:
@@ -68,13 +66,6 @@ def half_padding() -> dict[str, torch.Tensor]:
     inputs = tiny.inputs(batch=4, length=14)
     inputs["attention_mask"][2:, 5:] = 0
     return inputs
-
-
-@pytest.fixture
-def packed_there(monkeypatch):
-    """Padding is skipped on the device, if that is asked for, as on CUDA."""
-    for module in (packing, unpadding):
-        monkeypatch.setattr(module, "ON_REQUEST", (*packing.ON_REQUEST, pretended.NAME))
 
 
 def spread(model: nn.Module) -> nn.Module:
@@ -182,7 +173,9 @@ def test_devices_without_float64(name, no_float64):
 
 
 @pytest.mark.parametrize("scheme", ["absolute", "t5", "deberta", "rope", "cable", None])
-def test_without_padding(scheme, packed_there):
+def test_without_padding(scheme, monkeypatch):
+    pretended.skip_padding_there(monkeypatch)
+
     def build() -> nn.Module:
         model = tiny.build(scheme) if scheme else stock()
         hf_posenc.unpad(model)

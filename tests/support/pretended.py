@@ -16,15 +16,20 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from hf_posenc.integrations import unpadding
+from hf_posenc.modeling.kernels import packing
 
-# Not all supported versions of PyTorch have it.
+
+# PyTorch 2.6 is supported, and lets no Python code stand in for a device; the versions that are tested do.
 EXISTS = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+needed = pytest.mark.skipif(not EXISTS, reason="this PyTorch has no devices that are written in Python")
 NAME = "pretended"
 aten = torch.ops.aten
 # As on a GPU, these take tensors of the CPU too.
@@ -170,3 +175,10 @@ class AcceleratorThere(Accelerator):
     @property
     def device(self) -> torch.device:
         return DEVICE
+
+
+def skip_padding_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding is skipped on the device, if that is asked for, as on CUDA."""
+    devices = (*packing.ON_REQUEST, NAME)
+    for module in (packing, unpadding):
+        monkeypatch.setattr(module, "ON_REQUEST", devices)
