@@ -415,9 +415,8 @@ class Conversion:
         return [placed(batch, self.original.device) for batch in batches]
 
     def _device(self) -> torch.device:
-        """Where all stages but the training run: these need float64, which the device that `accelerate` finds may lack."""
-        device = device_of(self.distillation)
-        return device if precise_dtype(device) == torch.float64 else torch.device("cpu")
+        """Where all stages but the training run."""
+        return _with_float64(device_of(self.distillation))
 
     def _start(self, at: "_Progress") -> None:
         """The new scheme's parameters by algebra, from what the original has instead."""
@@ -541,6 +540,17 @@ class _Progress:
     def measure(self, model: PreTrainedModel, stage: str) -> None:
         announce(f"measuring after {stage}" if model is self.student else "measuring the original")
         self.report.rows += self.yardstick.measure(model, stage)
+
+
+def _with_float64(device: torch.device) -> torch.device:
+    """A device, or the CPU instead of one that has no float64, which all stages but the training need."""
+    return device if precise_dtype(device) == torch.float64 else torch.device("cpu")
+
+
+def _measuring_device() -> torch.device:
+    """A GPU that is there, or the CPU."""
+    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return _with_float64(there or torch.device("cpu"))
 
 
 def announce(stage: str) -> None:
@@ -722,8 +732,9 @@ def compare(
         trained_length=source.trained_length,
         max_length=max_length,
     )
-    yardstick = Yardstick(first, windows, report.trained_length, report.max_length, source.pooling)
-    report.rows = yardstick.measure(first, "original") + yardstick.measure(second, "converted")
-    report.losses = yardstick.losses(source.tokenizer.mask_token_id, second)
+    with placed_on(_measuring_device(), first, second):
+        yardstick = Yardstick(first, windows, report.trained_length, report.max_length, source.pooling)
+        report.rows = yardstick.measure(first, "original") + yardstick.measure(second, "converted")
+        report.losses = yardstick.losses(source.tokenizer.mask_token_id, second)
     report.conclude(yardstick.left_out)
     return report

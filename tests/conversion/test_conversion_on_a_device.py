@@ -11,7 +11,7 @@ from pairs import original, student_of, text
 from torch import nn
 
 from hf_posenc import convert, position_parameters
-from hf_posenc.conversion import converting, distillation, measuring, targets
+from hf_posenc.conversion import compare, converting, distillation, measuring, targets
 from hf_posenc.conversion.calibration import calibrate
 
 
@@ -98,3 +98,19 @@ def test_conversion(scheme, options, found_by_accelerate, tmp_path):
     # With `rope`, queries and keys may have another basis that scores the same.
     for name, one in expected.items() if scheme != "rope" else ():
         torch.testing.assert_close(found[name], one, rtol=0, atol=2e-3)
+
+
+def test_comparison(found_by_accelerate, monkeypatch, tmp_path):
+    source = tiny_checkpoints.save(tmp_path / "bert", head="ForMaskedLM")
+    text_file = source.with_name("bert.txt")
+    convert(source, "t5", text=[text_file], trained_length=16, max_length=32, max_steps=2, output=tmp_path / "t5")
+
+    def compared() -> list[float]:
+        report = compare(source, tmp_path / "t5", text=[text_file])
+        return [row[name] for row in report.rows + report.losses for name in row if isinstance(row[name], float)]
+
+    expected = compared()
+    places = found_by_accelerate()
+    monkeypatch.setattr(converting, "_measuring_device", lambda: pretended.DEVICE)
+    assert compared() == pytest.approx(expected, rel=1e-3, abs=1e-3)
+    assert places == {"measure": {pretended.DEVICE}}
