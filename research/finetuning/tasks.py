@@ -38,6 +38,8 @@ from recorded import Line, Runs
 from report import circumstances
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_posenc import unpad
+
 
 ARMS = ("control", "absolute+t5", "absolute+deberta")
 SEEDS = (0, 1, 2)
@@ -220,7 +222,9 @@ class Study:
     def model(self, arm: str, task: Task) -> PreTrainedModel:
         flags: dict[str, Any] = {} if arm == "control" else {"position_scheme": arm}
         entries = {"num_labels": task.classes, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": DROPOUT}
-        return AutoModelForSequenceClassification.from_pretrained(self.source, **entries, **flags)
+        model = AutoModelForSequenceClassification.from_pretrained(self.source, **entries, **flags)
+        unpad(model)  # The original too; models with a scheme do it anyway.
+        return model
 
     def encode(self, rows: Sequence[Row]) -> Batch:
         return self.tokenizer(
