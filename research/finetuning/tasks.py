@@ -36,7 +36,8 @@ from fine_tuning import (
 from minilm import packaged_minilm
 from recorded import Line, Runs
 from report import circumstances
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
+from torch.nn.functional import cosine_similarity
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import unpad
 
@@ -44,17 +45,20 @@ from hf_posenc import unpad
 ARMS = ("control", "absolute+t5", "absolute+deberta")
 SEEDS = (0, 1, 2)
 LENGTH = 256
-# Turns of the same meeting for a query: that answer, and that do not, at most, in training and in the test.
-TURNS = {"train": (2, 6), "val": (10, 90)}
+# Turns of the same meeting for a query: that answer, and that do not, at most; and how many of each are learned.
+TURNS, LEARNED = (10, 90), 2
+# Scores at random of which the mean is chance.
+DRAWS = 100
 
 
 class Row(NamedTuple):
-    """A text or a pair, its label, and, where rows are ranked, which query it belongs to, of which meeting."""
+    """A text or a pair and its label; where rows are ranked, for which query, of which meeting, and how many of its label are before it."""
 
     texts: tuple[str, ...]
     label: float
     group: int = 0
     meeting: str = ""
+    before: int = 0
 
 
 def tsv(file: Path) -> list[list[str]]:
@@ -104,11 +108,11 @@ def qmsum(data: Path) -> tuple[list[Row], list[Row]]:
         draw = random.Random(number)
         if not right or not wrong:
             continue
-        right, wrong = (
-            draw.sample(turns, min(most, len(turns))) for turns, most in zip((right, wrong), TURNS[meeting["split"]])
-        )
-        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 1.0, number, meeting["id"]) for turn in right]
-        sides[meeting["split"]] += [Row((query["query"], texts[turn]), 0.0, number, meeting["id"]) for turn in wrong]
+        for label, turns, most in zip((1.0, 0.0), (right, wrong), TURNS):
+            sides[meeting["split"]] += [
+                Row((query["query"], texts[turn]), label, number, meeting["id"], before)
+                for before, turn in enumerate(draw.sample(turns, min(most, len(turns))))
+            ]
     return sides["train"], sides["val"]
 
 
@@ -124,12 +128,13 @@ def rows_apart(rows: Sequence[Row], scores: np.ndarray) -> Units:
 
 
 def ranks_by_meeting(rows: Sequence[Row], scores: np.ndarray) -> Units:
-    """The score of a query is 1 / the rank of the first turn that answers."""
+    """The score of a query is 1 / the rank of the first turn that answers; of equal scores, turns that do not answer come first."""
     found: dict[str, list[float]] = {}
     for _, own in groupby(zip(rows, scores, strict=True), key=lambda one: one[0].group):
         turns = [*own]
         best = max(score for row, score in turns if row.label == 1)
-        found.setdefault(turns[0][0].meeting, []).append(1 / (1 + sum(score > best for _, score in turns)))
+        before = sum(not score < best for row, score in turns if row.label == 0)
+        found.setdefault(turns[0][0].meeting, []).append(1 / (1 + before))
     return np.array([*map(len, found.values())]), np.array([*map(sum, found.values())])
 
 
@@ -195,7 +200,7 @@ TASKS = {
     "stsb": Task(stsb, rank_correlation, 4, "STS-B, Spearman", classes=1),
     "cola": Task(cola, matthews, 2, "CoLA, Matthews"),
     "sst2, 10,000": Task(lambda data: sst2(data, 10_000), accuracy, 1, "SST-2 with 10,000 phrases, accuracy"),
-    "qmsum": Task(qmsum, mean_reciprocal_rank, 1, "QMSum, mean reciprocal rank", units=ranks_by_meeting),
+    "qmsum": Task(qmsum, mean_reciprocal_rank, 4, "QMSum, mean reciprocal rank", units=ranks_by_meeting),
 }
 
 
@@ -232,13 +237,30 @@ class Study:
         )
 
     @torch.no_grad()
+    def cosines(self, rows: Sequence[Row]) -> np.ndarray:
+        """Of the embeddings of pairs, as the checkpoint is: the means of their tokens."""
+        model = AutoModel.from_pretrained(self.source).eval()
+
+        def embeddings(texts: Sequence[str]) -> torch.Tensor:
+            batch = self.tokenizer([*texts], truncation=True, padding=True, return_tensors="pt")
+            mask = batch["attention_mask"][..., None]
+            return (model(**batch).last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+
+        parts = [rows[start : start + 32] for start in range(0, len(rows), 32)]
+        sides = [[row.texts for row in part] for part in parts]
+        found = [cosine_similarity(*map(embeddings, zip(*texts))) for texts in sides]
+        return torch.cat(found).numpy()
+
+    @torch.no_grad()
     def scores(self, model: PreTrainedModel, rows: Sequence[Row]) -> np.ndarray:
         order = sorted(range(len(rows)), key=lambda number: sum(map(len, rows[number].texts)))
         found = np.zeros(len(rows))
         for start in range(0, len(order), 32):
             own = order[start : start + 32]
             with autocast():
-                logits = model(**self.encode([rows[number] for number in own])).logits.float()
+                states = model.base_model(**self.encode([rows[number] for number in own])).last_hidden_state
+            # In bfloat16, many logits would be equal.
+            logits = model.classifier(model.base_model.pooler(states.float()))
             found[own] = (logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else 0)).numpy()
         return found
 
@@ -256,11 +278,24 @@ class Study:
         return model, fine_tune(model, rows, collate, batch=16, epochs=task.epochs, rates=rates, seed=seed)
 
 
+def without_training(study: Study, runs: Runs, name: str) -> None:
+    """What ranks have by chance, and by the cosine similarity of embeddings."""
+    task, made = TASKS[name], {line["arm"] for line in runs.read() if line["task"] == name}
+    _, tested = task.rows(study.data)
+    if "chance" not in made:
+        draw = np.random.default_rng(0)
+        found = [task.score(tested, draw.normal(size=len(tested))) for _ in range(DRAWS)]
+        runs.add({"task": name, "arm": "chance", "tested": float(np.mean(found))})
+    if "cosine" not in made:
+        runs.add({"task": name, "arm": "cosine", "tested": task.score(tested, study.cosines(tested))})
+
+
 def run(study: Study, runs: Runs, name: str, arm: str) -> None:
     """Rates first, then seeds."""
     task, keys = TASKS[name], {"task": name, "arm": arm}
     learned, tested = task.rows(study.data)
     rest, developed = apart(learned)
+    rest = [row for row in rest if row.before < LEARNED]
 
     def record(rows: list[Row], rates: Rates, seed: int, measure: Callable[[PreTrainedModel], Line]) -> None:
         began = time.process_time()
@@ -301,6 +336,8 @@ def main() -> None:
     runs = Runs(options.output_dir / "tasks.jsonl", settings)
     study = Study(options.data, options.model or packaged_minilm())
     for name in options.tasks:
+        if TASKS[name].measure is mean_reciprocal_rank:
+            without_training(study, runs, name)
         for arm in options.arms:
             run(study, runs, name, arm)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import fine_tuning
@@ -26,6 +27,7 @@ from litbank import (
 from minilm import packaged_minilm
 from recorded import Runs
 from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 from transformers import AutoTokenizer
 
@@ -258,6 +260,38 @@ def test_ranks_of_turns_are_those_of_the_first_that_answers():
     rows = [tasks.Row(("a", "b"), float(label), group) for group, label in ((1, 0), (1, 1), (1, 1), (2, 1), (2, 0))]
     assert task.score(rows, np.array([3.0, 2.0, 1.0, 5.0, 4.0])) == pytest.approx((1 / 2 + 1) / 2)
     assert task.score(rows, np.array([3.0, 2.0, 9.0, 4.0, 5.0])) == pytest.approx((1 + 1 / 2) / 2)
+
+
+@pytest.mark.parametrize("score", [1.0, float("nan")])
+def test_a_model_that_scores_all_turns_alike_ranks_none_of_them_first(score):
+    rows = [tasks.Row(("a", "b"), float(label), group) for group, label in ((1, 0), (1, 1), (1, 0), (2, 1), (2, 0))]
+    assert tasks.TASKS["qmsum"].score(rows, np.full(5, score)) == pytest.approx((1 / 3 + 1 / 2) / 2)
+
+
+def test_what_ranks_have_without_training(monkeypatch, tmp_path):
+    model = SentenceTransformer(packaged_minilm(), device="cpu")
+    texts = (
+        "Which battery?",
+        "A: A lithium battery.",
+        "B: The logo is yellow, as I said before.",
+        "A: Why not solar cells?",
+    )
+    rows = [tasks.Row((texts[0], text), float(number == 1), 1) for number, text in enumerate(texts[1:])]
+    study, (first, *others) = (
+        tasks.Study(tmp_path, packaged_minilm()),
+        model.encode([*texts], normalize_embeddings=True),
+    )
+    assert study.cosines(rows) == pytest.approx([first @ other for other in others], abs=1e-5)
+
+    monkeypatch.setitem(tasks.TASKS, "qmsum", replace(tasks.TASKS["qmsum"], rows=lambda data: ([], rows)))
+    runs = Runs(tmp_path / "tasks.jsonl", {})
+    for _ in range(2):
+        tasks.without_training(study, runs, "qmsum")
+    chance, cosine = (line["tested"] for line in runs.read())
+    # The one that answers is first, second or third of three.
+    assert chance == pytest.approx((1 + 1 / 2 + 1 / 3) / 3, abs=0.1) and cosine == 1 / (
+        1 + sum(others @ first > others[1] @ first)
+    )
 
 
 def test_ranks_of_turns_are_summed_by_meeting():
