@@ -240,16 +240,16 @@ class Study:
     def cosines(self, rows: Sequence[Row]) -> np.ndarray:
         """Of the embeddings of pairs, as the checkpoint is: the means of their tokens."""
         model = AutoModel.from_pretrained(self.source).eval()
-
-        def embeddings(texts: Sequence[str]) -> torch.Tensor:
-            batch = self.tokenizer([*texts], truncation=True, padding=True, return_tensors="pt")
+        unpad(model)
+        texts, found = sorted({text for row in rows for text in row.texts}, key=len), {}
+        for start in range(0, len(texts), 32):
+            own = texts[start : start + 32]
+            batch = self.tokenizer(own, truncation=True, padding=True, return_tensors="pt")
             mask = batch["attention_mask"][..., None]
-            return (model(**batch).last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-
-        parts = [rows[start : start + 32] for start in range(0, len(rows), 32)]
-        sides = [[row.texts for row in part] for part in parts]
-        found = [cosine_similarity(*map(embeddings, zip(*texts))) for texts in sides]
-        return torch.cat(found).numpy()
+            means = (model(**batch).last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+            found |= dict(zip(own, means))
+        sides = (torch.stack([found[row.texts[side]] for row in rows]) for side in (0, 1))
+        return cosine_similarity(*sides).numpy()
 
     @torch.no_grad()
     def scores(self, model: PreTrainedModel, rows: Sequence[Row]) -> np.ndarray:
