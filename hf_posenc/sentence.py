@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from .inspection import longest_sequence
+from .inspection.sentence_folders import OTHER_LIMITS, check_only_limit
 
 
 __all__ = ["ChunkedTransformer", "complete_embeddings", "in_chunks"]
@@ -68,10 +69,16 @@ class ChunkedTransformer(Transformer):
         self.max_seq_length = max_seq_length
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Return `token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after the last chunk of a text."""
+        """Return `token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after the last chunk of a text.
+
+        Raises:
+            ValueError: there are pairs of texts.
+        """
+        if "token_type_ids" in features and features["token_type_ids"].any():
+            raise ValueError("a model that reads in chunks reads single texts, not pairs")
         texts = [row[kept.bool()] for row, kept in zip(features["input_ids"], features["attention_mask"])]
-        special = {*self.tokenizer.all_special_ids}
-        pieces = [split(text, self.chunk_size, self.overlap, special) for text in texts]
+        frame = frame_of(self.tokenizer)
+        pieces = [split(text, self.chunk_size, self.overlap, frame) for text in texts]
         means = self.means([piece for own in pieces for piece in own], **kwargs).split([*map(len, pieces)])
         features["token_embeddings"] = pad_sequence(means, batch_first=True)
         features["attention_mask"] = pad_sequence(
@@ -97,17 +104,27 @@ class ChunkedTransformer(Transformer):
         return torch.stack([found[place] for place in range(len(pieces))])
 
 
-def without_ends(text: torch.Tensor, special: set[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+# The ids of the special tokens that a tokenizer puts before and behind a text; None where it puts none.
+Frame = tuple[int | None, int | None]
+
+
+def frame_of(tokenizer: Any) -> Frame:
+    probe = tokenizer("a", return_special_tokens_mask=True)
+    ids, special = probe["input_ids"], probe["special_tokens_mask"]
+    return ids[0] if special[0] else None, ids[-1] if special[-1] else None
+
+
+def without_ends(text: torch.Tensor, frame: Frame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The special token before a text, if there is one, its other tokens, and the special token behind."""
     first, last = text[:1], text[-1:]
-    first = first if int(first) in special else first[:0]
-    last = last if int(last) in special and len(text) > 1 else last[:0]
+    first = first if int(first) == frame[0] else first[:0]
+    last = last if int(last) == frame[1] and len(text) > 1 else last[:0]
     return first, text[len(first) : len(text) - len(last)], last
 
 
-def split(text: torch.Tensor, size: int, overlap: bool, special: set[int]) -> list[torch.Tensor]:
+def split(text: torch.Tensor, size: int, overlap: bool, frame: Frame) -> list[torch.Tensor]:
     """Token ids (tokens,) in chunks; special tokens at the ends are put around each."""
-    first, inner, last = without_ends(text, special)
+    first, inner, last = without_ends(text, frame)
     joined = 2 if overlap else 1  # parts of a chunk
     room = size - len(first) - len(last)
     if len(inner) <= room:
@@ -144,7 +161,8 @@ def in_chunks(
 
     Raises:
         TypeError: `model` is not a `SentenceTransformer`.
-        ValueError: a size is wrong, or the model does not begin with a transformer and mean pooling that includes prompts.
+        ValueError: a size is wrong, the model does not begin with a transformer and mean pooling that includes prompts, or it cuts texts off by
+            another setting than `max_seq_length` (`query_length`, `document_length`, or a `max_length` in `processing_kwargs`).
     """
     let_read_chunks(checked_transformer(model), chunk_size, overlap, max_seq_length)
     return model
@@ -158,6 +176,7 @@ def checked_transformer(model: SentenceTransformer) -> Transformer:
     known = type(transformer) is Transformer and type(pooling) is Pooling
     if not known or pooling.pooling_mode != "mean" or not pooling.include_prompt:
         raise ValueError("the model must begin with a Transformer and mean Pooling that includes prompts")
+    check_only_limit({name: getattr(transformer, name, None) for name in OTHER_LIMITS})
     return transformer
 
 
@@ -180,7 +199,8 @@ def complete_embeddings(
 ) -> np.ndarray | torch.Tensor:
     """Make embeddings of whole texts from stored embeddings of their beginnings. Only what was cut off is read.
 
-    What follows the first `model.max_seq_length` tokens is read in chunks of at most as many. The result is the mean of the stored embedding
+    What follows the first `model.max_seq_length` tokens (with `truncation_side="left"`: what precedes the last ones) is read in chunks of at most
+    as many. The result is the mean of the stored embedding
     and of the mean of these chunks, each weighted by its number of tokens, and normalized if the stored embeddings are. Texts that were not cut
     off keep their embeddings. The model still cuts off afterwards; it is in evaluation mode, as after `encode`.
 
@@ -207,7 +227,8 @@ def complete_embeddings(
     reader = copy.copy(transformer)  # with the same weights, and a tokenizer that does not cut off
     reader.processor = copy.deepcopy(transformer.processor)
     model.eval()
-    length, special = model.max_seq_length, {*transformer.tokenizer.all_special_ids}
+    length, frame = model.max_seq_length, frame_of(transformer.tokenizer)
+    cuts_beginnings = transformer.tokenizer.truncation_side == "left"
     let_read_chunks(reader, length, overlap=False, max_seq_length=UNCUT)
     if prompt is None:
         prompt = model.prompts.get(model.default_prompt_name) or ""
@@ -219,10 +240,11 @@ def complete_embeddings(
         features = reader.preprocess([prompt + text for text in texts[start : start + batch_size]])
         rests, shares = {}, {}
         for number, (ids, mask) in enumerate(zip(features["input_ids"], features["attention_mask"]), start):
-            first, inner, last = without_ends(ids[mask.bool()], special)
+            first, inner, last = without_ends(ids[mask.bool()], frame)
             begun = length - len(first) - len(last)
             if len(inner) > begun:
-                rests[number], shares[number] = torch.cat([first, inner[begun:], last]), begun / len(inner)
+                rest = inner[:-begun] if cuts_beginnings else inner[begun:]
+                rests[number], shares[number] = torch.cat([first, rest, last]), begun / len(inner)
         if rests:
             found = embedded(modules, [*rests.values()], model.device)[:, : stored.shape[1]].to(stored.device)
             found = normalize(found, dim=-1) if normalized else found

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from sklearn import neighbors
+from tokenizers import processors
 from transformers import AutoModel, AutoTokenizer
 
 import hf_posenc
@@ -162,6 +163,63 @@ def test_stored_embeddings_are_completed_by_what_was_cut_off(model, minilm, norm
     half = sentence.complete_embeddings(model, TEXTS, torch.tensor(stored).half())
     assert half.dtype == torch.float16
     torch.testing.assert_close(half.float(), torch.tensor(found), atol=3e-3, rtol=0)
+
+
+def test_where_beginnings_are_cut_off_these_are_read(model, minilm):
+    model.max_seq_length = 40
+    model.tokenizer.truncation_side = "left"
+    start, *inner, end = AutoTokenizer.from_pretrained(minilm)(TEXTS[3], truncation=False, verbose=False)["input_ids"]
+    encoder = model[0].model.eval()
+
+    @torch.no_grad()
+    def unit(pieces):
+        means = [
+            encoder(torch.tensor([[start, *piece, end]])).last_hidden_state[0].double().mean(0) for piece in pieces
+        ]
+        return torch.nn.functional.normalize(sum(means) / len(means), dim=0)
+
+    rest = [[*piece] for piece in pieces_of([start, *inner[:-38], end], 40, False)]
+    merged = 38 * unit([inner[-38:]]) + (len(inner) - 38) * unit([piece[1:-1] for piece in rest])
+    found = sentence.complete_embeddings(model, TEXTS[3:4], model.encode(TEXTS[3:4]))
+    wanted = torch.nn.functional.normalize(merged, dim=0)
+    torch.testing.assert_close(torch.tensor(found[0]).double(), wanted, atol=2e-5, rtol=0)
+
+
+def test_words_that_are_unknown_are_no_special_tokens(minilm):
+    """Of a tokenizer that puts nothing around a text."""
+    model = library.SentenceTransformer(minilm, device="cpu")
+    model.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    text = f"☃ {' '.join(WORDS * 2)} ☃"
+    ids = model.tokenizer(text)["input_ids"]
+    assert ids[0] == ids[-1] == model.tokenizer.unk_token_id
+    edges = [len(ids) * part // 3 for part in range(4)]
+    assert 10 < len(ids) / 3 <= 16
+    with torch.no_grad():
+        means = [
+            model[0].model.eval()(torch.tensor([ids[one:two]]))[0][0].mean(0) for one, two in zip(edges, edges[1:])
+        ]
+    found = sentence.in_chunks(model, 16, overlap=False).encode(text, convert_to_tensor=True)
+    torch.testing.assert_close(found, torch.nn.functional.normalize(sum(means), dim=0), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("query_length", 40), ("document_length", 40), ("processing_kwargs", {"text": {"max_length": 40}})],
+)
+def test_other_settings_that_cut_texts_off_are_refused(name, value, model):
+    setattr(model[0], name, value)
+    for refused in (sentence.in_chunks, lambda one: sentence.complete_embeddings(one, TEXTS, one.encode(TEXTS))):
+        with pytest.raises(ValueError, match=f"cuts texts off at 40 tokens by {name}"):
+            refused(model)
+    setattr(model[0], name, {"text": {"padding": True}} if name == "processing_kwargs" else None)
+    sentence.in_chunks(model)
+
+
+def test_pairs_are_refused(model):
+    pair = [("a small house", "the river")]
+    model.encode(pair)
+    with pytest.raises(ValueError, match="reads single texts, not pairs"):
+        sentence.in_chunks(model).encode(pair)
 
 
 def test_the_prompt_is_a_part_of_what_was_read(model, minilm):

@@ -127,7 +127,7 @@ def without_positions(subject: Subject) -> Subject:
     model = subject.model
     config = type(model.config).adopt(copy.deepcopy(model.config), position_scheme="none")
     with torch.random.fork_rng(devices=[]):
-        bare = type(model)._from_config(config, attn_implementation="eager")
+        bare = type(model)._from_config(config, attn_implementation="eager", dtype=model.dtype)
     bare.load_state_dict(model.state_dict(), strict=False)
     return replace(subject, name=f"{subject.name} {WITHOUT}", model=bare.eval())
 

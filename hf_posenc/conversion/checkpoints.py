@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
-from transformers.utils import CONFIG_NAME
+from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME
 
 from .. import inspection
-from ..change_scheme import change_scheme
+from ..change_scheme import change_scheme, check_not_wrapped
 from ..hub.folders import folder_of
-from ..inspection.sentence_folders import MODULES, pooling, text_length
+from ..inspection.sentence_folders import MODULES, check_only_limit_of, pooling, text_length
 from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.flags import GLOBAL_BASE, GLOBAL_SCHEME
@@ -31,6 +31,7 @@ LEAST_KNOWN = 0.5
 FRAME = ("cls_token", "sep_token", "pad_token")
 # The longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill the memory.
 LONGEST = 2**17
+
 # Families whose own scheme is their knowledge.
 OF_THEIR_OWN = {"deberta", "deberta-v2"}
 
@@ -84,6 +85,12 @@ class Checkpoint:
         return "mean" if self.folder is None else pooling(self.folder)
 
 
+def check_reads_as_far(checkpoint: Checkpoint, max_length: int) -> None:
+    """Raise ValueError where longer texts than before are to be read, and a setting of sentence-transformers cuts them off."""
+    if checkpoint.folder is not None and max_length > checkpoint.trained_length:
+        check_only_limit_of(checkpoint.folder)
+
+
 def load_checkpoint(
     model: str | Path | PreTrainedModel, tokenizer=None, trained_length: int | None = None
 ) -> Checkpoint:
@@ -97,17 +104,22 @@ def load_checkpoint(
 
     Raises:
         OSError: something is missing.
-        ValueError: the model is of a family or kind that cannot be converted, the tokenizer is not its own, or the length is beyond
+        ValueError: the model is of a family or kind that cannot be converted, or has an adapter of PEFT, the tokenizer is not its own, or the length is beyond
             its table.
     """
     folder, given = None, None
     if isinstance(model, PreTrainedModel):
+        check_not_wrapped(model)
         given, config = model, model.config
         check_convertible(config)
         if type(model) not in {*VARIANT_MODELS, *VARIANT_MODELS.values()}:
             raise ValueError(f"{type(model).__name__} does not belong to a family with position schemes")
     else:
         folder = folder_of(str(model))
+        if (folder / ADAPTER_CONFIG_NAME).is_file():
+            raise ValueError(
+                f"{folder} has an adapter of PEFT ({ADAPTER_CONFIG_NAME}): load it, merge it (`merge_and_unload()`), and save the model to another folder"
+            )
         config = source_config(folder)
         check_convertible(config)
         saved_class(config)

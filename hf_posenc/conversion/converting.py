@@ -33,6 +33,7 @@ from .checkpoints import (
     check_installed,
     check_layers_alike,
     check_max_length,
+    check_reads_as_far,
     is_native,
     is_new,
     keeps_positions,
@@ -215,6 +216,7 @@ class Conversion:
         if arguments.output is not None:
             kept_files(checkpoint.folder)
         distillation = arguments.distillation(checkpoint.trained_length)
+        check_reads_as_far(checkpoint, distillation.max_length)
         flags = chosen_flags(
             checkpoint, position_scheme, flags, distillation.max_length, arguments.extend, arguments.stock
         )

@@ -18,7 +18,7 @@ from ..hub.folders import checked_output
 from ..inspection.configs import longest_sequence
 from ..inspection.sentence_folders import model_class
 from ..variants import scheme_of
-from .checkpoints import Checkpoint, check_installed, check_max_length, load_checkpoint
+from .checkpoints import Checkpoint, check_installed, check_max_length, check_reads_as_far, load_checkpoint
 from .converting import Conversion, ConversionArguments, as_list
 from .longer_tables import METHODS, lengthen
 from .report import ConversionReport
@@ -122,6 +122,7 @@ def extend(
     output, text = checked_output(Path(output)), as_list(text)
     checkpoint = load_checkpoint(model, trained_length=trained_length)
     check_extendable(checkpoint, max_length)
+    check_reads_as_far(checkpoint, max_length)
     length = checkpoint.trained_length
     name = Path(str(checkpoint.folder)).absolute().name if Path(model).exists() else str(model)
     documents, report = read_documents(text) if text else [], None

@@ -1,5 +1,6 @@
 """Text to convert with: documents, and the windows of tokens that are cut from them."""
 
+import glob
 import itertools
 import math
 import re
@@ -27,6 +28,8 @@ HELD_OUT_EVERY = 10
 # Where a line is cut: behind a space. What is longer than any word, without one, is text of a language that has none.
 SPACE = re.compile(r"\s")
 LONGEST_WORD = 100
+# Characters of a held-out part of a line that is looked for in other lines; shorter ones are words that any text has.
+LEAST_PART = 50
 # The shortest windows, special tokens among them.
 SHORTEST = 16
 
@@ -107,7 +110,11 @@ class Blocks:
     ):
         self.first = first
         self._make = make
-        self._left_out = {line for document in left_out for line in document.splitlines()}
+        lines = [document.splitlines() for document in left_out]
+        self._left_out = {line for own in lines for line in own}
+        # Of a few documents, pieces are left out, which may begin and end within a line.
+        edges = (line for own in lines[: 2 * HELD_OUT_EVERY] for line in (*own[:1], *own[-1:]))
+        self._parts_of_lines = [line for line in edges if len(line) >= LEAST_PART]
         self._process, self._processes = process, processes
         self._blocks = zip(*map(blocks_of, sources))
         next(self._blocks)
@@ -134,7 +141,13 @@ class Blocks:
         return self._make([*map(self._without_left_out, documents)])
 
     def _without_left_out(self, document: str) -> str:
-        return "\n".join(line for line in document.splitlines() if line not in self._left_out)
+        lines = (line for line in document.splitlines() if line not in self._left_out)
+        return "\n".join(map(self._without_parts, lines))
+
+    def _without_parts(self, line: str) -> str:
+        for part in self._parts_of_lines:
+            line = line.replace(part, "\n")
+        return line
 
 
 def _documents_of(source: str) -> Iterator[str]:
@@ -145,7 +158,7 @@ def _documents_of(source: str) -> Iterator[str]:
             raise ValueError(f"the folder {source} has no files that end in {', '.join(sorted(TEXT_FILES))}")
         yield from itertools.chain.from_iterable(map(_parts_of_file, files))
     elif path.exists() and path.suffix == ROWS:
-        yield from _texts_of(source, _loaded(source, "json", data_files=str(path)))
+        yield from _texts_of(source, _loaded(source, "json", data_files=glob.escape(str(path))))
     elif path.exists():
         yield from _parts_of_file(path)
     elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith(".") or source.endswith(("/", "\\")):

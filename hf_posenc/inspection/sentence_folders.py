@@ -5,7 +5,7 @@ the others (pooling, dense, ...) has a sub-folder, which is part of the model. C
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,6 +17,8 @@ SETTINGS = "config_sentence_transformers.json"
 # What its transformer is given. The file's name tells the kind of model.
 TRANSFORMER_SETTINGS = "sentence_*_config.json"
 MAX_SEQ_LENGTH = "max_seq_length"
+# Other settings of it that cut texts off, all of them or those of a task.
+OTHER_LIMITS = ("query_length", "document_length", "processing_kwargs")
 # The module that `in_chunks` puts first, as `modules.json` names it.
 CHUNKED = "hf_posenc.sentence.ChunkedTransformer"
 # The Hub's name for the task of a class, where sentence-transformers' own cards have one for all its models.
@@ -95,6 +97,26 @@ def pooling(folder: Path) -> str:
 def text_length(folder: Path) -> int | None:
     """The number of tokens that texts are cut at, where the folder says one."""
     return _transformer_setting(folder, MAX_SEQ_LENGTH)
+
+
+def check_only_limit(settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if texts are cut off by [`OTHER_LIMITS`]: a greater maximum sequence length would change nothing then."""
+    for name in OTHER_LIMITS:
+        value = settings.get(name)
+        kinds = value.values() if isinstance(value, Mapping) else [{"max_length": value}]
+        lengths = [kind["max_length"] for kind in kinds if isinstance(kind, Mapping) and kind.get("max_length")]
+        if lengths:
+            raise ValueError(
+                f"the model cuts texts off at {min(lengths)} tokens by {name}, whatever its maximum sequence length: remove this setting of its "
+                "Transformer module, and save the model again"
+            )
+
+
+def check_only_limit_of(folder: Path) -> None:
+    """[`check_only_limit`] of a folder; of one that is none of sentence-transformers nothing is asked."""
+    for entries in map(_read, sorted(folder.glob(TRANSFORMER_SETTINGS))):
+        if isinstance(entries, dict):
+            check_only_limit(entries)
 
 
 def chunk_size(folder: Path) -> int | None:

@@ -178,6 +178,11 @@ class TestProbes:
                 bare.model(**batch).last_hidden_state, expected(**batch).last_hidden_state, atol=1e-6
             )
 
+    def test_it_computes_in_float32_too_where_weights_are_in_half_precision(self, tmp_path):
+        BertModel(stock_config()).to(torch.bfloat16).save_pretrained(tmp_path)
+        subject = study(tmp_path)
+        assert subject.model.dtype == without_positions(subject).model.dtype == torch.float32
+
     def test_say_and_draw_what_they_found(self):
         found = probes(with_planted_positions(), documents(20), length=32, windows=60)
         sentence = describe_probes(found)

@@ -218,3 +218,32 @@ def test_a_model_with_a_scheme_keeps_it(tmp_path):
     assert longer.config.position_scheme == "absolute+deberta" and longer.config.max_position_embeddings == 64
     ids = torch.randint(5, 90, (2, 20))
     assert torch.equal(longer(input_ids=ids)[0], model.eval()(input_ids=ids)[0])
+
+
+@pytest.mark.parametrize("method", ["trained", "tile", "chunks"])
+@pytest.mark.parametrize(
+    "entry", [{"document_length": 40}, {"processing_kwargs": {"text": {"max_length": 40}}}], ids=str
+)
+def test_folders_that_cut_texts_off_by_another_setting_are_refused(entry, method, minilm, tmp_path):
+    library = pytest.importorskip("sentence_transformers", minversion="6.0")
+    library.SentenceTransformer(minilm, device="cpu").save(str(tmp_path / "original"))
+    [file] = (tmp_path / "original").glob("sentence_*_config.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | entry))
+    with pytest.raises(ValueError, match=f"cuts texts off at 40 tokens by {[*entry][0]}"):
+        hf_posenc.extend(tmp_path / "original", 1024, output=tmp_path / "longer", method=method)
+    with pytest.raises(ValueError, match="cuts texts off at 40 tokens"):
+        hf_posenc.convert(tmp_path / "original", "t5", max_length=1024, max_steps=1)
+    assert not (tmp_path / "longer").exists()
+
+
+def test_checkpoints_with_an_adapter_are_refused(tmp_path):
+    peft = pytest.importorskip("peft")
+    folder = tiny_checkpoints.save(tmp_path / "original", "bert", max_position_embeddings=50)
+    (folder / "adapter_config.json").write_text("{}")
+    for method in ("tile", "trained"):
+        with pytest.raises(ValueError, match="has an adapter of PEFT"):
+            hf_posenc.extend(folder, 64, output=tmp_path / "longer", method=method, trained_length=16)
+    (folder / "adapter_config.json").unlink()
+    wrapped = peft.inject_adapter_in_model(peft.LoraConfig(target_modules=["query"]), loaded(folder))
+    with pytest.raises(ValueError, match="wrapped by PEFT"):
+        hf_posenc.convert(wrapped, "absolute", tokenizer=AutoTokenizer.from_pretrained(folder), max_length=64)

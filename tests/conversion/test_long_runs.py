@@ -107,6 +107,16 @@ class TestBlocks:
         lines = [line for number in range(1, 12) for document in blocks(number) for line in document.splitlines()]
         assert lines and not {"line 3", "line 12"} & {*lines} and {"line 4", "line 13"} < {*lines}
 
+    def test_parts_of_a_long_line_that_are_measured_on_are_nowhere(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(texts, "BLOCK_CHARACTERS", 10_000)
+        (tmp_path / "one.txt").write_text(" ".join(f"w{number}" for number in range(4000)))
+        training, held_out = texts.held_out_apart(texts.read_documents([tmp_path / "one.txt"]))
+        blocks = self.blocks([tmp_path / "one.txt"], left_out=held_out)
+        for number in (1, 2):
+            text = "".join(blocks(number))
+            assert not any(piece.strip() in text for piece in held_out)
+            assert all(piece.strip() in text for piece in training)
+
     def test_processes_share_the_documents(self, small, tmp_path):
         for number in range(8):
             (tmp_path / f"{number}.txt").write_text(str(number) * 5)

@@ -35,6 +35,11 @@ class TestReadDocuments:
     def test_rows_of_a_file(self, tmp_path):
         (tmp_path / "rows.jsonl").write_text('{"text": "one", "n": 1}\n{"text": "two\\nlines", "n": 2}\n')
         assert read_documents([tmp_path / "rows.jsonl"]) == ["one", "two\nlines"]
+        # A name is no pattern.
+        (tmp_path / "rows1.jsonl").write_text('{"text": "other"}\n')
+        for name in ("rows[1].jsonl", "row?1.jsonl", "*1.jsonl"):
+            (tmp_path / name).write_text('{"text": "mine"}\n')
+            assert read_documents([tmp_path / name]) == ["mine"]
         (tmp_path / "others.jsonl").write_text('{"words": "one"}\n')
         with pytest.raises(ValueError, match=r"others.jsonl has no column 'text' of strings; it has words"):
             read_documents([tmp_path / "others.jsonl"])

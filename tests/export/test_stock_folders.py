@@ -278,6 +278,21 @@ def test_sentence_transformers_loads_it_and_cuts_where_it_did(sentences, tmp_pat
     assert card.data.library_name == "sentence-transformers" and card.data.pipeline_tag == "sentence-similarity"
 
 
+def test_modules_that_read_all_layers_get_them(tmp_path):
+    library = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    options = {"config_args": {"output_hidden_states": True}, "max_seq_length": 24}
+    transformer = models.Transformer(str(saved(tmp_path / "model", "t5")), **options)
+    layers = models.WeightedLayerPooling(32, transformer.model.config.num_hidden_layers, layer_start=0)
+    with torch.no_grad():
+        layers.layer_weights.uniform_(0, 2)
+    model = library.SentenceTransformer(modules=[transformer, layers, models.Pooling(32)], device="cpu")
+    model.save(str(tmp_path / "sentences"))
+    export(tmp_path / "sentences", tmp_path / "out")
+    found, _ = vectors(tmp_path / "out", tmp_path)
+    assert_equal([found], [model.encode(TEXTS, convert_to_tensor=True)])
+
+
 def test_it_reads_what_sentence_transformers_reads_where_the_tokenizer_cuts_earlier(sentences, tmp_path):
     """Older versions of sentence-transformers wrote their length into this file alone."""
     (sentences / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": False}))

@@ -49,6 +49,8 @@ COMMON = (
 # And those that all configs have, or none.
 SHARED = (
     *("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id", "problem_type", "classifier_dropout"),
+    # What modules of sentence-transformers read, such as WeightedLayerPooling.
+    "output_hidden_states",
     # What sentence-transformers' CrossEncoder applies to the logits, since version 4 and before.
     *("sentence_transformers", "sbert_ce_default_activation_function"),
 )
