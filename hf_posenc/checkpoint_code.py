@@ -129,13 +129,15 @@ def _end_of_configuration(registered: dict[str, Source]) -> str:
     """What transformers looks for in a config's class, and the schemes that are not of the package."""
     lines = ["", "", f"{PositionConfigMixin.__name__}._auto_class = 'AutoConfig'"]
     if registered:
-        classes = {source.module: [] for source in registered.values()}
-        for name, source in registered.items():
-            classes[source.module].append(SCHEMES[name].__qualname__)
+        # Of two files, classes may have the same name.
+        classes = {
+            f"scheme_{number}": (source.module, SCHEMES[name].__qualname__)
+            for number, (name, source) in enumerate(registered.items())
+        }
         lines += ["", "# Schemes that are not hf_posenc's own."]
-        lines += [f"from .{module} import {', '.join(names)}" for module, names in classes.items()]
+        lines += [f"from .{module} import {name} as {own}" for own, (module, name) in classes.items()]
         lines += ["from .table import register", ""]
-        lines += [f"register({name})" for names in classes.values() for name in names]
+        lines += [f"register({own})" for own in classes]
     return "\n".join([*lines, ""])
 
 

@@ -732,6 +732,23 @@ print("differ by", max(float((model(**tokens)[0] - wanted).abs().max()) for mode
         said = run_fresh(code, tmp_path / "modules", plugin=False)
         assert float(re.search(r"differs by (\S+)", said)[1]) < 1e-5
 
+    @pytest.mark.slow
+    def test_classes_of_one_name_in_two_files_load_without_hf_posenc(self, files, tmp_path):
+        for name in ("first", "second"):
+            register_files([define(files, EDITED.replace("recency", name), f"{name}.py")])
+        model = build("absolute+first+second")
+        model.save_pretrained(tmp_path / "both")
+        torch.save((inputs(), output(model)), tmp_path / "outputs.pt")
+        code = f"""
+import torch
+from transformers import AutoModel
+tokens, wanted = torch.load({str(tmp_path / "outputs.pt")!r})
+model = AutoModel.from_pretrained({str(tmp_path / "both")!r}, trust_remote_code=True)
+print("differs by", float((model(**tokens)[0] - wanted).abs().max()))
+"""
+        said = run_fresh(code, tmp_path / "modules", plugin=False)
+        assert float(re.search(r"differs by (\S+)", said)[1]) < 1e-5
+
 
 class TestCommandLine:
     @pytest.fixture

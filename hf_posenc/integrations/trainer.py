@@ -4,7 +4,7 @@ And one that trains zero-initialized tables at the rate of all other parameters 
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ from transformers.utils import CONFIG_NAME
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, read_table_as
 from ..training.learning_rates import warn_of_tables_that_stay
+from ..variants import CONFIGS
 from .changes import AtImport, Changes, hook_method
 
 
 TRAINER = "transformers.trainer"
+CAUSAL_MODELS = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def _load_from_checkpoint(original: Callable, trainer: Any, resume_from_checkpoint: str, model: Any = None) -> None:
@@ -40,7 +42,16 @@ def _create_scheduler(original: Callable, trainer: Any, num_training_steps: int,
     return original(num_training_steps, optimizer)
 
 
+def _names_of_causal_models(names: Mapping[str, str]) -> dict[str, str]:
+    """By the classes that are named here, `Trainer` knows that label smoothing has to shift labels."""
+    auto = "AutoModelForCausalLM"
+    own = {one.model_type: one.auto_classes[auto] for one in CONFIGS if auto in one.auto_classes}
+    return {**names, **own}
+
+
 def _hook(changes: Changes) -> None:
+    trainer = sys.modules[TRAINER]
+    changes.set_attribute(trainer, CAUSAL_MODELS, _names_of_causal_models(getattr(trainer, CAUSAL_MODELS)))
     hook_method(changes, sys.modules[TRAINER].Trainer, "_load_from_checkpoint", _load_from_checkpoint)
     hook_method(changes, sys.modules[TRAINER].Trainer, "create_scheduler", _create_scheduler)
 

@@ -24,7 +24,8 @@ class RandomizedPositions:
         first_position: position id of a text's first token, `model.config.first_position`: 0, and `pad_token_id + 1` in families like RoBERTa.
 
     Raises:
-        ValueError: a text has more tokens than there are positions.
+        ValueError: a text has more tokens than there are positions; or texts are packed, so that the batch has `position_ids` or a mask of
+            pairs of tokens.
 
     Source: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers"
     (https://arxiv.org/abs/2305.16843).
@@ -37,14 +38,25 @@ class RandomizedPositions:
     def __call__(self, features: Any) -> Any:
         batch = self.collator(features)
         input_ids = batch["input_ids"]
-        tokens = batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones_like(input_ids).bool()
+        if "position_ids" in batch:
+            raise ValueError(
+                "the batch has position_ids already, as that of a collator that packs texts: RandomizedPositions draws them for texts in rows of "
+                "their own"
+            )
+        mask = batch.get("attention_mask", torch.ones_like(input_ids))
+        if mask.shape != input_ids.shape:
+            raise ValueError(
+                f"RandomizedPositions needs an attention_mask of the shape of input_ids, {tuple(input_ids.shape)}, got {tuple(mask.shape)}"
+            )
+        tokens = mask.bool()
         most = int(tokens.sum(-1).max())
         if most > self.longest:
             raise ValueError(
                 f"a text of {most} tokens needs more than the {self.longest} positions of RandomizedPositions"
             )
         positions = torch.full_like(input_ids, max(self.first_position - 1, 0))
-        for row, kept in zip(positions.view(-1, positions.shape[-1]), tokens.view(-1, tokens.shape[-1])):
+        rows = positions.view(-1, positions.shape[-1]), tokens.view(-1, tokens.shape[-1])
+        for row, kept in zip(*rows, strict=True):
             drawn = torch.randperm(self.longest)[: int(kept.sum())].sort().values
             row[kept] = self.first_position + drawn.to(row)
         batch["position_ids"] = positions

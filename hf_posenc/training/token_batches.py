@@ -20,7 +20,7 @@ class TokenBatchSampler(Sampler[list[int]]):
     part. The sorted texts are cut into batches, and the batches are shuffled. The batch with the longest text comes first, so that a lack of
     memory shows early. Each text is in one batch of an epoch. A text that is longer than the limit is alone in its batch.
 
-    All epochs have the same number of batches. If there are enough texts, this is a multiple of `multiple_of`. Each group of `multiple_of`
+    All epochs have the same number of batches, a multiple of `multiple_of`. If there are too few texts for that, the shortest come twice. Each group of `multiple_of`
     consecutive batches has similar numbers of tokens, so all processes have the same amount of work. accelerate distributes the
     batches to the processes and passes the epoch to the sampler:
 
@@ -69,8 +69,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         number = len(self._cut(self._sorted(range(len(self.lengths)))))
         if shuffle:
             number = math.ceil((1 + SPARE) * max(number, len(self._cut(self._draw(0)))))
-        whole = multiple_of * math.ceil(number / multiple_of)
-        self.number = min(whole, len(self.lengths))
+        self.number = multiple_of * math.ceil(min(number, len(self.lengths)) / multiple_of)
 
     @property
     def sampler(self) -> "TokenBatchSampler":
@@ -101,8 +100,10 @@ class TokenBatchSampler(Sampler[list[int]]):
         return self._cut(self._sorted(range(len(self.lengths))))
 
     def _even(self, batches: list[list[int]]) -> list[list[int]]:
-        """As many batches as an epoch has: the largest ones are halved."""
+        """As many batches as an epoch has: the largest ones are halved. Where each text is alone already, the cheapest ones come twice."""
         while (missing := self.number - len(batches)) > 0:
+            if len(batches) == len(self.lengths):
+                return batches + sorted(batches, key=self._cost)[:missing]
             batches = sorted(batches, key=len)
             kept, largest = batches[:-missing], batches[-missing:]
             halves = [half for batch in largest for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :])]

@@ -3,6 +3,8 @@
 trainer = PositionTrainer(model=model, args=TrainingArguments("out"), train_dataset=data, position_learning_rate=0.05)
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +13,10 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 
 from .learning_rates import FREQUENCY_RATE, check_rate, frequencies, move_to_own_groups, tables_and_biases
 from .token_batches import TokenBatchSampler
+
+
+# A field that the arguments of a script may have.
+RATE = "position_learning_rate"
 
 
 class PositionTrainer(Trainer):
@@ -29,7 +35,8 @@ class PositionTrainer(Trainer):
 
     Raises:
         TypeError: the rate is not a number.
-        ValueError: the rate is negative, infinite or NaN, or there is a limit of tokens for data without a length.
+        ValueError: the rate is negative, infinite or NaN, or there is a limit of tokens for data without a length, or with a
+            `train_sampling_strategy` that orders texts otherwise.
     """
 
     def __init__(
@@ -44,8 +51,13 @@ class PositionTrainer(Trainer):
         self.max_tokens_per_batch = max_tokens_per_batch
         if max_tokens_per_batch is not None and not hasattr(self.train_dataset, "__len__"):
             raise ValueError("max_tokens_per_batch needs a train_dataset with a length")
+        strategy = getattr(self.args, "train_sampling_strategy", "random")
+        if max_tokens_per_batch is not None and strategy not in {"random", "group_by_length"}:
+            raise ValueError(
+                f"max_tokens_per_batch shuffles texts and groups them by length: train_sampling_strategy={strategy!r} does not fit"
+            )
         if position_learning_rate is None:
-            position_learning_rate = getattr(self.args, "position_learning_rate", None)
+            position_learning_rate = getattr(self.args, RATE, None)
             check_rate(position_learning_rate)
         self.position_learning_rate = position_learning_rate
 
@@ -75,7 +87,20 @@ class PositionTrainer(Trainer):
         data, column = self.train_dataset, self.args.length_column_name
         if column in getattr(data, "column_names", ()):
             return list(data[column])
-        return [len(data[index]["input_ids"]) for index in range(len(data))]
+        return [_length(data[index]["input_ids"]) for index in range(len(data))]
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """As in `Trainer`. If a search sets `position_learning_rate`, a field of its arguments, this rate is used."""
+        if not hasattr(self.args, RATE):
+            return super()._hp_search_setup(trial)
+        before = getattr(self.args, RATE)
+        setattr(self.args, RATE, math.nan)
+        super()._hp_search_setup(trial)
+        if math.isnan(getattr(self.args, RATE)):
+            setattr(self.args, RATE, before)
+        else:
+            self.position_learning_rate = getattr(self.args, RATE)
+            check_rate(self.position_learning_rate)
 
     def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
         """As in `Trainer`, with the position tables and biases in separate parameter groups.
@@ -95,6 +120,12 @@ class PositionTrainer(Trainer):
             rate = min(self.position_learning_rate, FREQUENCY_RATE)
             move_to_own_groups(optimizer, frequencies(model), rate)
         return optimizer
+
+
+def _length(input_ids: Any) -> int:
+    """The number of tokens of a text; of several, as for multiple choice, padding of the shorter ones included."""
+    are_several = len(input_ids) and (isinstance(input_ids[0], Sequence) or getattr(input_ids[0], "ndim", 0))
+    return len(input_ids) * max(map(len, input_ids)) if are_several else len(input_ids)
 
 
 class _Epochs(TrainerCallback):

@@ -3,6 +3,7 @@
 import pytest
 import tiny
 import torch
+from transformers import DataCollatorWithFlattening
 
 from hf_posenc.training import RandomizedPositions
 
@@ -44,3 +45,14 @@ def test_a_model_is_told_of_them(scheme):
 def test_a_text_with_more_tokens_is_an_error():
     with pytest.raises(ValueError, match="needs more than the 3 positions"):
         RandomizedPositions(lambda features: batch_of(), 3)([])
+
+
+@pytest.mark.parametrize("is_additive", [False, True])
+def test_packed_texts_are_refused(is_additive):
+    ids = torch.randint(5, 50, (2, 6))
+    mask = torch.ones(2, 1, 6, 6).tril().bool()
+    mask = torch.where(mask, 0.0, float("-inf")) if is_additive else mask
+    with pytest.raises(ValueError, match=r"of the shape of input_ids, \(2, 6\), got \(2, 1, 6, 6\)"):
+        RandomizedPositions(lambda features: {"input_ids": ids, "attention_mask": mask}, 50)([])
+    with pytest.raises(ValueError, match="has position_ids already"):
+        RandomizedPositions(DataCollatorWithFlattening(), 50)([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5]}])

@@ -2,6 +2,7 @@
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import BertModel, EncoderDecoderConfig, EncoderDecoderModel, Trainer, TrainingArguments
+from transformers.trainer_utils import HPSearchBackend
 from transformers.utils import logging
 
 from hf_posenc import freeze_all_but_positions, install, position_parameters, train_positions, uninstall
@@ -37,6 +39,46 @@ def test_the_rate_is_that_of_tables_and_biases_alone(tmp_path):
     assert len(rates) == len([*model.parameters()])
     assert {rates[key] for key in own} == {(0.05, 0.0)}
     assert {rate for key, (rate, _) in rates.items() if key not in own} == {2e-5}
+
+
+@dataclass
+class WithRate(TrainingArguments):
+    position_learning_rate: float | None = None
+
+
+@pytest.mark.parametrize("given", [None, 0.05])
+@pytest.mark.parametrize("before", [None, 0.01])
+def test_the_rate_of_a_search_is_used(given, before, tmp_path):
+    arguments = WithRate(str(tmp_path), report_to="none", use_cpu=True, position_learning_rate=before)
+    model = build("absolute+t5")
+    own = PositionTrainer(model=model, args=arguments, position_learning_rate=given)
+    own.hp_search_backend = HPSearchBackend.WANDB  # whose trials are dictionaries
+
+    def rates() -> set[float]:
+        own.optimizer = None
+        tables = {id(parameter) for parameter in position_parameters(model).values()}
+        return {g["lr"] for g in own.create_optimizer().param_groups if tables & {*map(id, g["params"])}}
+
+    for rate in (0.01, 0.1):
+        own._hp_search_setup({"position_learning_rate": rate})
+        assert rates() == {rate} and arguments.position_learning_rate == rate
+    own._hp_search_setup({"learning_rate": 1e-4})
+    assert rates() == {0.1} and arguments.learning_rate == 1e-4 and arguments.position_learning_rate == 0.1
+
+
+@pytest.mark.parametrize(("family", "name"), [("bert", "BertLMHeadModel"), ("roberta", "RobertaForCausalLM")])
+def test_label_smoothing_shifts_labels_of_a_decoder(family, name, tmp_path):
+    model = build(
+        "absolute+t5", head=name.removeprefix("Bert").removeprefix("Roberta"), family=family, is_decoder=True
+    )
+    ids = torch.randint(5, 50, (4, 12))
+
+    def loss(smoothing: float) -> float:
+        arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=smoothing, report_to="none", use_cpu=True)
+        return Trainer(model, arguments).compute_loss(model.eval(), {"input_ids": ids, "labels": ids.clone()}).item()
+
+    assert loss(1e-9) == pytest.approx(loss(0.0), abs=1e-5)
+    assert loss(0.1) != pytest.approx(loss(0.0), abs=1e-4)
 
 
 @pytest.mark.parametrize(

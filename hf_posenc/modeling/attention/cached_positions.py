@@ -91,13 +91,19 @@ def past_length_of(cache: Cache, layer: int) -> int | torch.Tensor:
     """
     own = self_attention_cache(cache)
     if layer < len(own.layers):
-        _check_keeps_all(own.layers[layer])
+        _check_layer_keeps_all(own.layers[layer])
     past_length = own.get_seq_length(layer)
     # As in `cache_lengths`.
     return past_length.clone() if isinstance(past_length, torch.Tensor) else past_length
 
 
-def _check_keeps_all(layer: CacheLayerMixin) -> None:
+def check_keeps_all(cache: Cache) -> None:
+    """Raise ValueError if a layer moves along a window: the indices of its tokens are not known."""
+    for layer in self_attention_cache(cache).layers:
+        _check_layer_keeps_all(layer)
+
+
+def _check_layer_keeps_all(layer: CacheLayerMixin) -> None:
     if getattr(layer, "is_sliding", False):
         raise ValueError(
             f"{type(layer).__name__} drops its first tokens: positions need a cache of whole sequences, such as "
@@ -217,7 +223,7 @@ def _keeping_layer(cache: Cache, index: int) -> PositionCacheLayer:
         cache.layers.append(cache.layer_class_to_replicate())
     layer = cache.layers[index]
     if not isinstance(layer, PositionCacheLayer):
-        _check_keeps_all(layer)
+        _check_layer_keeps_all(layer)
         known = {DynamicLayer: PositionDynamicLayer, StaticLayer: PositionStaticLayer}
         kind = known.get(type(layer)) or _with_positions(type(layer))
         keeping = kind.__new__(kind)

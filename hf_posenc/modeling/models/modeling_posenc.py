@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import ModelOutput, logging
 
 from ..attention.backends import BACKENDS
-from ..attention.cached_positions import append_positions, cache_lengths, keeps_positions
+from ..attention.cached_positions import append_positions, cache_lengths, check_keeps_all, keeps_positions
 from ..attention.window import BACKENDS as WINDOW_BACKENDS
 from ..attention.window import reach_of, window_settings
 from ..extras import EXTRAS
@@ -275,6 +275,9 @@ class PositionEncoder:
         """
         (batch, length, _), device, first = hidden_states.shape, hidden_states.device, self.first_position
         past_length, key_length = cache_lengths(cache, length)
+        reads_keys = any(scheme.reads_key_positions for scheme in self.position_schemes)
+        if cache is not None and reads_keys:
+            check_keeps_all(cache)
         query = torch.arange(length, device=device)[None] + past_length + first
         if position_ids is None and table_position_ids is None and not keeps_positions(cache):
             key = torch.arange(key_length, device=device)[None] + first
@@ -289,7 +292,7 @@ class PositionEncoder:
         table_query = query if table_position_ids is None else table_position_ids.to(device, torch.long)
         queries = torch.stack(torch.broadcast_tensors(query, table_query), dim=1)  # (batch or 1, 2, length)
         keys = queries
-        if cache is not None and any(scheme.reads_key_positions for scheme in self.position_schemes):
+        if cache is not None and reads_keys:
             queries = queries.expand(batch, -1, -1)
             keys = append_positions(cache, queries, past_length, key_length, first)
         return tuple(
@@ -372,13 +375,14 @@ class PositionModel:
 
     def position_ids_of(self, inputs: ModelInputs) -> torch.Tensor | None:
         """Position ids as the caller gave them. Where a stride needs to know which embeddings are padding: indices, the first at padding."""
-        scheme, mask = self.family.embeddings_of(self).position_scheme, inputs.attention_mask
+        embeddings, mask = self.family.embeddings_of(self), inputs.attention_mask
+        scheme = embeddings.position_scheme
         has_stride = scheme is not None and scheme.uses_table and scheme.stride > 1
         is_told = inputs.input_ids is not None or inputs.position_ids is not None
         if not has_stride or is_told or not is_tensor(mask) or tuple(mask.shape) != inputs.shape:
             return inputs.position_ids
         places = torch.arange(mask.shape[1], device=mask.device)[None]
-        return places.where(mask.bool(), 0) + self.config.first_position
+        return places.where(mask.bool(), 0) + embeddings.first_position
 
     def position_vectors(
         self, position_ids: torch.Tensor | None, length: int, past_length: int | torch.Tensor, device: torch.device
@@ -615,8 +619,10 @@ class PosencPreTrainedModel:
         What computes what Transformers computes, without other options, keeps Transformers' count.
         """
         position_ids = super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
-        is_native = stored_flags(vars(self.config)) == {"position_scheme": self.config.family.native_scheme}
-        return position_ids + (0 if is_native else self.config.first_position)
+        family = self.config.family
+        is_native = stored_flags(vars(self.config)) == {"position_scheme": family.native_scheme}
+        # As it was built: the padding id of a config may be changed for `generate`.
+        return position_ids + (0 if is_native else family.encoder_of(self.base_model).first_position)
 
     def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
         """Refuse a backend that does not support the schemes, before transformers looks whether it is installed."""

@@ -47,6 +47,11 @@ class Fire(AttentionScheme):
     # Of the options.
     init: str
     per_layer: bool
+    # How `Positions` counts: compared with the config when a model is saved.
+    is_causal: bool
+
+    def read(self, config) -> None:
+        self.is_causal = config.sizes.is_decoder
 
     def _add_parameters(self, owner: nn.Module, heads: int) -> None:
         # As PyTorch starts linear layers, which public code leaves as they are.

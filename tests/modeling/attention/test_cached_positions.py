@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import CACHE, SIZES, build, cross, inputs
 from transformers import DynamicCache, StaticCache
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.integrations.executorch import register_dynamic_cache_export_support
 
 from hf_posenc.modeling.attention.cached_positions import PositionCacheLayer
@@ -301,3 +302,26 @@ def test_rotated_keys_need_no_positions_in_the_cache():
     model, batch = decoder("rope"), inputs(padding=None)
     cache = getattr(model(**batch, position_ids=uneven(model), use_cache=True), CACHE)
     assert not any(isinstance(layer, PositionCacheLayer) for layer in cache.layers)
+
+
+@pytest.mark.parametrize("scheme", ["t5", "deberta", "relative", "kerple", "fire"])
+def test_a_cache_that_forgets_its_first_tokens_is_refused(scheme):
+    model = decoder(scheme)
+    cache = DynamicCache()
+    cache.layers = [DynamicSlidingWindowLayer(sliding_window=8) for _ in range(SIZES["num_hidden_layers"])]
+    with pytest.raises(ValueError, match="drops its first tokens"):
+        model(input_ids=torch.tensor([[5]]), **{CACHE: cache}, use_cache=True)
+
+
+@torch.no_grad()
+def test_where_keys_have_no_positions_such_a_cache_is_read():
+    model, ids = decoder("rope").double(), torch.arange(5, 17)[None]
+    cache = DynamicCache()
+    cache.layers = [DynamicSlidingWindowLayer(sliding_window=4) for _ in range(SIZES["num_hidden_layers"])]
+    steps = [
+        model(input_ids=ids[:, place : place + 1], **{CACHE: cache}, use_cache=True).logits for place in range(12)
+    ]
+    distances = torch.arange(12)[:, None] - torch.arange(12)
+    band = ((distances >= 0) & (distances < 4))[None, None]
+    wanted = model(input_ids=ids, attention_mask=band, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(steps, dim=1), wanted, rtol=0, atol=1e-9)

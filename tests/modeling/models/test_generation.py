@@ -259,3 +259,21 @@ def test_a_cache_is_taken_by_every_name_that_stock_takes_it_by_and_none_is_swall
                 rest = model(ids[:, 5:], **{name: getattr(output, CACHE)}, use_cache=True)
             torch.testing.assert_close(rest.logits, whole[:, 5:], rtol=1e-4, atol=1e-4)
             assert (model(ids[:, 5:]).logits - whole[:, 5:]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("scheme", ["absolute+t5", "tupe"])
+def test_another_padding_id_of_the_config_moves_no_positions(scheme):
+    model, ids = decoder(scheme, "roberta"), inputs(padding=None, family="roberta")["input_ids"]
+    ids = ids.where(ids > 2, 3)  # none of them padding
+    expected = generate(model, input_ids=ids, pad_token_id=1)
+    model.config.pad_token_id = 2
+    found = generate(model, input_ids=ids, pad_token_id=2)
+    assert torch.equal(torch.stack(found.logits), torch.stack(expected.logits))
+
+
+def test_nor_of_embeddings_that_are_given():
+    model = build("absolute", family="roberta", position_stride=4)
+    given = {"inputs_embeds": torch.randn(2, 8, model.config.hidden_size), "attention_mask": torch.ones(2, 8)}
+    expected = model(**given)[0]
+    model.config.pad_token_id = 2
+    assert torch.equal(model(**given)[0], expected)

@@ -271,3 +271,10 @@ def test_the_paper_s_start_is_that_of_linear_layers():
     for owner in owners(BertModel(config)):
         assert owner.fire_hidden.weight.abs().max() > 0.8 and owner.fire_hidden.bias.abs().max() > 0.8
         assert 0.8 / WIDTH**0.5 < owner.fire_output.weight.abs().max() <= 1 / WIDTH**0.5
+
+
+def test_an_encoder_that_is_made_a_decoder_afterwards_is_not_saved(tmp_path):
+    model = tiny.build("fire")
+    model.config.is_decoder = True
+    with pytest.raises(ValueError, match="fire's is_causal was False and is True"):
+        model.save_pretrained(tmp_path)
