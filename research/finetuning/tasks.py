@@ -181,6 +181,7 @@ class Task:
     Attributes:
         measured: what tables call it.
         classes: 2, learned by cross entropy and scored by the difference of their logits; or 1, a number, learned by squares.
+        rates, position_rates: that the search begins with; the second of those of positions comes first.
     """
 
     rows: Callable[[Path], tuple[list[Row], list[Row]]]
@@ -189,6 +190,8 @@ class Task:
     measured: str
     classes: int = 2
     units: Callable[[Sequence[Row], np.ndarray], Units] = rows_apart
+    rates: tuple[float, ...] = RATES
+    position_rates: tuple[float, ...] = POSITION_RATES
 
     def score(self, rows: Sequence[Row], scores: np.ndarray) -> float:
         labels, scores = self.units(rows, scores)
@@ -200,7 +203,15 @@ TASKS = {
     "stsb": Task(stsb, rank_correlation, 4, "STS-B, Spearman", classes=1),
     "cola": Task(cola, matthews, 2, "CoLA, Matthews"),
     "sst2, 10,000": Task(lambda data: sst2(data, 10_000), accuracy, 1, "SST-2 with 10,000 phrases, accuracy"),
-    "qmsum": Task(qmsum, mean_reciprocal_rank, 4, "QMSum, mean reciprocal rank", units=ranks_by_meeting),
+    "qmsum": Task(
+        qmsum,
+        mean_reciprocal_rank,
+        4,
+        "QMSum, mean reciprocal rank",
+        units=ranks_by_meeting,
+        rates=(2.5e-5, 5e-5, 1e-4),
+        position_rates=(0.001, 0.003, 0.01),
+    ),
 }
 
 
@@ -313,8 +324,8 @@ def run(study: Study, runs: Runs, name: str, arm: str) -> None:
         units = [[float(f"{value:.4g}") for value in values] for values in task.units(tested, scores)]
         return {"tested": task.score(tested, scores), "units": units}
 
-    search = RateSearch(runs, keys)
-    for rates in search.to_try(position_rates(study.model(arm, task))):
+    search = RateSearch(runs, keys, task.rates)
+    for rates in search.to_try(task.position_rates if position_rates(study.model(arm, task)) else ()):
         record(rest, rates, 0, searched)
     made = {found["seed"] for found in runs.read() if "tested" in found and is_of(found, keys)}
     for seed in SEEDS:
