@@ -111,7 +111,7 @@ Frame = tuple[int | None, int | None]
 def frame_of(tokenizer: Any) -> Frame:
     probe = tokenizer("a", return_special_tokens_mask=True)
     ids, special = probe["input_ids"], probe["special_tokens_mask"]
-    return ids[0] if special[0] else None, ids[-1] if special[-1] else None
+    return ids[0] if ids and special[0] else None, ids[-1] if ids and special[-1] else None
 
 
 def without_ends(text: torch.Tensor, frame: Frame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -104,8 +104,8 @@ def load_checkpoint(
 
     Raises:
         OSError: something is missing.
-        ValueError: the model is of a family or kind that cannot be converted, or has an adapter of PEFT, the tokenizer is not its own, or the length is beyond
-            its table.
+        ValueError: the model is of a family or kind that cannot be converted, or has an adapter of PEFT; the tokenizer is not its own; or the
+            length is beyond its table.
     """
     folder, given = None, None
     if isinstance(model, PreTrainedModel):

@@ -20,9 +20,9 @@ class TokenBatchSampler(Sampler[list[int]]):
     part. The sorted texts are cut into batches, and the batches are shuffled. The batch with the longest text comes first, so that a lack of
     memory shows early. Each text is in one batch of an epoch. A text that is longer than the limit is alone in its batch.
 
-    All epochs have the same number of batches, a multiple of `multiple_of`. If there are too few texts for that, the shortest come twice. Each group of `multiple_of`
-    consecutive batches has similar numbers of tokens, so all processes have the same amount of work. accelerate distributes the
-    batches to the processes and passes the epoch to the sampler:
+    All epochs have the same number of batches, a multiple of `multiple_of`. If there are too few texts for that, the shortest come
+    twice. Each group of `multiple_of` consecutive batches has similar numbers of tokens, so all processes have the same amount of work.
+    accelerate distributes the batches to the processes and passes the epoch to the sampler:
 
         sampler = TokenBatchSampler(lengths, max_tokens=4096, multiple_of=accelerator.num_processes)
         loader = accelerator.prepare(DataLoader(data, batch_sampler=sampler, collate_fn=DataCollatorWithPadding(tokenizer)))
