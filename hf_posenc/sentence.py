@@ -199,10 +199,10 @@ def complete_embeddings(
 ) -> np.ndarray | torch.Tensor:
     """Make embeddings of whole texts from stored embeddings of their beginnings. Only what was cut off is read.
 
-    What follows the first `model.max_seq_length` tokens (with `truncation_side="left"`: what precedes the last ones) is read in chunks of at most
-    as many. The result is the mean of the stored embedding
-    and of the mean of these chunks, each weighted by its number of tokens, and normalized if the stored embeddings are. Texts that were not cut
-    off keep their embeddings. The model still cuts off afterwards; it is in evaluation mode, as after `encode`.
+    What follows the first `model.max_seq_length` tokens (with `truncation_side="left"`: what precedes the last ones) is read in chunks of at
+    most as many. The result is the mean of the stored embedding and of the mean of these chunks, each weighted by its number of tokens, and
+    normalized if the stored embeddings are. Texts that were not cut off keep their embeddings. The model still cuts off afterwards; it is in
+    evaluation mode, as after `encode`.
 
     Args:
         model: the model that made the embeddings, with mean pooling, and with the same `max_seq_length` and `truncate_dim` as then.

@@ -31,7 +31,6 @@ LEAST_KNOWN = 0.5
 FRAME = ("cls_token", "sep_token", "pad_token")
 # The longest text that a conversion has to do with: attention over more would be of no use, and tables for it fill the memory.
 LONGEST = 2**17
-
 # Families whose own scheme is their knowledge.
 OF_THEIR_OWN = {"deberta", "deberta-v2"}
 

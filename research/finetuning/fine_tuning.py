@@ -42,11 +42,11 @@ def groups(model: PreTrainedModel, rate: float, position_rate: float | None) -> 
     ]
 
 
-def position_rates(model: PreTrainedModel) -> tuple[float, ...]:
+def position_rates(model: PreTrainedModel, of_tables: tuple[float, ...] = POSITION_RATES) -> tuple[float, ...]:
     """Rates to try for position parameters, the second of them first; none where a model has none."""
     if frequencies(model):
         return FREQUENCY_RATES
-    return POSITION_RATES if tables_and_biases(model) else ()
+    return of_tables if tables_and_biases(model) else ()
 
 
 def autocast() -> torch.autocast:

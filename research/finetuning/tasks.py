@@ -12,6 +12,7 @@ import csv
 import gzip
 import json
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_posenc import unpad
+
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from embedding_quality import mean_vectors  # noqa: E402
 
 
 ARMS = ("control", "absolute+t5", "absolute+deberta")
@@ -247,18 +253,12 @@ class Study:
             *map(list, zip(*(row.texts for row in rows))), truncation=True, padding=True, return_tensors="pt"
         )
 
-    @torch.no_grad()
     def cosines(self, rows: Sequence[Row]) -> np.ndarray:
         """Of the embeddings of pairs, as the checkpoint is: the means of their tokens."""
         model = AutoModel.from_pretrained(self.source).eval()
         unpad(model)
-        texts, found = sorted({text for row in rows for text in row.texts}, key=len), {}
-        for start in range(0, len(texts), 32):
-            own = texts[start : start + 32]
-            batch = self.tokenizer(own, truncation=True, padding=True, return_tensors="pt")
-            mask = batch["attention_mask"][..., None]
-            means = (model(**batch).last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
-            found |= dict(zip(own, means))
+        texts = [*{text: None for row in rows for text in row.texts}]
+        found = dict(zip(texts, mean_vectors(model, self.tokenizer, texts, LENGTH)))
         sides = (torch.stack([found[row.texts[side]] for row in rows]) for side in (0, 1))
         return cosine_similarity(*sides).numpy()
 
@@ -325,7 +325,7 @@ def run(study: Study, runs: Runs, name: str, arm: str) -> None:
         return {"tested": task.score(tested, scores), "units": units}
 
     search = RateSearch(runs, keys, task.rates)
-    for rates in search.to_try(task.position_rates if position_rates(study.model(arm, task)) else ()):
+    for rates in search.to_try(position_rates(study.model(arm, task), task.position_rates)):
         record(rest, rates, 0, searched)
     made = {found["seed"] for found in runs.read() if "tested" in found and is_of(found, keys)}
     for seed in SEEDS:
