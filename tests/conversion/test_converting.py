@@ -232,7 +232,6 @@ class TestLonger:
         "scheme",
         ["absolute+t5", *(pytest.param(name, marks=pytest.mark.slow) for name in ("absolute", "absolute+deberta"))],
     )
-    @pytest.mark.slow
     def test_beyond_leaves_what_is_within_exactly_as_it_was(self, scheme, checkpoint):
         model, _ = convert(checkpoint, scheme, text=words_of(checkpoint), max_length=96, train="beyond", max_steps=10)
         original = AutoModel.from_pretrained(checkpoint, dtype=torch.float32).eval()
