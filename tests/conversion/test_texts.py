@@ -5,7 +5,7 @@ import pytest
 import tiny_checkpoints
 import torch
 
-from hf_posenc.conversion import texts
+from hf_posenc.conversion import digests, texts
 from hf_posenc.conversion.texts import Windows, held_out_apart, read_documents
 
 
@@ -181,3 +181,15 @@ class TestWindows:
         batch = windows.lines(6, 100, least=2)
         rows = [[id for id in row if id > 4] for row in batch["input_ids"].tolist()]
         assert rows == [[5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15], [16, 17], [18, 19]]
+
+    def test_other_words_other_lines_and_other_ends_have_other_digests(self):
+        tokenizer = tiny_checkpoints.tokenizer()
+
+        def digest(text: str, first: int = 1) -> str:
+            windows = Windows([text], tokenizer)
+            windows.first = first
+            return digests.of_text(windows)
+
+        text = "w5 w6\nw7 w8"
+        assert digest(text) == digest("w5  w6\n\nw7 w8\n")
+        assert len({digest(text), digest("w5 w6\nw7 w9"), digest("w5\nw6 w7 w8"), digest(text, first=3)}) == 4
