@@ -25,6 +25,8 @@ def test_each_changes_a_line_that_is_there_once():
 
 
 def test_the_tests_that_each_names_are_there():
-    missing = {test for mutation in MUTATIONS for test in mutation["tests"] if not (ROOT / test.split("::")[0]).is_file()}
+    missing = {
+        test for mutation in MUTATIONS for test in mutation["tests"] if not (ROOT / test.split("::")[0]).is_file()
+    }
     assert missing == set()
     assert all(mutation["tests"] for mutation in MUTATIONS)
