@@ -26,6 +26,8 @@ HERE = Path(__file__).parent
 DRAWS = 10_000
 # Of tasks, whose ranks are computed anew in each draw.
 TASK_DRAWS = 2_000
+# Lines of tasks.jsonl that no training made, and what tables call them.
+UNTRAINED = {"chance": "chance", "cosine": "cosine similarity of the original's embeddings"}
 CONTROL = ("control", WINDOWS)
 FINE_TUNED = "fine-tuned on pieces of 256 tokens"
 TIME = "core ms per 1,000 tokens"
@@ -314,8 +316,16 @@ def tasks_table(folder: Path = HERE) -> str:
         for units in others:
             less = _scores_of_draws(task, units) - drawn
             cells.append(marked(Interval(float(less[0]), *map(float, np.quantile(less[1:], [0.025, 0.975])))))
-        rows.append([task.measured, *cells])
+        rows.append([task.measured + _untrained(name, folder), *cells])
     return as_markdown(["task", "original positions", *(f"`{arm}`" for arm in TASK_ARMS[1:])], rows)
+
+
+def _untrained(name: str, folder: Path) -> str:
+    """What a task's ranks have without training, where that was measured."""
+    found = {run["arm"]: run["tested"] for run in runs_of("tasks", folder) if run["task"] == name and "tested" in run}
+    if not {*UNTRAINED} <= {*found}:
+        return ""
+    return f" ({', '.join(f'{words} {found[arm]:.3f}' for arm, words in UNTRAINED.items())})"
 
 
 @cache

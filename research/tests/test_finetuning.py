@@ -355,6 +355,24 @@ def test_tables_of_tasks_have_those_with_all_runs(tmp_path):
     )
 
 
+def test_tables_of_tasks_say_what_ranks_have_without_training(tmp_path):
+    lines = ['{"settings": {}}']
+    lines += [json.dumps({"task": "qmsum", "arm": arm, "tested": 0.25}) for arm in ("chance", "cosine")]
+    for arm in tasks.ARMS:
+        lines += [
+            json.dumps({"task": "qmsum", "arm": arm, "seed": seed, "tested": 0.5, "units": [[2, 4], [1.0, 2.0]]})
+            for seed in tasks.SEEDS
+        ]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert (
+        tables.tasks_table(tmp_path)
+        .splitlines()[2]
+        .startswith(
+            "| QMSum, mean reciprocal rank (chance 0.250, cosine similarity of the original's embeddings 0.250) | 0.500 | 0.000 ("
+        )
+    )
+
+
 def test_rows_of_a_query_stay_together():
     rows = [tasks.Row(("a",), 0.0, number // 5) for number in range(200)]
     rest, developed = tasks.apart(rows)
