@@ -70,7 +70,8 @@ def main() -> None:
         use_cpu=not torch.accelerator.is_available(),  # without a GPU, several processes train together all the same
     )
     files = {"train": options.train_file, "validation": options.validation_file}
-    data = load_dataset("csv", data_files={split: file for split, file in files.items() if file})
+    # "null" is a text, and "NA" a label.
+    data = load_dataset("csv", data_files={split: file for split, file in files.items() if file}, na_filter=False)
     names = sorted({str(label) for label in data["train"]["label"]})
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -179,17 +179,35 @@ def check_folder(config: PositionConfigMixin, folder: str | os.PathLike) -> None
     Raises:
         FileExistsError: the folder holds such a file.
     """
-    written = Path(folder, CONFIG_NAME)
-    if written.is_file() and f".{CLASS_PREFIX}" in written.read_text(encoding="utf-8", errors="ignore"):
-        return  # it is the folder of a checkpoint with this code
+    replaced = _code_in(Path(folder))
     for name, text in code_files(config).items():
         file = Path(folder, name)
         # A part of this code is from a save that was broken off, or that another process is at.
-        if file.is_file() and not text.startswith(file.read_text(encoding="utf-8", errors="ignore")):
+        if (
+            name not in replaced
+            and file.is_file()
+            and not text.startswith(file.read_text(encoding="utf-8", errors="ignore"))
+        ):
             raise FileExistsError(
                 f"{file} is there already and is not from hf_posenc; saved here, the model's code would replace it: name "
                 "another folder"
             )
+
+
+def _code_in(folder: Path) -> set[str]:
+    """The files of the code of a checkpoint that is in a folder, by whatever version it was saved: what its config names, and what that imports."""
+    config = _text(folder / CONFIG_NAME)
+    found: set[str] = set()
+    open_ends = {f"{module}.py" for module in re.findall(rf"(\w+)\.{CLASS_PREFIX}", config)}
+    while open_ends:
+        found |= open_ends
+        imports = [each for name in open_ends for each in RELATIVE_IMPORT.findall(_text(folder / name))]
+        open_ends = {f"{names[-1]}.py" for names in imports} - found
+    return found
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="ignore") if file.is_file() else ""
 
 
 PositionConfigMixin.write_code = staticmethod(write)

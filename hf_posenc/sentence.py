@@ -91,7 +91,7 @@ class ChunkedTransformer(Transformer):
         found: dict[int, torch.Tensor] = {}
         left = sorted(range(len(pieces)), key=lambda place: -len(pieces[place]))
         while left:
-            number = max(1, PASS_TOKENS // len(pieces[left[0]]))
+            number = max(1, PASS_TOKENS // max(1, len(pieces[left[0]])))
             batch, left = left[:number], left[number:]
             rows = [pieces[place] for place in batch]
             mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
@@ -99,7 +99,8 @@ class ChunkedTransformer(Transformer):
             states = super().forward({**given, "attention_mask": mask}, **kwargs)["token_embeddings"]
             # In half precision, sums are float32, as in Pooling.
             weights = mask[..., None].to(torch.promote_types(states.dtype, torch.float32))
-            means = (states * weights).sum(dim=1) / weights.sum(dim=1)
+            # An empty text has no tokens where the tokenizer adds none; its embedding is 0, as that of Pooling.
+            means = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1e-9)
             found |= dict(zip(batch, means.to(states.dtype)))
         return torch.stack([found[place] for place in range(len(pieces))])
 
@@ -117,8 +118,8 @@ def frame_of(tokenizer: Any) -> Frame:
 def without_ends(text: torch.Tensor, frame: Frame) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The special token before a text, if there is one, its other tokens, and the special token behind."""
     first, last = text[:1], text[-1:]
-    first = first if int(first) == frame[0] else first[:0]
-    last = last if int(last) == frame[1] and len(text) > 1 else last[:0]
+    first = first if len(first) and int(first) == frame[0] else first[:0]
+    last = last if len(text) > 1 and int(last) == frame[1] else last[:0]
     return first, text[len(first) : len(text) - len(last)], last
 
 

@@ -481,8 +481,10 @@ def main(arguments: list[str] | None = None) -> None:
     An error is printed as one line. The exit code is 2, or 1 if training diverged.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    # Options with underscores, as configs and scripts have them, are the same options.
-    arguments = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments]
+    # Options with underscores, as configs and scripts have them, are the same options. Behind -- there are none.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments[:end]]
+    arguments = options + arguments[end:]
     try:
         check_not_empty(arguments)
         arguments, files = split_scheme_files(arguments)

@@ -384,6 +384,17 @@ class TestOtherFamilies:
 
 
 class TestSubclassesOfOnesOwn:
+    @pytest.mark.parametrize(
+        "option", [{"position_scheme": "t5"}, {"position_window": 4}, {"position_every_layer": True}]
+    )
+    def test_of_a_stock_config_lose_no_option(self, option, tmp_path):
+        own = type("OwnConfig", (BertConfig,), {})
+        assert isinstance(BertModel(own(**SIZES, **option)), PosencBertModel)
+        own(**SIZES).save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=f"OwnConfig derives from BertConfig.*to give it {min(option)}"):
+            own.from_pretrained(tmp_path, **option)
+        assert type(BertModel(own(**SIZES))) is BertModel
+
     @pytest.mark.parametrize("family", FAMILIES)
     def test_of_a_stock_base_model_are_refused_with_the_class_to_derive_from(
         self, family, tmp_path, no_weight_is_read

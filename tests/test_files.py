@@ -284,6 +284,14 @@ class TestCodeBesideACheckpoint:
         assert "earlier" not in (folder / "losses.py").read_text()
         assert type(AutoModel.from_pretrained(folder)) is type(model)
 
+    def test_does_not_replace_somebody_elses_beside_a_checkpoint(self, folder):
+        """The checkpoint that is there has other schemes, so that no file of it has this name."""
+        tiny.build("t5").save_pretrained(folder)
+        (folder / "deberta.py").write_text("mine = 1\n")
+        with pytest.raises(FileExistsError, match="deberta.py is there already and is not from hf_posenc"):
+            tiny.build("deberta").save_pretrained(folder)
+        assert (folder / "deberta.py").read_text() == "mine = 1\n"
+
     def test_goes_on_with_what_was_broken_off(self, folder):
         model = tiny.build("t5")
         for name, text in code_files(model.config).items():

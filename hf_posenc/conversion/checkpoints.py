@@ -86,7 +86,9 @@ class Checkpoint:
 
 def check_reads_as_far(checkpoint: Checkpoint, max_length: int) -> None:
     """Raise ValueError where longer texts than before are to be read, and a setting of sentence-transformers cuts them off."""
-    if checkpoint.folder is not None and max_length > checkpoint.trained_length:
+    if checkpoint.folder is None:
+        return
+    if max_length > min(checkpoint.trained_length, stored_length(checkpoint.folder, checkpoint.tokenizer)):
         check_only_limit_of(checkpoint.folder)
 
 
@@ -165,7 +167,7 @@ def _trained_length(given: int | None, folder: Path | None, config: PreTrainedCo
     table = inspection.longest_sequence(config)
     length = given
     if length is None:
-        length = min(length for length in (_stored_length(folder, tokenizer), table or inspection.NO_LENGTH) if length)
+        length = min(length for length in (stored_length(folder, tokenizer), table or inspection.NO_LENGTH) if length)
     if length >= inspection.NO_LENGTH:
         raise ValueError("the training length of the checkpoint is unknown: give trained_length")
     if not SHORTEST <= length <= (table or LONGEST):
@@ -195,7 +197,7 @@ def check_finite(model: torch.nn.Module, what: str) -> None:
             raise ValueError(f"{what} cannot be used: {name} has numbers that are not finite")
 
 
-def _stored_length(folder: Path | None, tokenizer) -> int:
+def stored_length(folder: Path | None, tokenizer) -> int:
     """The length that sentence-transformers cuts at, else the tokenizer."""
     stored = text_length(folder) if folder is not None else None
     return stored or tokenizer.model_max_length

@@ -709,7 +709,10 @@ def compare(
     """
     documents = read_documents(as_list(text))
     stored = folder_of(str(converted)) / REPORT
-    there = ConversionReport.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
+    try:
+        there = ConversionReport.from_json(stored.read_text(encoding="utf-8")) if stored.is_file() else None
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{stored} is no report of a conversion ({error}): remove it") from error
     if there is not None and trained_length is None:
         trained_length = there.trained_length
     source = load_checkpoint(original, trained_length=trained_length)
@@ -719,10 +722,11 @@ def compare(
     other = load_checkpoint(converted, trained_length=source.trained_length)
     # Of a model that `to_stock` made, the family is that of what it was.
     families = {family_of(source_config(each.config) or each.config) for each in (source, other)}
-    if len(families) > 1 or source.config.hidden_size != other.config.hidden_size:
+    sizes = {(each.config.hidden_size, each.config.num_hidden_layers) for each in (source, other)}
+    if len(families) > 1 or len(sizes) > 1:
         raise ValueError(f"{original} and {converted} are of different families or sizes")
     windows = Windows(documents, source.tokenizer)
-    windows.check_known(source.config.vocab_size, "held-out")
+    windows.check_known(min(source.config.vocab_size, other.config.vocab_size), "held-out")
     windows.check_enough(source.trained_length, "held-out")
     first, second = source.model, other.model
     config = second.config

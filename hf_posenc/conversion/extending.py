@@ -18,7 +18,14 @@ from ..hub.folders import checked_output
 from ..inspection.configs import longest_sequence
 from ..inspection.sentence_folders import model_class
 from ..variants import scheme_of
-from .checkpoints import Checkpoint, check_installed, check_max_length, check_reads_as_far, load_checkpoint
+from .checkpoints import (
+    Checkpoint,
+    check_installed,
+    check_max_length,
+    check_reads_as_far,
+    load_checkpoint,
+    stored_length,
+)
 from .converting import Conversion, ConversionArguments, as_list
 from .longer_tables import METHODS, lengthen
 from .report import ConversionReport
@@ -123,6 +130,7 @@ def extend(
     checkpoint = load_checkpoint(model, trained_length=trained_length)
     check_extendable(checkpoint, max_length)
     check_reads_as_far(checkpoint, max_length)
+    check_cut_there(checkpoint)
     length = checkpoint.trained_length
     name = Path(str(checkpoint.folder)).absolute().name if Path(model).exists() else str(model)
     documents, report = read_documents(text) if text else [], None
@@ -166,6 +174,18 @@ def check_extendable(checkpoint: Checkpoint, max_length: int) -> None:
     if max_length <= checkpoint.trained_length:
         raise ValueError(
             f"max_length must be greater than {checkpoint.trained_length}, the checkpoint's maximum sequence length, got {max_length}"
+        )
+
+
+def check_cut_there(checkpoint: Checkpoint) -> None:
+    """Raise ValueError for an old length beyond that at which sentence-transformers cuts texts off: those in between would change."""
+    if checkpoint.folder is None or model_class(checkpoint.folder) is None:
+        return
+    cut = stored_length(checkpoint.folder, checkpoint.tokenizer)
+    if checkpoint.trained_length > cut:
+        raise ValueError(
+            f"trained_length must be at most {cut}, at which sentence-transformers cuts texts off, got {checkpoint.trained_length}: "
+            "longer texts cannot keep their vectors"
         )
 
 

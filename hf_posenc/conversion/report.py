@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -133,8 +133,16 @@ class ConversionReport:
 
     @classmethod
     def from_json(cls, text: str) -> "ConversionReport":
-        """Read a report from the text of a `conversion.json`."""
-        return cls(**json.loads(text))
+        """Read a report from the text of a `conversion.json`, also of another version: fields that are unknown are left out.
+
+        Raises:
+            TypeError, ValueError: it is none.
+        """
+        entries = json.loads(text)
+        if not isinstance(entries, dict):
+            raise ValueError("it holds no JSON object")
+        known = {entry.name for entry in fields(cls)}
+        return cls(**{name: value for name, value in entries.items() if name in known})
 
 
 def _finite(value: Any) -> Any:

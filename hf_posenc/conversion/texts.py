@@ -158,7 +158,8 @@ def _documents_of(source: str) -> Iterator[str]:
             raise ValueError(f"the folder {source} has no files that end in {', '.join(sorted(TEXT_FILES))}")
         yield from itertools.chain.from_iterable(map(_parts_of_file, files))
     elif path.exists() and path.suffix == ROWS:
-        yield from _texts_of(source, _loaded(source, "json", data_files=glob.escape(str(path))))
+        if path.stat().st_size:  # of an empty file, datasets raises a RuntimeError
+            yield from _texts_of(source, _loaded(source, "json", data_files=glob.escape(str(path))))
     elif path.exists():
         yield from _parts_of_file(path)
     elif path.suffix in TEXT_FILES or path.is_absolute() or source.startswith(".") or source.endswith(("/", "\\")):
@@ -198,9 +199,11 @@ def _loaded(source: str, *names: str | None, **options: str) -> Iterable[dict[st
 
 
 def _texts_of(source: str, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
-    for row in rows:
-        if not isinstance(row.get("text"), str):
+    for number, row in enumerate(rows, start=1):
+        if "text" not in row:
             raise ValueError(f"{source} has no column 'text' of strings; it has {', '.join(row)}")
+        if not isinstance(row["text"], str):
+            raise ValueError(f"{source} has no text in row {number}: 'text' is {row['text']!r}")
         yield row["text"]
 
 

@@ -12,7 +12,7 @@ from ..files import whole_folder
 from ..hub.folders import CARD, REPORT, copy_files, cut_at, kept_files, save_model
 from ..inspection import sentence_folders
 from ..modeling.models.configuration_posenc import PositionConfigMixin
-from .checkpoints import Checkpoint, check_finite
+from .checkpoints import Checkpoint, check_finite, stored_length
 from .report import ConversionReport
 
 
@@ -45,7 +45,8 @@ def write_converted(
         ValueError: a module of sentence-transformers could not be loaded from there, or the model has numbers that are not finite.
     """
     check_finite(model, f"the converted model, in {model.dtype},")
-    lengthened = report.max_length > report.trained_length
+    # The training length that was given may be beyond the length that texts were cut at.
+    lengthened = report.max_length > min(report.trained_length, stored_length(checkpoint.folder, checkpoint.tokenizer))
     with whole_folder(folder) as place:
         copy_files(kept_files(checkpoint.folder), place)
         report.save(place)

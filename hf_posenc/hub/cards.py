@@ -305,6 +305,7 @@ def make_card(
     command: str | None = None,
     tags: Iterable[str] = (),
     sentence_class: str | None = None,
+    chunk_size: int | None = None,
 ) -> ModelCard:
     """The card of a model with a position scheme, its text between the marks of [`card_files`].
 
@@ -315,6 +316,7 @@ def make_card(
         command: the command line that writes this card again.
         tags: more of them.
         sentence_class: the class of sentence-transformers that loads it, if it is such a model, as "SentenceTransformer".
+        chunk_size: number of tokens of a chunk, if that reads texts in chunks.
 
     Raises:
         ValueError: `results` contradict themselves.
@@ -351,6 +353,7 @@ def make_card(
         longest_measured=max(lengths, default=None),
         auto_class=inspection.auto_class(config),
         sentence_class=sentence_class,
+        chunk_size=chunk_size,
         code=[*code_files(config)],
         own_schemes=own_schemes,
         regenerate=command,
@@ -409,8 +412,11 @@ def write_card(
     command = _command(config, str(folder), {"results": results, "repo": repo_id, "out": output, **known})
     output = Path(folder) / "README.md" if output is None else Path(output)
     repo_id = repo_id or Path(folder).resolve().name
-    sentence_class = sentence_folders.model_class(Path(folder))
-    card = make_card(config, contents, repo_id, command, sentence_class=sentence_class)
+    known_of_folder = {
+        "sentence_class": sentence_folders.model_class(Path(folder)),
+        "chunk_size": sentence_folders.chunk_size(Path(folder)),
+    }
+    card = make_card(config, contents, repo_id, command, **known_of_folder)
     return save_card(card, output, given=known, force=force)
 
 

@@ -21,7 +21,7 @@ REPORT = "conversion.json"
 
 def folder_of(name: str, revision: str | None = None) -> Path:
     """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
-    check_exists(name)
+    check_exists(name, revision)
     path = Path(name)
     if path.is_dir():
         return path

@@ -26,6 +26,7 @@ from ..inspection.sentence_folders import (
     SETTINGS,
     TRANSFORMER_SETTINGS,
     check_inside,
+    chunk_size,
     model_class,
     module_files,
     module_paths,
@@ -184,7 +185,8 @@ def shared_files(folder: Path, written: Path, repo_id: str) -> dict[str, Path]:
     if CARD not in files:
         from .cards import make_card  # only here: it brings the template engine along
 
-        make_card(config, repo_id=repo_id, sentence_class=model_class(folder)).save(written / CARD)
+        sentences = {"sentence_class": model_class(folder), "chunk_size": chunk_size(folder)}
+        make_card(config, repo_id=repo_id, **sentences).save(written / CARD)
     return {**files, **{path.name: path for path in written.iterdir()}, **scheme_files(folder, config)}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
-from transformers.utils import find_adapter_config_file
+from transformers.utils import cached_file, find_adapter_config_file
 
 from .._utils import module_inside, outermost
 from ..checkpoint_code import has_code
@@ -33,7 +33,7 @@ from .configs import (
     tokenizer_length,
     unpad_row,
 )
-from .sentence_folders import CHUNKED, chunk_size, text_length
+from .sentence_folders import CHUNKED, MODULES, chunk_size, text_length
 
 
 Rows = list[tuple[str, ...]]
@@ -127,7 +127,8 @@ def inspect(model: Any, revision: str | None = None) -> Description:
     tokenizers = {"tokenizer": tokenizer_length(model, revision)}
     if of_adapter is not None:
         tokenizers["adapter's tokenizer"] = of_adapter
-    length, chunk = text_length(Path(model)), chunk_size(Path(model))
+    folder = _settings_folder(model, revision)
+    length, chunk = text_length(folder), chunk_size(folder)
     tokens = _tokens(longest_sequence(config), {} if chunk else tokenizers)
     if length:
         tokens.append(("sentence-transformers", _texts(length, chunk)))
@@ -140,6 +141,17 @@ def inspect(model: Any, revision: str | None = None) -> Description:
         without = _without(model, revision, entries, config)
     rows = [("" if index else "without hf_posenc", line) for index, line in enumerate(without)]
     return Description([*parts, [*_rows(name, config, tokens), *rows]])
+
+
+def _settings_folder(model: str, revision: str | None) -> Path:
+    """Where the settings of sentence-transformers are: the folder of a model, or what is there of one on the Hub."""
+    if Path(model).is_dir():
+        return Path(model)
+    files = [
+        cached_file(model, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        for name in (MODULES, "sentence_bert_config.json")
+    ]
+    return next((Path(file).parent for file in files if file is not None), Path(model))
 
 
 def _inspect_in_memory(given: Any) -> Description:

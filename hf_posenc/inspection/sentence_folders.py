@@ -101,15 +101,22 @@ def text_length(folder: Path) -> int | None:
 
 def check_only_limit(settings: Mapping[str, Any]) -> None:
     """Raise ValueError if texts are cut off by [`OTHER_LIMITS`]: a greater maximum sequence length would change nothing then."""
+    for name, length in other_limits(settings).items():
+        raise ValueError(
+            f"the model cuts texts off at {length} tokens by {name}, whatever its maximum sequence length: remove this setting of its "
+            "Transformer module, and save the model again"
+        )
+
+
+def other_limits(settings: Mapping[str, Any]) -> dict[str, int]:
+    """The lengths that texts are cut off at by [`OTHER_LIMITS`], of each the lowest."""
+    found = {}
     for name in OTHER_LIMITS:
         value = settings.get(name)
         kinds = value.values() if isinstance(value, Mapping) else [{"max_length": value}]
         lengths = [kind["max_length"] for kind in kinds if isinstance(kind, Mapping) and kind.get("max_length")]
-        if lengths:
-            raise ValueError(
-                f"the model cuts texts off at {min(lengths)} tokens by {name}, whatever its maximum sequence length: remove this setting of its "
-                "Transformer module, and save the model again"
-            )
+        found |= {name: min(lengths)} if lengths else {}
+    return found
 
 
 def check_only_limit_of(folder: Path) -> None:
@@ -117,6 +124,14 @@ def check_only_limit_of(folder: Path) -> None:
     for entries in map(_read, sorted(folder.glob(TRANSFORMER_SETTINGS))):
         if isinstance(entries, dict):
             check_only_limit(entries)
+
+
+def task_lengths(folder: Path) -> dict[str, int]:
+    """The lengths that texts of a task are cut at whatever the maximum sequence length is, by the setting that says so."""
+    entries = map(_read, sorted(folder.glob(TRANSFORMER_SETTINGS)))
+    return {
+        name: length for found in entries if isinstance(found, dict) for name, length in other_limits(found).items()
+    }
 
 
 def chunk_size(folder: Path) -> int | None:

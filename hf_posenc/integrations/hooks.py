@@ -37,7 +37,7 @@ from ..modeling.models.configuration_posenc import (
 from ..modeling.stock_interface import tells_versions
 from ..variants import CONFIGS, STOCK_MODELS, VARIANT_CONFIGS, VARIANT_MODELS, families
 from . import peft as adapters
-from . import saving, stock_attention, trainer
+from . import pipelines, saving, stock_attention, trainer
 from .changes import INSTALLED, Changes, finder, hook_class_method, hook_method
 
 
@@ -49,7 +49,16 @@ def _asks_for_variant(config: PreTrainedConfig) -> bool:
     if type(config) in VARIANT_CONFIGS:
         check_names(vars(config), strictly=False)
         return carries_flags(vars(config))
-    return isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None
+    if isinstance(config, PositionConfigMixin) or vars(config).get("position_scheme") is not None:
+        return True
+    # A class of one's own that derives from an original config: what it does not say itself is an option too.
+    is_derived = any(cls in VARIANT_CONFIGS for cls in type(config).__mro__)
+    return is_derived and bool(_given_flags(vars(config), type(config)))
+
+
+def _given_flags(entries: dict[str, Any], cls: type) -> dict[str, Any]:
+    """The options among keywords or entries of a config class that has none itself."""
+    return {flag: entries[flag] for flag in FLAGS if entries.get(flag) is not None and not hasattr(cls, flag)}
 
 
 def _class_to_make(cls: type, *args, **kwargs) -> type:
@@ -133,13 +142,15 @@ def _from_dict(original: Callable, cls: type, config_dict: dict, **kwargs):
             return VARIANT_CONFIGS[cls].from_dict(config_dict, **kwargs)
         for flag in FLAGS:  # given, but as None: not for the model
             kwargs.pop(flag, None)
-    elif kwargs.get("position_scheme") is not None and not hasattr(cls, "position_scheme"):
-        stock = next((c for c in cls.__mro__ if c in VARIANT_CONFIGS), None)
-        if stock is not None:
-            raise ValueError(
-                f"{cls.__module__}.{cls.__qualname__} derives from {stock.__name__}, which has no position schemes; derive it from "
-                f"{VARIANT_CONFIGS[stock].__name__} to give it position_scheme"
-            )
+        return original(config_dict, **kwargs)
+    stock = next((c for c in cls.__mro__ if c in VARIANT_CONFIGS), None)
+    given = _given_flags(kwargs, cls)
+    if stock is not None and given and not issubclass(cls, PositionConfigMixin):
+        raise ValueError(
+            f"{cls.__module__}.{cls.__qualname__} derives from {stock.__name__}, which has no position schemes; derive it from "
+            f"{VARIANT_CONFIGS[stock].__name__} to give it {' and '.join(given)}"
+        )
+    if "position_scheme" in given:
         raise ValueError(
             f"position_scheme={kwargs['position_scheme']!r} is not supported for model type "
             f"{config_dict.get('model_type', cls.model_type)!r}; the families that have position schemes are {families()}"
@@ -249,6 +260,7 @@ def install() -> None:
             _register_family(changes, stock, variant)
         adapters.install(CONFIGS, changes)
         trainer.install(changes)
+        pipelines.install(changes)
         stock_attention.install(changes)
     except BaseException:
         changes.undo()

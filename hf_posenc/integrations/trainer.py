@@ -11,8 +11,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
+from ..modeling.kernels.packing import loss_reads_padding, padding_is_read
 from ..modeling.models.configuration_posenc import reads_buckets, table_version
 from ..modeling.models.modeling_posenc import PosencPreTrainedModel, read_table_as
+from ..modeling.stock_interface import ModelInputs
 from ..training.learning_rates import warn_of_tables_that_stay
 from ..variants import CONFIGS
 from .changes import AtImport, Changes, hook_method
@@ -42,6 +44,20 @@ def _create_scheduler(original: Callable, trainer: Any, num_training_steps: int,
     return original(num_training_steps, optimizer)
 
 
+def _compute_loss(original: Callable, trainer: Any, model: Any, inputs: Mapping[str, Any], *args, **kwargs) -> Any:
+    """`Trainer.compute_loss`: where it computes the loss itself, the model does not see labels, which may stand at padding."""
+    computes = trainer.label_smoother is not None or trainer.compute_loss_func is not None
+    if not computes or not loss_reads_padding(
+        ModelInputs({**inputs}, inputs.get("attention_mask")), is_requested=True
+    ):
+        return original(model, inputs, *args, **kwargs)
+    token = padding_is_read.set(True)
+    try:
+        return original(model, inputs, *args, **kwargs)
+    finally:
+        padding_is_read.reset(token)
+
+
 def _names_of_causal_models(names: Mapping[str, str]) -> dict[str, str]:
     """By the classes that are named here, `Trainer` knows that label smoothing has to shift labels."""
     auto = "AutoModelForCausalLM"
@@ -54,6 +70,7 @@ def _hook(changes: Changes) -> None:
     changes.set_attribute(trainer, CAUSAL_MODELS, _names_of_causal_models(getattr(trainer, CAUSAL_MODELS)))
     hook_method(changes, sys.modules[TRAINER].Trainer, "_load_from_checkpoint", _load_from_checkpoint)
     hook_method(changes, sys.modules[TRAINER].Trainer, "create_scheduler", _create_scheduler)
+    hook_method(changes, sys.modules[TRAINER].Trainer, "compute_loss", _compute_loss)
 
 
 def install(changes: Changes) -> None:

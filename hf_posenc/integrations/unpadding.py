@@ -10,8 +10,10 @@ what accelerate or PEFT puts there would replace it.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -45,18 +47,37 @@ class Call(NamedTuple):
     Attributes:
         packing: of its states; None where padding is computed.
         around: the call that this one is a part of.
+        frame: of PyTorch's function that calls the encoder's hooks and the encoder.
     """
 
     packing: Packing | None
     around: "Call | None"
+    frame: FrameType
 
 
 _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 
 
+def _running() -> Call | None:
+    """The call of an encoder of [`unpad`] that runs. PyTorch calls no hook after a KeyboardInterrupt: calls that it ended are dropped here."""
+    call = _current.get()
+    if call is None:
+        return None
+    frames, frame = set(), sys._getframe(1)
+    while frame is not None and frame is not call.frame:
+        frames.add(frame)
+        frame = frame.f_back
+    if frame is not None:
+        return call
+    while call is not None and call.frame not in frames:
+        call = call.around
+    _current.set(call)
+    return call
+
+
 def current_packing() -> Packing | None:
     """The packing of the states of the original encoder that runs, if it skips padding."""
-    call = None if is_traced() else _current.get()
+    call = None if is_traced() else _running()
     return None if call is None else call.packing
 
 
@@ -321,7 +342,7 @@ class UnpadInput:
             return None
         states = _states(encoder, args, kwargs)
         packing = self.packing_of(encoder, states, _inputs(encoder, args, kwargs))
-        _current.set(Call(packing, _current.get()))
+        _current.set(Call(packing, _running(), sys._getframe(1)))
         return None if packing is None else _with_states(encoder, args, kwargs, packing.unpad_input(states))
 
     def packing_of(self, encoder: nn.Module, states: torch.Tensor, inputs: ModelInputs) -> Packing | None:

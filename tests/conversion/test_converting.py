@@ -409,7 +409,7 @@ class TestReport:
     def test_is_compared_at_its_lengths_wherever_it_lies(self, checkpoint, tmp_path, monkeypatch):
         """In a folder, or on the Hub."""
         convert(checkpoint, "t5", output=tmp_path / "out", text=words_of(checkpoint), max_length=64, train="none")
-        monkeypatch.setattr("hf_posenc.hub.folders.check_exists", lambda name: None)
+        monkeypatch.setattr("hf_posenc.hub.folders.check_exists", lambda *_: None)
         monkeypatch.setattr("hf_posenc.hub.folders.snapshot_download", lambda *_, **__: str(tmp_path / "out"))
         for place in (tmp_path / "out", "me/converted"):
             found = compare(checkpoint, place, text=words_of(checkpoint))
@@ -721,7 +721,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=f"{name} must be .* got {value}"):
             compare(checkpoint, checkpoint, text=words_of(checkpoint), **{name: value})
 
-    @pytest.mark.parametrize("others", [{"family": "roberta"}, {"hidden_size": 48}], ids=str)
+    @pytest.mark.parametrize("others", [{"family": "roberta"}, {"hidden_size": 48}, {"num_hidden_layers": 1}], ids=str)
     def test_models_to_compare_are_of_one_family_and_size(self, others, checkpoint, tmp_path, no_weight_is_read):
         other = tiny_checkpoints.save(tmp_path / "other", **others)
         with pytest.raises(ValueError, match="are of different families or sizes"):

@@ -112,6 +112,12 @@ def test_an_index_of_short_texts_stays_and_what_was_cut_off_is_found(method, sen
     ]
 
 
+@pytest.mark.parametrize("method", ["chunks", "tile"])
+def test_an_old_length_beyond_the_one_that_texts_were_cut_at_is_refused(method, sentences, tmp_path):
+    with pytest.raises(ValueError, match="trained_length must be at most 32, .* got 64"):
+        hf_posenc.extend(sentences, 96, output=tmp_path / "longer", method=method, trained_length=64)
+
+
 def test_it_is_counted_how_many_texts_are_longer(sentences, tmp_path, capsys):
     texts = [{"text": " ".join((WORDS * 9)[:number])} for number in (3, 20, 40, 60, 150)]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, texts)) + "\n")

@@ -43,6 +43,12 @@ class TestReadDocuments:
         (tmp_path / "others.jsonl").write_text('{"words": "one"}\n')
         with pytest.raises(ValueError, match=r"others.jsonl has no column 'text' of strings; it has words"):
             read_documents([tmp_path / "others.jsonl"])
+        (tmp_path / "gap.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+        with pytest.raises(ValueError, match=r"gap.jsonl has no text in row 2: 'text' is None"):
+            read_documents([tmp_path / "gap.jsonl"])
+        (tmp_path / "empty.jsonl").touch()
+        with pytest.raises(ValueError, match="no text in"):
+            read_documents([tmp_path / "empty.jsonl"])
 
     def test_a_name_that_is_nothing_is_named(self, monkeypatch):
         def load_dataset(*arguments, **keywords):

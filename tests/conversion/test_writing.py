@@ -71,6 +71,13 @@ class TestSentenceTransformers:
         card = (tmp_path / "out" / "README.md").read_text()
         assert "A word of the author's own." in card and "Not measured" in card
 
+    @pytest.mark.parametrize("lengths", [{"trained_length": 48}, {"trained_length": 48, "max_length": 48}], ids=str)
+    def test_a_training_length_beyond_the_cut_is_read(self, lengths, sentences, words, tmp_path):
+        from sentence_transformers import SentenceTransformer
+
+        convert(sentences, "t5", text=words, train="none", output=tmp_path / "out", **lengths)
+        assert SentenceTransformer(str(tmp_path / "out"), device="cpu").max_seq_length == 48
+
     def test_its_texts_are_compared_as_it_pools_them(self, sentences, words):
         model, report = convert(sentences, "t5", text=words, held_out=words, train="none")
         original, held_out = (

@@ -306,6 +306,36 @@ def test_it_reads_what_sentence_transformers_reads_where_the_tokenizer_cuts_earl
     assert json.loads((tmp_path / "shorter" / "config.json").read_text())["max_position_embeddings"] == length + 2
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_it_is_cut_where_it_was_if_the_tokenizer_has_no_length(scheme, family, tmp_path):
+    """sentence-transformers then cuts at max_position_embeddings, which in MPNet is two more than it reads."""
+    library = pytest.importorskip("sentence_transformers")
+    folder = saved(tmp_path / "model", scheme, family)
+    tiny_checkpoints.tokenizer(family, length=10**30, unused=family == "bert").save_pretrained(folder)
+    export(folder, tmp_path / "out")
+    before, after = (library.SentenceTransformer(str(each), device="cpu") for each in (folder, tmp_path / "out"))
+    if "absolute" in scheme and family == "roberta":  # which cuts too late before, as all of its family
+        assert after.max_seq_length == 62
+        before.max_seq_length = 62
+    text = " ".join(tiny_checkpoints.WORDS[:80])
+    assert_equal([after.encode(text, convert_to_tensor=True)], [before.encode(text, convert_to_tensor=True)])
+
+
+def test_it_reads_as_far_as_the_texts_of_a_task(tmp_path):
+    library, models = pytest.importorskip("sentence_transformers"), pytest.importorskip("sentence_transformers.models")
+    transformer = models.Transformer(str(saved(tmp_path / "model", "t5")), document_length=60)
+    model = library.SentenceTransformer(modules=[transformer, models.Pooling(32)], device="cpu")
+    model.save(str(tmp_path / "sentences"))
+    export(tmp_path / "sentences", tmp_path / "out")
+    text = " ".join(tiny_checkpoints.WORDS[:58])
+    exported = library.SentenceTransformer(str(tmp_path / "out"), device="cpu")
+    both = [each.encode_document(text, convert_to_tensor=True) for each in (exported, model)]
+    assert_equal(both[:1], both[1:])
+    with pytest.raises(ValueError, match="60 tokens by document_length, which is more than max_length=40"):
+        export(tmp_path / "sentences", tmp_path / "other", max_length=40)
+
+
 def test_a_folder_that_reads_in_chunks_is_refused(sentences, tmp_path, monkeypatch):
     from sentence_transformers import SentenceTransformer
 

@@ -625,7 +625,7 @@ class TestCardThatIsThere:
         ],
     )
     def test_one_for_sentence_transformers_names_it(self, settings, name, tag, folder):
-        (folder / "modules.json").write_text("[]")
+        (folder / "modules.json").write_text('[{"path": "", "type": "sentence_transformers.models.Transformer"}]')
         if settings is not None:
             (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
         card = ModelCard(self.write(folder))

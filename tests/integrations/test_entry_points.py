@@ -228,6 +228,14 @@ def test_pipelines_take_the_flag_among_their_model_kwargs(task, minilm):
         assert (silent - torch.tensor(pipe(text))).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("task", ["feature-extraction", "fill-mask", "text-classification"])
+def test_pipelines_refuse_options_beside_their_model_kwargs(task, minilm):
+    with pytest.raises(
+        TypeError, match=r"position_window in model_kwargs, as in model_kwargs=\{'position_window': \.\.\.\}"
+    ):
+        pipeline(task, model=minilm, tokenizer=minilm, position_window=8)
+
+
 def test_auto_tokenizer_finds_the_tokenizer_of_a_saved_variant(minilm, tmp_path):
     stock = AutoTokenizer.from_pretrained(minilm)
     AutoModel.from_pretrained(minilm, position_scheme="absolute+rope").save_pretrained(tmp_path)

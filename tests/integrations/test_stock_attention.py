@@ -10,7 +10,16 @@ import torch
 from stock_models import CASES, KINDS, batch, build
 from tiny import cross
 from torch import nn
-from transformers import AutoConfig, AutoModel, DebertaV2Config, DebertaV2ForTokenClassification, DebertaV2Model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertConfig,
+    BertLMHeadModel,
+    DebertaV2Config,
+    DebertaV2ForTokenClassification,
+    DebertaV2Model,
+    EncoderDecoderModel,
+)
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_posenc
@@ -353,6 +362,22 @@ def test_copies_compute_the_same(case, blocks):
             assert len(blocks) == 2
 
 
+@pytest.mark.parametrize("case", KINDS)
+def test_an_encoder_in_an_encoder_decoder(case, blocks):
+    # Its model gets a copy of its config there.
+    sizes = {**stock_models.SIZES, "is_decoder": True, "add_cross_attention": True}
+    whole = EncoderDecoderModel(encoder=build(case), decoder=BertLMHeadModel(BertConfig(**sizes))).eval()
+    given = {**batch(9, "right"), "decoder_input_ids": torch.ones(3, 2, dtype=torch.long)}
+    with torch.no_grad():
+        expected = whole(**given).encoder_last_hidden_state
+        whole.set_attn_implementation("sdpa")
+        found = whole(**given).encoder_last_hidden_state
+        assert len(blocks) == 2
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        whole.set_attn_implementation("eager")
+        assert torch.equal(whole(**given).encoder_last_hidden_state, expected)
+
+
 def test_heads_are_changed_with_their_model(blocks):
     model = build("v3", DebertaV2ForTokenClassification)
     model.set_attn_implementation("sdpa")
@@ -583,25 +608,45 @@ class TestBadInput:
         with pytest.raises(ValueError, match="talking_head=True"):
             model(**batch(5))
 
+    def test_another_attention_in_a_layer_of_mpnet(self):
+        class Wrapper(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, *args, **kwargs):
+                return self.inner(*args, **kwargs)
+
+        model = build("mpnet")
+        model.set_attn_implementation("sdpa")
+        model.encoder.layer[0].attention.attn = Wrapper(model.encoder.layer[0].attention.attn)
+        with pytest.raises(ValueError, match="this MPNet has another: use attn_implementation='eager'"):
+            model(**batch(9, "right"))
+        model.set_attn_implementation("eager")
+        assert torch.equal(
+            model(**batch(9, "right")).last_hidden_state, build("mpnet")(**batch(9, "right")).last_hidden_state
+        )
+
     def test_repeated_layers_are_refused(self):
         model = build("v3")
         model.z_steps = 2
         with pytest.raises(ValueError, match="z_steps > 1"):
             model.set_attn_implementation("sdpa")
 
-    def test_after_uninstall(self):
-        model = build("v3")
+    @pytest.mark.parametrize("case", KINDS)
+    def test_after_uninstall(self, case):
+        model = build(case)
         hf_posenc.set_attn_implementation(model, "sdpa")
         hf_posenc.uninstall()
         try:
             with pytest.raises(RuntimeError, match="install"):
                 hf_posenc.set_attn_implementation(model, "sdpa")
             with pytest.raises(ValueError, match="does not support"):
-                AutoModel.from_config(stock_models.config("v3"), attn_implementation="sdpa")
+                AutoModel.from_config(stock_models.config(case), attn_implementation="sdpa")
             with torch.no_grad():
-                found = model(**batch(9)).last_hidden_state
+                found = model(**batch(9, "right")).last_hidden_state
         finally:
             hf_posenc.install()
         with torch.no_grad():
-            assert torch.equal(found, outputs(model, "eager", batch(9)))
+            assert torch.equal(found, outputs(model, "eager", batch(9, "right")))
         assert own_attention.IMPLEMENTATIONS == ("sdpa", "flex_attention")

@@ -962,3 +962,26 @@ def test_a_call_says_why_its_padding_is_computed(caplog):
     stock_model.encoder.layer[0].register_forward_hook(lambda *_: None)
     stock_model(**batch)
     assert "has hooks of others" in caplog.messages[-1]
+
+
+def test_a_call_that_was_interrupted_leaves_other_models_alone(monkeypatch):
+    # PyTorch calls no hook after a KeyboardInterrupt.
+    model, other = (BertModel(stock_config()).eval() for _ in range(2))
+    given = inputs(batch=2, length=60, padding=None)
+    given["attention_mask"][:, 20:] = 0
+    tokens = {"input_ids": torch.randint(5, 99, (1, int(given["attention_mask"].sum())))}
+    activation = type(model.encoder.layer[0].intermediate.intermediate_act_fn)
+
+    def interrupt(*args):
+        assert unpadding.current_packing() is not None
+        raise KeyboardInterrupt
+
+    with torch.no_grad():
+        expected = other(**tokens).last_hidden_state
+        hf_posenc.unpad(model)
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(activation, "forward", interrupt)
+            model(**given)
+        assert torch.equal(other(**tokens).last_hidden_state, expected)
+        assert (model(**given).last_hidden_state[:, 20:] == 0).all()
+    assert unpadding._current.get() is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 from distributed_worker import loopback
 from peft import LoraConfig, get_peft_model
-from tiny import Sentences, build, stock_config, variant_class, variant_config
+from tiny import Sentences, build, inputs, stock_config, variant_class, variant_config
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -79,6 +79,20 @@ def test_label_smoothing_shifts_labels_of_a_decoder(family, name, tmp_path):
 
     assert loss(1e-9) == pytest.approx(loss(0.0), abs=1e-5)
     assert loss(0.1) != pytest.approx(loss(0.0), abs=1e-4)
+
+
+def test_a_loss_outside_of_the_model_that_reads_padding(tmp_path):
+    model = build("t5", head="ForTokenClassification")
+    batch = inputs(batch=4, length=40, padding=None)
+    batch["attention_mask"][1:, 15:] = 0
+    arguments = TrainingArguments(str(tmp_path), label_smoothing_factor=0.1, report_to="none", use_cpu=True)
+
+    def loss(unpad: bool) -> float:
+        model.config.unpad = unpad
+        labels = batch["attention_mask"] % 2  # 0 at padding
+        return Trainer(model, arguments).compute_loss(model, {**batch, "labels": labels}).item()
+
+    assert loss(True) == pytest.approx(loss(False), abs=1e-5)
 
 
 @pytest.mark.parametrize(

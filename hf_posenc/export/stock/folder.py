@@ -20,6 +20,7 @@ from ...inspection.sentence_folders import (
     chunk_size,
     model_class,
     module_settings,
+    task_lengths,
     text_length,
 )
 from ...inspection.weights import load_whole
@@ -61,11 +62,13 @@ class Exported:
         model: of a class of Transformers.
         agreement: of the two.
         has_types: whether it has token types.
+        length: the maximum sequence length of its config, in tokens; None where that is the original's.
     """
 
     model: PreTrainedModel
     agreement: Agreement
     has_types: bool
+    length: int | None
 
     def save(self, folder: Path, tokenizer: Any, card: ModelCard) -> None:
         """Write model, tokenizer and card into a folder, with what is there already.
@@ -77,6 +80,10 @@ class Exported:
         if not self.has_types:
             names = [name for name in tokenizer.model_input_names if name != TYPE_IDS]
             tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names
+        if self.length is not None and tokenizer.model_max_length > NO_LENGTH:
+            tokenizer.model_max_length = (
+                self.length
+            )  # nothing else tells of MPNet's rows, two of which are no positions
         tokenizer.save_pretrained(folder)
         _name_for_all(folder / "tokenizer_config.json")
         save_card(card, folder / CARD)
@@ -155,6 +162,8 @@ def export(
     cls, tokenizer, files = saved_class(config), AutoTokenizer.from_pretrained(folder), kept_files(folder)
     files |= {name: folder / name for name in (REPORT, RESULTS) if (folder / name).is_file()}
     check_length(max_length, config)
+    if max_length is not None:
+        _check_cuts_no_later(folder, max_length)
     architecture = check_fits(config, cls, folder, tokenizer, max_length)
     dtype = config.dtype or torch.float32
     model = load_whole(cls, folder, dtype=torch.promote_types(dtype, torch.float32))
@@ -229,12 +238,13 @@ def make(
     stock = to_stock(model, max_length=max_length, single_text=single_text, tokenizer=tokenizer)
     if architecture is None:
         lengths = (LONGEST, tokenizer.model_max_length, inspection.longest_sequence(model.config))
-        length, has_types, sides = min(each for each in lengths if each), True, ("right", "left")
+        own, length, has_types, sides = None, min(each for each in lengths if each), True, ("right", "left")
     else:
-        length, has_types = length_of(architecture, max_length, tokenizer), architecture.has_types
+        own = length = length_of(architecture, max_length, tokenizer)
+        has_types = architecture.has_types
         sides = ("right",) if architecture.counts_from_left else ("right", "left")
     agreement = check_agreement(model, stock, int(length), has_types and types_differ(model), sides)
-    return Exported(stock.to(dtype), agreement, has_types)
+    return Exported(stock.to(dtype), agreement, has_types, own)
 
 
 def _name_for_all(file: Path) -> None:
@@ -254,10 +264,20 @@ def _base_model(card: Path) -> str | None:
 
 def _length_for(architecture: Architecture | None, tokenizer: Any, folder: Path) -> int | None:
     """The maximum sequence length of a new model if none is given: that of sentence-transformers, if its texts are longer than the tokenizer's."""
-    texts = text_length(folder)
-    if architecture is None or architecture.reads_table or texts is None or texts > NO_LENGTH:
+    texts = max([text_length(folder) or 0, *task_lengths(folder).values()])
+    if architecture is None or architecture.reads_table or not texts or texts > NO_LENGTH:
         return None
     return max(texts, length_of(architecture, None, tokenizer))
+
+
+def _check_cuts_no_later(folder: Path, max_length: int) -> None:
+    """Raise ValueError where sentence-transformers cuts the texts of a task later than the new model is to read."""
+    for name, length in task_lengths(folder).items():
+        if length > max_length:
+            raise ValueError(
+                f"{folder} cuts texts off at {length} tokens by {name}, which is more than max_length={max_length}: change this setting of "
+                "its Transformer module, and save the model again"
+            )
 
 
 def _check_reads_whole(folder: Path) -> None:

@@ -72,7 +72,9 @@ def to_stock(
     untie = _unties(architecture, tensors, config)
     architecture.change(tensors, length)
     entries = architecture.entries(head, length)
-    entries |= {"pooler_hidden_act": _activation(source, head) or "gelu"} if not architecture.has_pooler else {}
+    # Also of a base model: a head that is put on it later is to fit when it comes back.
+    pooler = source.heads["ForSequenceClassification"].activation
+    entries |= {} if architecture.has_pooler else {"pooler_hidden_act": pooler}
     entries |= {"tie_word_embeddings": False} if untie else {}
     _mend_pooler(architecture, tensors, head, config.sizes.hidden_size)
     made = architecture.config_class(**entries)
@@ -101,6 +103,7 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
         raise ValueError(f"this {type(model).__name__} was not made by to_stock: its config has no {EXPORTED!r}")
     architecture = architecture_of(config)
     head = type(model).__name__.removeprefix(architecture.names.prefix)
+    check_head_back(architecture, model, head, config)
     family = FAMILIES[config.family.model_type]
     names = architecture.names.of_class(type(model).__name__)
     tensors = read_tensors(model.state_dict(), names)
@@ -160,10 +163,6 @@ def head_of(cls: type[PreTrainedModel], config: PositionConfigMixin) -> str:
     return cls.__name__.removeprefix(f"Posenc{config.family.prefix}")
 
 
-def _activation(names: Names, head: str) -> str | None:
-    return names.heads[head].activation if head in names.heads and head in OF_PAIRS else None
-
-
 def check_head(architecture: Architecture, cls: type[PreTrainedModel], head: str, config: PositionConfigMixin) -> None:
     """Raise ValueError for a head that the architecture does not have, or has with another activation."""
     names, where = FAMILIES[config.family.model_type], f"{cls.__name__} would become {architecture.model_type!r}"
@@ -172,14 +171,41 @@ def check_head(architecture: Architecture, cls: type[PreTrainedModel], head: str
     if head not in names.heads or head not in architecture.names.heads:
         common = [each for each in names.heads if each in architecture.names.heads]
         raise ValueError(f"{where}, which has no such task head; the base model and the heads {', '.join(common)} fit")
-    own, there = (each.heads[head].activation for each in (names, architecture.names))
-    of_layers = config.family.setting(config, "hidden_act")
-    own = own or of_layers
-    there = there or (of_layers if head == "ForMaskedLM" else own)
-    if own != there:
+    own, there = _activations(architecture, head, config)
+    if own != (there or own):
         raise ValueError(
             f"{where}, whose task head has the activation {there!r}, but the model's has {own!r}; deberta or the base model fit"
         )
+
+
+def check_head_back(
+    architecture: Architecture, model: PreTrainedModel, head: str, config: PositionConfigMixin
+) -> None:
+    """Raise ValueError for a head, perhaps put on an exported base model, that the family does not have, or has with another activation."""
+    if head == "Model":
+        return
+    names = FAMILIES[config.family.model_type]
+    where = f"this {type(model).__name__} would become a {names.prefix}{head}"
+    if head not in names.heads or head not in architecture.names.heads:
+        raise ValueError(
+            f"{where}, which does not exist: from_stock(model.base_model) converts the model without its head"
+        )
+    own, there = _activations(architecture, head, config)
+    if there is None:
+        there = own if names.heads[head].activation is None else model.config.pooler_hidden_act
+    if own != there:
+        raise ValueError(
+            f"{where}, whose task head has the activation {own!r}, but this one's has {there!r}: from_stock(model.base_model) converts "
+            "the model without its head"
+        )
+
+
+def _activations(architecture: Architecture, head: str, config: PositionConfigMixin) -> tuple[str, str | None]:
+    """The activation of a head of the model, and of the architecture; None where its config says which."""
+    names = FAMILIES[config.family.model_type]
+    own, there = (each.heads[head].activation for each in (names, architecture.names))
+    of_layers = config.family.setting(config, "hidden_act")
+    return own or of_layers, there or (of_layers if head == "ForMaskedLM" else None)
 
 
 def check_types(architecture: Architecture, model: PreTrainedModel, head: str, single_text: bool) -> None:
@@ -228,11 +254,11 @@ def length_of(architecture: Architecture, max_length: int | None, tokenizer: Any
     """
     config = architecture.source
     check_length(max_length, config)
-    usable = config.sizes.max_position_embeddings - config.sizes.first_position
+    rows = config.sizes.max_position_embeddings
     if architecture.reads_table:
-        return usable
+        return rows - config.sizes.first_position
     told = getattr(tokenizer, "model_max_length", None)
-    return max_length or (int(told) if told is not None and told < NO_LENGTH else usable)
+    return max_length or (int(told) if told is not None and told < NO_LENGTH else rows)
 
 
 def check_length(max_length: int | None, config: PositionConfigMixin) -> None:

@@ -36,7 +36,15 @@ def _correct_implementation(
         return original(requested_attention, *args, **kwargs)
     if requested_attention != "eager":
         refuse(model)
+    # In an encoder-decoder, the config of an encoder's model is a copy, and not the one that the encoder reads.
+    for config in _configs(model):
+        config._attn_implementation = requested_attention
     return requested_attention
+
+
+def _configs(module: nn.Module) -> list:
+    """The configs of all encoders of these families in a module."""
+    return [config for family in FAMILIES for config in family.configs(module)]
 
 
 def refuse(model: nn.Module) -> None:
@@ -67,7 +75,7 @@ def set_attn_implementation(model: Any, implementation: str) -> int:
         raise ValueError(f"attn_implementation={implementation!r} is unknown; these are possible: {_POSSIBLE}")
     if not _changes or not _changes[-1].active:
         raise RuntimeError("the hooks are not installed: call hf_posenc.install() first")
-    found = [config for family in FAMILIES for config in family.configs(module)]
+    found = _configs(module)
     if not found:
         raise ValueError(
             f"{type(model).__name__} holds no DeBERTa (v1, v2, v3) and no MPNet of transformers whose attention could be "

@@ -5,6 +5,7 @@ layer's self-attention, given this, computes what Transformers computes. Everyth
 """
 
 import functools
+import gc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder, MPNetPreTrain
 from ...modeling.attention.backends import score_bias
 from ...modeling.kernels.fast import split_heads
 from ...modeling.masks import Mask, additive, allowed, is_tensor
-from ...modeling.models.modeling_posenc import PositionEncoder
+from ...modeling.models.modeling_posenc import PosencPreTrainedModel, PositionEncoder
 from ...modeling.schemes.terms import PairTerm, RelativeTerm, Term, expand_to_pairs, look_up, relative_distances
 from ...modeling.stock_interface import Receives
 from ...modeling.torch_state import is_traced
@@ -84,11 +85,28 @@ def _by_pair(bias: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tenso
     return expand_to_pairs(look_up(bias, rows), length, length)[None]
 
 
+def _to_eager() -> None:
+    """Without the hooks, MPNet would add the boolean mask of "sdpa" to its scores."""
+    for found in gc.get_objects():
+        if (
+            issubclass(type(found), MPNetPreTrainedModel)
+            and not isinstance(found, PosencPreTrainedModel)
+            and "config" in vars(found)
+        ):
+            vars(found)["config"]._attn_implementation = "eager"
+
+
 def _bias(original: Callable, encoder: nn.Module, x: torch.Tensor, position_ids=None, num_buckets: int = 32):
     """`compute_position_bias`."""
     implementation, packing = encoder.config._attn_implementation, current_packing()
     if packing is not None and not computes(implementation):
         implementation = "sdpa"  # which computes packed states in place of eager
+    if computes(implementation) and not _has_stock_attention(encoder):
+        # Its model has made the mask of this backend, which Transformers' self-attention would add to its scores as numbers.
+        raise ValueError(
+            f"attn_implementation={implementation!r} needs Transformers' own MPNetSelfAttention in every layer, and this MPNet has another: "
+            "use attn_implementation='eager'"
+        )
     if not computes(implementation) or position_ids is not None or not _has_stock_attention(encoder):
         return original(x, position_ids, num_buckets)
     length = x.shape[1] if packing is None else packing.shape[1]
@@ -157,3 +175,4 @@ def install(changes: Changes) -> None:
     hook_method(changes, MPNetEncoder, "compute_position_bias", _bias)
     hook_method(changes, MPNetSelfAttention, "forward", _forward)
     note_hooked(changes, MPNetSelfAttention)
+    changes.to_undo(_to_eager)
