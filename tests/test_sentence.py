@@ -202,6 +202,16 @@ def test_words_that_are_unknown_are_no_special_tokens(minilm):
     torch.testing.assert_close(found, torch.nn.functional.normalize(sum(means), dim=0), atol=2e-5, rtol=0)
 
 
+def test_an_empty_text_has_an_embedding_where_the_tokenizer_adds_nothing(minilm):
+    """It has no tokens then."""
+    model = library.SentenceTransformer(minilm, device="cpu")
+    model.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    texts = ["a house", "", "the old river"]
+    before = model.encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(sentence.complete_embeddings(model, texts, before), before)
+    torch.testing.assert_close(sentence.in_chunks(model, 16).encode(texts, convert_to_tensor=True), before)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("query_length", 40), ("document_length", 40), ("processing_kwargs", {"text": {"max_length": 40}})],

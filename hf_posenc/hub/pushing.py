@@ -88,6 +88,12 @@ def check_weights(folder: Path, name: str = SAFE_WEIGHTS_NAME) -> None:
     """Raise OSError or ValueError unless the folder has all its weights, whole, as safetensors."""
     names: dict[str, set[str]] = {name: set()}
     index = folder / SAFE_WEIGHTS_INDEX_NAME
+    if name == SAFE_WEIGHTS_NAME and (folder / name).is_file() and index.is_file():
+        if any((folder / shard).is_file() for shard in indexed_tensors(index)):
+            raise ValueError(
+                f"{folder} has {name}, which Transformers loads, and shards, which {index.name} names: one of them is from an earlier save; "
+                "remove that one"
+            )
     if name == SAFE_WEIGHTS_NAME and not (folder / name).is_file() and index.is_file():
         names = indexed_tensors(index)
     for file, tensors in sorted(names.items()):

@@ -508,6 +508,17 @@ class TestPush:
         loaded = AutoModelForSequenceClassification.from_pretrained("me/again")
         assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
 
+    def test_refuses_weights_of_two_saves(self, hub, tmp_path):
+        classifier(seed=9).save_pretrained(tmp_path)
+        classifier(seed=4).save_pretrained(
+            tmp_path, max_shard_size="20KB"
+        )  # Transformers leaves the file, and loads it
+        with pytest.raises(ValueError, match="model.safetensors, which Transformers loads, and shards"):
+            push(tmp_path, "me/twice")
+        assert "me/twice" not in hub.repositories
+        (tmp_path / "model.safetensors").unlink()
+        push(tmp_path, "me/twice")
+
     def test_that_changes_nothing_makes_no_commit(self, hub, folder):
         """... so that it can be tried again where it is not known whether it arrived."""
         first = push(folder, "me/same")

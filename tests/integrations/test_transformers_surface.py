@@ -5,6 +5,7 @@ A new release that changes one of these breaks the test that names it.
 
 import inspect
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -113,6 +114,22 @@ def a_trainer_loads_weights_from_the_folder_of_a_checkpoint():
     ]
     source = inspect.getsource(transformers.Trainer)
     assert "self._load_from_checkpoint(resume_from_checkpoint" in source
+
+
+@item("Trainer.compute_loss")
+def a_trainer_computes_a_loss_of_labels_that_the_model_does_not_see():
+    assert [*inspect.signature(transformers.Trainer.compute_loss).parameters][1:3] == ["model", "inputs"]
+    source = inspect.getsource(transformers.Trainer)
+    assert "self.compute_loss(" in source
+    assert "self.label_smoother" in source and "self.compute_loss_func" in source
+
+
+@item("Pipeline.__init__")
+def a_pipeline_gets_the_keywords_that_nobody_knows():
+    from transformers.pipelines.base import Pipeline
+
+    assert "kwargs" in inspect.signature(Pipeline.__init__).parameters
+    assert re.search(r"pipeline_class\(model=model.*\*\*kwargs\)", inspect.getsource(transformers.pipeline))
 
 
 @item("_extra_content")
