@@ -192,7 +192,12 @@ VALUES = {
     "position_frequency": ("sinusoidal", [0, -1.0, 4, float("nan"), float("inf")], ["1", True]),
     "position_rope_scaling": (
         "rope",
-        [{"rope_type": "linearly", "factor": 2.0}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": "two"}],
+        [
+            {"rope_type": "linearly", "factor": 2.0},
+            {"rope_type": "linear"},
+            {"rope_type": "linear", "factor": "two"},
+            *({"rope_type": "yarn", "factor": 2.0, "attention_factor": number} for number in (0.0, float("nan"))),
+        ],
         ["linear", 2.0, [2.0], True],
     ),
     "position_buckets": ("t5", [-1, 0, 2, 3, 7, 10**12], [8.0, "8", True, [8]]),

@@ -10,7 +10,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ..torch_state import is_traced, may_carry_tangents
 from .base import AttentionContext, AttentionScheme
-from .flags import Choice, Dictionary, Flag, Number, base, init, layout
+from .flags import LARGEST, Choice, Dictionary, Flag, Number, base, init, layout
 from .parameters import PositionFrequencies, ones, zeros
 from .positions import Positions
 from .sinusoidal import inverse_frequencies
@@ -207,11 +207,13 @@ class Rope(AttentionScheme):
             original = self.rope_scaling.get("original_max_position_embeddings", 1)
             for length in (1, 2 * max(original, self.usable_positions)):
                 with torch.device("cpu"):  # not on the meta device, where from_pretrained builds models
-                    frequencies, _ = self._inverse_frequencies(torch.device("cpu"), length)
+                    frequencies, factor = self._inverse_frequencies(torch.device("cpu"), length)
                 if frequencies.shape != (self.width // 2,):
                     raise ValueError(f"{frequencies.numel()} frequencies for {self.width // 2} pairs of features")
                 if not (frequencies.is_floating_point() and frequencies.isfinite().all()):
                     raise ValueError(f"the frequencies are {frequencies.tolist()}")
+                if not 0 < factor <= LARGEST**0.5:  # NaN, too; queries times keys have it twice
+                    raise ValueError(f"the factor of queries and keys is {factor}")
         except (KeyError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
             raise ValueError(
                 f"position_rope_scaling={self.rope_scaling!r} is not usable: {type(error).__name__}: {error}"
