@@ -176,6 +176,20 @@ def test_only_what_is_new_to_a_saved_variant_is_said(checkpoints, said, tmp_path
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        {"position_scheme": "rope+t5"},
+        {"position_scheme": "t5", "position_window": 4, "position_global_scheme": "rope"},
+    ],
+)
+def test_a_published_start_beside_rope_is_loaded(flags, tmp_path):
+    """Alone, as in the checkpoint, rope has no use for `position_init`."""
+    build("rope").save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path, position_init="paper", **flags)
+    assert model.encoder.relative_attention_bias.weight.any()
+
+
+@pytest.mark.parametrize(
     "case", [case for case in SILENT if case not in ("absolute", "absolute+t5, every layer, gate")]
 )
 def test_position_init_reference_is_not_silent_and_says_so(case, checkpoints, said):

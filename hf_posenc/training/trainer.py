@@ -35,8 +35,8 @@ class PositionTrainer(Trainer):
 
     Raises:
         TypeError: the rate is not a number.
-        ValueError: the rate is negative, infinite or NaN, or there is a limit of tokens for data without a length, or with a
-            `train_sampling_strategy` that orders texts otherwise.
+        ValueError: the rate is negative, infinite or NaN, or comes with an optimizer (`optimizers`); or there is a limit of tokens for data
+            without a length, or with a `train_sampling_strategy` that orders texts otherwise.
     """
 
     def __init__(
@@ -59,6 +59,11 @@ class PositionTrainer(Trainer):
         if position_learning_rate is None:
             position_learning_rate = getattr(self.args, RATE, None)
             check_rate(position_learning_rate)
+        if position_learning_rate is not None and self.optimizer is not None:
+            raise ValueError(
+                f"{RATE}={position_learning_rate} has no use with an optimizer of your own, which has the rates of its groups: leave one of "
+                "them out, or give it a group with hf_posenc.training.move_to_own_groups"
+            )
         self.position_learning_rate = position_learning_rate
 
     def get_train_dataloader(self) -> DataLoader:

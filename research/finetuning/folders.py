@@ -3,10 +3,12 @@
     python research/finetuning/folders.py --data DATA --mpnet MPNET --out outputs/models
     hf-posenc push outputs/models/minilm-t5-stock me/minilm-t5-stock
 
-DATA holds wikitext2/valid.txt and stsb/stsb-en-test.csv, MPNET is the folder of all-mpnet-base-v2 (--only leaves it out). A folder that is there is not made again.
+DATA holds wikitext2/valid.txt and stsb/stsb-en-test.csv, MPNET is the folder of all-mpnet-base-v2 (--only leaves it out). A folder that is there is not made again, but what its card
+has measured is.
 """
 
 import argparse
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,8 @@ class Folder:
 
     Attributes:
         name: of the checkpoint on the Hub.
-        arm: of the study, whose figures its card has; those of a conversion that was made alike, with fewer steps.
+        arm: of the study, whose figures its card has.
+        unlike: how the arm's conversion was made otherwise.
     """
 
     name: str
@@ -44,14 +47,20 @@ class Folder:
     max_length: int
     steps: int
     arm: str | None = None
+    unlike: str = "converted with 400 steps"
 
 
 MINILM, MPNET = "sentence-transformers/all-MiniLM-L6-v2", "sentence-transformers/all-mpnet-base-v2"
 FOLDERS = {
-    "minilm-t5-stock": Folder(MINILM, "t5", True, 256, 4096, 800, "t5 converted"),
+    "minilm-t5-stock": Folder(
+        MINILM, "t5", True, 256, 4096, 800, "t5 converted", "converted with 400 steps, and a bias for each layer"
+    ),
     "minilm-deberta": Folder(MINILM, "deberta", False, 256, 4096, 800, "deberta converted"),
     "mpnet-deberta-stock": Folder(MPNET, "deberta", True, 384, 2048, 400),
 }
+
+
+MEASURED = "\n\n## Measured\n\n"
 
 
 def measured(folder: Folder, source: str, output: Path, data: Path) -> str:
@@ -63,7 +72,7 @@ def measured(folder: Folder, source: str, output: Path, data: Path) -> str:
         ["STS-B (English), test, Spearman", ""],
         [[folder.name, f"{scores[0]:.3f}"], ["this model", f"{scores[1]:.3f}"]],
     )
-    text = f"\n## Measured\n\n{table}\n"
+    text = f"{table}\n"
     own, control = (folder.arm and counts_of("minilm", *row) for row in ((folder.arm, WHOLE), CONTROL))
     if own and control:
         less = difference(own.part(1), control.part(1), recall)
@@ -74,31 +83,31 @@ def measured(folder: Folder, source: str, output: Path, data: Path) -> str:
             "its own positions, windows of 256",
             "difference (95 %)",
         ]
-        text += f"\nFine-tuned on pieces of 256 tokens ({label}; converted with 400 steps), five folds:\n\n{as_markdown(header, [row])}\n"
+        text += f"\nFine-tuned on pieces of 256 tokens ({label}; {folder.unlike}), five folds:\n\n{as_markdown(header, [row])}\n"
     return text
 
 
 def make(name: str, source: str, out: Path, data: Path) -> None:
     folder, output = FOLDERS[name], out / name
-    if output.is_dir():
-        print(f"{output} is there")
-        return
-    convert(
-        source,
-        folder.scheme,
-        text=[data / "wikitext2" / "valid.txt"],
-        trained_length=folder.trained_length,
-        max_length=folder.max_length,
-        max_steps=folder.steps,
-        stock=folder.stock,
-        output=output,
-        resume=True,
-    )
+    if not output.is_dir():
+        convert(
+            source,
+            folder.scheme,
+            text=[data / "wikitext2" / "valid.txt"],
+            trained_length=folder.trained_length,
+            max_length=folder.max_length,
+            max_steps=folder.steps,
+            stock=folder.stock,
+            output=output,
+            resume=True,
+        )
     path = output / "README.md"
     card = ModelCard.load(path)
     card.data["base_model"] = folder.name
-    card.text = card.text.replace(f"Of {Path(source).name}.", f"Of {folder.name}.")
-    card.text = card.text.rstrip() + "\n" + measured(folder, source, output, data)
+    text = card.text.partition(MEASURED)[0].replace(f"Of {Path(source).name}.", f"Of {folder.name}.")
+    # What the original's card says of itself.
+    text = re.sub(r"(?<=input text longer than )\d+(?= word pieces is truncated)", str(folder.max_length), text)
+    card.text = text.rstrip() + MEASURED + measured(folder, source, output, data)
     write_whole({path: str(card)})
     print(f"wrote {output}")
 

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 
 import fine_tuning
 import finetuning_tables as tables
+import folders
 import numpy as np
 import pytest
 import tagging
 import tasks
 import torch
+from embedding_quality import read_pairs
+from huggingface_hub import ModelCard
 from litbank import (
     TAGS,
     Encoded,
@@ -475,3 +478,37 @@ def test_an_arm_with_a_rate_of_its_own_is_not_searched(tmp_path):
     plan.record = lambda *arguments, tests=False: recorded.append((*arguments, tests))
     plan.run(["control"], [0])
     assert recorded == [("control", 0, seed, (1e-4, None), True) for seed in (0, 1)]
+
+
+def test_a_card_has_what_the_study_measured_and_is_renewed(tmp_path, monkeypatch):
+    """The conversion is kept; STS-B is measured on the folder, and the figures are those of the pages."""
+    name, data, out = "minilm-t5-stock", tmp_path / "data", tmp_path / "out"
+    monkeypatch.setitem(
+        folders.FOLDERS, name, replace(folders.FOLDERS[name], trained_length=64, max_length=96, steps=1)
+    )
+    draw = random.Random(0)
+    lines = [
+        " ".join(draw.choices("river stone cloud paper engine garden window letter".split(), k=80)) for _ in range(40)
+    ]
+    for file, text in {
+        "wikitext2/valid.txt": "\n".join(lines),
+        "stsb/stsb-en-test.csv": "\n".join(
+            f"{a[:60]},{b[:60]},{score % 6}" for score, (a, b) in enumerate(zip(lines, lines[1:]))
+        ),
+    }.items():
+        (data / file).parent.mkdir(parents=True)
+        (data / file).write_text(text)
+    folders.make(name, packaged_minilm(), out, data)
+    card = ModelCard.load(out / name / "README.md")
+    assert card.data.base_model == folders.MINILM and "longer than 96 word pieces" in card.text
+    own, control = (tables.counts_of("minilm", *row) for row in (("t5 converted", tagging.WHOLE), tables.CONTROL))
+    less = tables.difference(own.part(1), control.part(1), tables.recall)
+    assert less.written() in card.text and "and a bias for each layer" in card.text
+    model = SentenceTransformer(str(out / name), device="cpu")
+    texts, scores = read_pairs(data / "stsb" / "stsb-en-test.csv")
+    vectors = model.encode(texts, convert_to_tensor=True)
+    found = spearmanr(torch.cosine_similarity(vectors[::2], vectors[1::2]), scores).statistic
+    assert f"| this model | {found:.3f} |" in card.text
+    monkeypatch.setattr(folders, "convert", None)
+    folders.make(name, packaged_minilm(), out, data)
+    assert ModelCard.load(out / name / "README.md").text == card.text

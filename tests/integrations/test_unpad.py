@@ -964,8 +964,8 @@ def test_a_call_says_why_its_padding_is_computed(caplog):
     assert "has hooks of others" in caplog.messages[-1]
 
 
-def test_a_call_that_was_interrupted_leaves_other_models_alone(monkeypatch):
-    # PyTorch calls no hook after a KeyboardInterrupt.
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_call_that_was_interrupted_leaves_other_models_alone(error, monkeypatch):
     model, other = (BertModel(stock_config()).eval() for _ in range(2))
     given = inputs(batch=2, length=60, padding=None)
     given["attention_mask"][:, 20:] = 0
@@ -974,14 +974,16 @@ def test_a_call_that_was_interrupted_leaves_other_models_alone(monkeypatch):
 
     def interrupt(*args):
         assert unpadding.current_packing() is not None
-        raise KeyboardInterrupt
+        raise error
 
     with torch.no_grad():
         expected = other(**tokens).last_hidden_state
         hf_posenc.unpad(model)
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patched, pytest.raises(error):
             patched.setattr(activation, "forward", interrupt)
             model(**given)
+        # PyTorch calls no hook after a KeyboardInterrupt; its states are kept until the next call.
+        assert error is KeyboardInterrupt or unpadding._current.get() is None
         assert torch.equal(other(**tokens).last_hidden_state, expected)
         assert (model(**given).last_hidden_state[:, 20:] == 0).all()
     assert unpadding._current.get() is None

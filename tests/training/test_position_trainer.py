@@ -41,6 +41,14 @@ def test_the_rate_is_that_of_tables_and_biases_alone(tmp_path):
     assert {rate for key, (rate, _) in rates.items() if key not in own} == {2e-5}
 
 
+def test_a_rate_beside_an_optimizer_of_ones_own_is_refused(tmp_path):
+    model = fresh("t5")
+    optimizers = torch.optim.AdamW(model.parameters(), lr=1e-5), None
+    with pytest.raises(ValueError, match="position_learning_rate=0.1 has no use with an optimizer of your own"):
+        trainer(model, tmp_path, position_learning_rate=0.1, optimizers=optimizers)
+    assert trainer(model, tmp_path, optimizers=optimizers).optimizer is optimizers[0]
+
+
 @dataclass
 class WithRate(TrainingArguments):
     position_learning_rate: float | None = None

@@ -743,7 +743,8 @@ class PosencPreTrainedModel:
         )
         if not stored and {kept, kept_in_global} <= {"absolute", "none"}:
             return positions
-        flags = flags_in_use(kept, kept_in_global) - {GLOBAL_BASE.name}
+        # How parameters start says nothing of which there are, and may have no use with what is kept (rope).
+        flags = flags_in_use(kept, kept_in_global) - {GLOBAL_BASE.name, "position_init"}
         if stored.get("position_combine", "add") == "add":
             flags -= {"position_combine", "position_width"}
         if not stored.get("position_every_layer"):
