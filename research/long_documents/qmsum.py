@@ -30,13 +30,15 @@ from typing import Any
 import chunk_pooling
 import numpy as np
 import torch
-from long_documents import Encoder, chunks, truncated
+from long_documents import Encoder, chunks, file_name, truncated
+from long_texts import read_articles, write_articles
 from long_vectors import difference_cell, late_chunks, states_of
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
+from hf_posenc import convert
 from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import lengthen
 from hf_posenc.files import whole_file, write_whole
@@ -75,6 +77,13 @@ UNTRAINED = ("tile", "mean", "interpolate")
 LATE_SIZE = 128
 LATE = f"best late chunk of {LATE_SIZE}"
 CUT_OFF = 10
+# Name -> scheme and flags; each is converted in so many steps to read documents of up to this many tokens.
+CONVERSIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5": ("t5", {}),
+    "rope": ("rope", {}),
+    "t5, window of 128": ("t5", {"position_window": 128, "position_global_every": 0}),
+}
+STEPS, LONGEST = 400, 8192
 # Rounds of timing, and documents in each: units, and whole meetings.
 ROUNDS, TIMED = 3, (40, 3)
 # LongEmbed's table: nDCG@10 over all queries of whole meetings by answers.
@@ -247,6 +256,18 @@ class Method:
     kept: Callable[[], Kept] | None = None
 
 
+def converted(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
+    """Folder of one of [`CONVERSIONS`], of WikiText-2's validation text; made where it is not there."""
+    scheme, flags = CONVERSIONS[name]
+    output = work / "conversions" / f"{file_name(name)}-{STEPS}-{LONGEST}"
+    if not output.is_dir():
+        articles = read_articles(data / "wikitext2" / "valid.txt", tokenizer.unk_token)
+        texts = write_articles(work / "texts", articles)
+        limits = {"trained_length": CUT, "max_length": LONGEST, "max_steps": STEPS}
+        convert(source, scheme, text=[texts], output=output, resume=True, **limits, **flags)
+    return output
+
+
 def bm25(documents: Sequence[str], queries: Sequence[str], k1: float = 1.2, b: float = 0.75) -> np.ndarray:
     """Robertson and Zaragoza 2009, with idf = log(1 + (N - n + 0.5) / (n + 0.5)): (queries, documents).
 
@@ -338,7 +359,7 @@ class Bench:
     def whole(self, name: str) -> Kept:
         """The mean and the late chunks of what another model reads of each document."""
         folder = self.models[name]
-        length = min(8192, AutoTokenizer.from_pretrained(folder).model_max_length)
+        length = min(LONGEST, AutoTokenizer.from_pretrained(folder).model_max_length)
         return self.vectors.kept(
             f"{name}, {length}, whole and late",
             lambda: whole_and_late(AutoModel.from_pretrained(folder), self.firsts(length)),
@@ -579,7 +600,11 @@ def main() -> None:
     parser.add_argument("--model", help="folder of the checkpoint; default: the packaged MiniLM")
     parser.add_argument("--name", default="minilm", help="what its results are called")
     parser.add_argument(
-        "--converted", nargs="*", default=[], metavar="NAME=FOLDER", help="models that read documents as a whole"
+        "--converted",
+        nargs="*",
+        default=[],
+        metavar="NAME[=FOLDER]",
+        help=f"models that read documents as a whole; without a folder, one of {', '.join(CONVERSIONS)} is made",
     )
     parser.add_argument("--cut", type=int, default=CUT, help="tokens after which the checkpoint's library cuts texts")
     parser.add_argument("--val_alone", action="store_true", help="only the meetings of val; all settings are shown")
@@ -591,10 +616,16 @@ def main() -> None:
     if not options.table:
         if options.data is None:
             parser.error("--data is missing")
+        given = dict(one.partition("=")[::2] for one in options.converted)
+        if unknown := [name for name, folder in given.items() if not folder and name not in CONVERSIONS]:
+            parser.error(f"--converted: {', '.join(unknown)} needs a folder")
         torch.set_num_threads(1)
         source = options.model or packaged_minilm()
         meetings = Meetings(options.data, AutoTokenizer.from_pretrained(source), options.meetings, options.val_alone)
-        models = {name: Path(folder) for name, _, folder in (one.partition("=") for one in options.converted)}
+        models = {
+            name: Path(folder or converted(name, source, options.data, meetings.tokenizer, options.work_dir))
+            for name, folder in given.items()
+        }
         for part in options.parts:
             bench = Bench(meetings, part, source, options.name, options.work_dir, models, cut=options.cut)
             for asked in options.asked:

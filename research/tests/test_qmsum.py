@@ -14,7 +14,7 @@ from intervals import of_groups
 from minilm import packaged_minilm
 from qmsum import Meetings, bm25, fused, ndcg, spread
 from sklearn.metrics import ndcg_score
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from hf_posenc.conversion.distillation import has_bfloat16
 
@@ -148,6 +148,32 @@ def test_another_model_reads_documents_as_a_whole(data, tmp_path):
     queries = bench.queries("answers")
     vectors = torch.nn.functional.normalize(own[1:], dim=-1)
     np.testing.assert_allclose(late.similarities[:, 0], (queries @ vectors.T).amax(dim=1).numpy(), atol=1e-5)
+
+
+def test_a_conversion_is_made_once(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(qmsum, "STEPS", 1)
+    monkeypatch.setattr(qmsum, "LONGEST", 300)
+    draw = random.Random(0)
+    articles = [
+        f"\n = Article {number} = \n\n" + "\n".join(" ".join(draw.choices(WORDS, k=150)) for _ in range(4))
+        for number in range(12)
+    ]
+    text = tmp_path / "texts" / "wikitext2" / "valid.txt"
+    text.parent.mkdir(parents=True)
+    text.write_text("\n".join(articles) + "\n")
+    asked = ("t5, window of 128", packaged_minilm(), tmp_path / "texts", TOKENIZER, tmp_path / "work")
+    folder = qmsum.converted(*asked)
+    config = AutoConfig.from_pretrained(folder)
+    flags = (config.position_scheme, config.position_window, config.position_global_every)
+    assert flags == ("t5", 128, 0) and AutoTokenizer.from_pretrained(folder).model_max_length == 300
+    report = json.loads((folder / "conversion.json").read_text())
+    assert report["distillation"][-1]["step"] == 1
+    monkeypatch.setattr(qmsum, "convert", None)
+    assert qmsum.converted(*asked) == folder
+    monkeypatch.setattr(sys, "argv", ["qmsum.py", "--data", str(data), "--converted", "alibi"])
+    with pytest.raises(SystemExit):
+        qmsum.main()
+    assert "alibi needs a folder" in capsys.readouterr().err
 
 
 def test_from_the_command_line_and_again(data, tmp_path, monkeypatch, capsys):
