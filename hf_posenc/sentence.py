@@ -66,7 +66,7 @@ class ChunkedTransformer(Transformer):
     ):
         super().__init__(model_name_or_path, **kwargs)
         self.chunk_size, self.overlap = checked_size(chunk_size, self.model), overlap
-        self.max_seq_length = max_seq_length
+        self.max_seq_length = checked_length(max_seq_length)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return `token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after the last chunk of a text.
@@ -146,6 +146,13 @@ def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
     return chunk_size
 
 
+def checked_length(max_seq_length: int) -> int:
+    """Raise ValueError for what is no number of tokens, or hardly more than special tokens."""
+    if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 8:
+        raise ValueError(f"max_seq_length must be a number of at least 8 tokens, got {max_seq_length!r}")
+    return max_seq_length
+
+
 def in_chunks(
     model: SentenceTransformer, chunk_size: int = 64, overlap: bool = True, max_seq_length: int = UNCUT
 ) -> SentenceTransformer:
@@ -183,10 +190,10 @@ def checked_transformer(model: SentenceTransformer) -> Transformer:
 
 def let_read_chunks(transformer: Transformer, chunk_size: int, overlap: bool, max_seq_length: int) -> None:
     """Make a `Transformer` a [`ChunkedTransformer`], in place."""
-    size = checked_size(chunk_size, transformer.model)
+    size, length = checked_size(chunk_size, transformer.model), checked_length(max_seq_length)
     transformer.__class__ = ChunkedTransformer
     transformer.chunk_size, transformer.overlap, transformer.unpad_inputs = size, overlap, False
-    transformer.max_seq_length = max_seq_length
+    transformer.max_seq_length = length
 
 
 @torch.no_grad()

@@ -299,6 +299,9 @@ def test_what_cannot_be_read_in_chunks_is_refused(model, minilm):
     for size in (7, 513, True, 12.5):
         with pytest.raises(ValueError, match="chunk_size must be"):
             sentence.in_chunks(model, size)
+    for length in (None, 0, -1, 7, True, 64.5, "64"):
+        with pytest.raises(ValueError, match="max_seq_length must be"):
+            sentence.in_chunks(model, max_seq_length=length)
     first = library.SentenceTransformer(modules=[sentence.Transformer(minilm), sentence.Pooling(384, "cls")])
     apart = library.SentenceTransformer(
         modules=[sentence.Transformer(minilm), sentence.Pooling(384, include_prompt=False)]

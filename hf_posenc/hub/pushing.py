@@ -4,6 +4,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,16 @@ CARD = "README.md"
 # What belongs to a model: weights, settings, tokenizers, the card and the file of results that it was made of. Not: what else
 # a run leaves in its folder (optimizers, checkpoints, metrics, predictions, data), and anything pickled.
 SHARED = (
-    *("*.safetensors", "*.safetensors.index.json", CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
+    # An index of shards of a variant, such as fp16, has its name in the middle.
+    *("*.safetensors", "*.safetensors.index.json", "*.safetensors.index.*.json"),
+    *(CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"),
     *("vocab.txt", "vocab.json", "merges.txt", "dict.txt", "bpe.codes"),
     *(MODULES, SETTINGS, TRANSFORMER_SETTINGS),
     *(CARD, "LICENSE*", "NOTICE*", "results.json"),
 )
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
-REPLACED = (".safetensors", ".safetensors.index.json", ".py")
+REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.safetensors.index.*.json", "*.py")
 # Next to these the other kind, model or adapter, would be loaded.
 REPLACED_CONFIGS = {CONFIG_NAME, ADAPTER_CONFIG_NAME}
 
@@ -236,7 +239,7 @@ def outdated_files(present: list[str], files: Iterable[str], module_folders: Ite
 
 
 def _is_replaced(name: str) -> bool:
-    return name.endswith(REPLACED) or name in REPLACED_CONFIGS
+    return any(fnmatchcase(name, pattern) for pattern in REPLACED) or name in REPLACED_CONFIGS
 
 
 def _module_folders(api: HfApi, repo_id: str, revision: str, files: dict[str, Path], present: list[str]) -> set[str]:

@@ -295,6 +295,33 @@ def test_what_was_trained_since_comes_back_or_is_refused():
         from_stock(stock)
 
 
+@pytest.mark.parametrize("head", ["Model", "ForMaskedLM"])
+@pytest.mark.parametrize("family", ["distilbert", "mpnet"])
+def test_a_token_type_that_was_trained_since_is_in_the_token_embeddings(family, head):
+    """Jina Embeddings v3 has one where the family has none; it starts at zero and is trained as all else."""
+    stock = to_stock(built(family, "rope", head), max_length=LONG)
+    with torch.no_grad():
+        stock.base_model.embeddings.token_type_embeddings.weight.normal_(std=0.3)
+    back = from_stock(stock)
+    assert difference(back, stock, 140) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changed"),
+    [
+        ("rope", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("deberta", {"pos_att_type": ["c2p"]}),
+        ("t5", {"layer_norm_eps": 0.1}),
+    ],
+)
+def test_a_config_that_was_changed_since_is_refused(scheme, changed):
+    stock = to_stock(built("bert", scheme), max_length=LONG)
+    for name, value in changed.items():
+        setattr(stock.config, name, value)
+    with pytest.raises(ValueError, match=f"{min(changed)} of its config was changed since to_stock"):
+        from_stock(stock)
+
+
 @pytest.mark.parametrize(
     "head", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"]
 )

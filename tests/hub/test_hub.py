@@ -519,6 +519,22 @@ class TestPush:
         (tmp_path / "model.safetensors").unlink()
         push(tmp_path, "me/twice")
 
+    def test_shards_of_a_variant_come_with_their_index_and_go_with_it(self, hub, tmp_path):
+        model = classifier(seed=4)
+        model.save_pretrained(tmp_path)
+        plain = {path.name for path in tmp_path.iterdir()}
+        model.save_pretrained(tmp_path, variant="fp16", max_shard_size="20KB")
+        push(tmp_path, "me/variant")
+        index = "model.safetensors.index.fp16.json"
+        assert index in hub.repositories["me/variant"].files()
+        loaded = AutoModelForSequenceClassification.from_pretrained("me/variant", variant="fp16")
+        assert error(outputs(loaded, **inputs()), outputs(model, **inputs())) <= TOLERANCE
+        for path in tmp_path.iterdir():
+            if path.name not in plain:
+                path.unlink()
+        push(tmp_path, "me/variant")
+        assert not [name for name in hub.repositories["me/variant"].files() if "fp16" in name]
+
     def test_that_changes_nothing_makes_no_commit(self, hub, folder):
         """... so that it can be tried again where it is not known whether it arrived."""
         first = push(folder, "me/same")

@@ -77,6 +77,8 @@ class Architecture:
     with_table: ClassVar[bool] = True
     has_pooler: ClassVar[bool] = True
     has_types: ClassVar[bool] = True
+    # Entries of its config that say what it computes, and that the model with a scheme has for good.
+    computed_by: ClassVar[tuple[str, ...]] = ("hidden_act", "layer_norm_eps", "num_attention_heads")
     versions: ClassVar[str]
 
     def __init__(self, source: PositionConfigMixin):
@@ -222,6 +224,10 @@ class DebertaV2(Architecture):
 
     config_class, names, scheme = DebertaV2Config, DEBERTA_V2, "deberta"
     has_pooler = False
+    computed_by = (
+        *Architecture.computed_by,
+        *("pos_att_type", "position_buckets", "max_relative_positions", "share_att_key", "norm_rel_ebd"),
+    )
     versions = "4.57 and 5"
 
     def refusals(self) -> Iterator[str]:
@@ -326,6 +332,7 @@ class JinaEmbeddingsV3(Architecture):
 
     config_class, names, scheme = JinaEmbeddingsV3Config, JINA, "rope"
     with_table = False
+    computed_by = (*Architecture.computed_by, "rope_parameters")
     versions = "5.4 and newer"
 
     @property
@@ -365,7 +372,7 @@ class JinaEmbeddingsV3(Architecture):
 
     def change_back(self, tensors: Tensors, config: PreTrainedConfig) -> None:
         if self.source.family.token_types is None:
-            del tensors[f"{TYPES}.weight"]
+            add_token_type(tensors)
         if self.rope.learn_frequencies:
             factors = torch.tensor(config.rope_parameters["long_factor"], dtype=torch.float64)
             tensors[f"{FREQUENCIES}.weight"] = factors.reciprocal()

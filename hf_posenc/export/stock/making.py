@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ...change_scheme import EXPORTED, change_scheme
@@ -14,7 +14,7 @@ from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ...modeling.schemes.flags import NEWEST_TABLE, TABLE_VERSION
 from ...variants import CONFIG_CLASSES, VARIANT_MODELS
-from .architectures import ARCHITECTURES, Architecture
+from .architectures import ARCHITECTURES, Architecture, JinaEmbeddingsV3
 from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
 
 
@@ -69,7 +69,7 @@ def to_stock(
         logger.warning_once(f"the base model of {architecture.model_type!r} has no pooler: pooler_output is lost")
     source = FAMILIES[config.family.model_type]
     tensors = read_tensors(model.state_dict(), source.of_class(type(model).__name__))
-    untie = _unties(architecture, tensors, config)
+    untie = not architecture.has_types and _unties(tensors, config)
     architecture.change(tensors, length)
     entries = architecture.entries(head, length)
     # Also of a base model: a head that is put on it later is to fit when it comes back.
@@ -104,13 +104,15 @@ def from_stock(model: PreTrainedModel) -> PosencPreTrainedModel:
     architecture = architecture_of(config)
     head = type(model).__name__.removeprefix(architecture.names.prefix)
     check_head_back(architecture, model, head, config)
+    check_config_back(architecture, model.config)
     family = FAMILIES[config.family.model_type]
     names = architecture.names.of_class(type(model).__name__)
     tensors = read_tensors(model.state_dict(), names)
+    untie = config.family.token_types is None and _unties(tensors, model.config)
     architecture.change_back(tensors, model.config)
     for name in ("id2label", "label2id", "problem_type", "vocab_size"):
         setattr(config, name, getattr(model.config, name))
-    config.tie_word_embeddings = model.config.tie_word_embeddings
+    config.tie_word_embeddings = model.config.tie_word_embeddings and not untie
     [cls] = [each for each in VARIANT_MODELS.values() if each.__name__ == f"Posenc{family.prefix}{head}"]
     if head == "Model" and POOLER not in family.modules:
         for leaf in ("weight", "bias"):
@@ -198,6 +200,22 @@ def check_head_back(
             f"{where}, whose task head has the activation {own!r}, but this one's has {there!r}: from_stock(model.base_model) converts "
             "the model without its head"
         )
+
+
+def check_config_back(architecture: Architecture, config: PreTrainedConfig) -> None:
+    """Raise ValueError where the config of an exported model computes something else since than the model that it was."""
+    length = config.max_position_embeddings
+    if isinstance(architecture, JinaEmbeddingsV3):  # learned frequencies are read from there
+        architecture.factors = config.rope_parameters.get("long_factor")
+        length = config.rope_parameters.get("original_max_position_embeddings", length)
+    was = architecture.config_class(**architecture.entries("Model", length))
+    for name in architecture.computed_by:
+        before, now = getattr(was, name), getattr(config, name)
+        if before != now:
+            raise ValueError(
+                f"{name} of its config was changed since to_stock, from {before!r} to {now!r}, which the model with a position scheme "
+                "would not compute: set it back, or keep the model as it is"
+            )
 
 
 def _activations(architecture: Architecture, head: str, config: PositionConfigMixin) -> tuple[str, str | None]:
@@ -302,11 +320,11 @@ def types_differ(model: PreTrainedModel) -> bool:
     return not torch.equal(rows, rows[:1].expand_as(rows))
 
 
-def _unties(architecture: Architecture, tensors: Tensors, config: PositionConfigMixin) -> bool:
-    """Whether a decoder that has the token embeddings has to keep them as they were, without the token type."""
+def _unties(tensors: Tensors, config: PreTrainedConfig) -> bool:
+    """Whether a decoder that has the token embeddings has to keep them as they were, if these get the token type."""
     types = tensors.get(f"{TYPES}.weight")
     tied = config.tie_word_embeddings and "head.decoder.weight" in tensors
-    return tied and not architecture.has_types and types is not None and bool(types[0].any())
+    return tied and types is not None and bool(types[0].any())
 
 
 def _mend_pooler(architecture: Architecture, tensors: Tensors, head: str, width: int) -> None:
