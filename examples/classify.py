@@ -15,10 +15,11 @@ Afterwards, `pipeline("text-classification", "outputs/classify")` classifies tex
 """
 
 import argparse
+import csv
 
 import torch
 from accelerate import PartialState
-from datasets import load_dataset
+from datasets import Dataset, DatasetDict
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -36,6 +37,15 @@ LEARNING_RATE = 5e-5
 POSITION_LEARNING_RATE = 0.01  # for what starts at zero: 5e-5 would leave it there
 EPOCHS = 3
 BATCH_SIZE = 16
+
+
+def read_rows(file: str, columns: tuple[str, ...]) -> Dataset:
+    """The rows of a csv file, as strings: "null" is a text, and "NA" a label."""
+    with open(file, encoding="utf-8-sig", newline="") as opened:
+        rows = [*csv.DictReader(opened, strict=True)]
+    if wrong := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
+        raise ValueError(f"{file}: row {wrong[0]} does not have as many cells as the header")
+    return Dataset.from_list([{name: row[name] for name in columns} for row in rows])
 
 
 def adamw(model: torch.nn.Module, arguments: TrainingArguments, position_learning_rate: float) -> torch.optim.AdamW:
@@ -70,8 +80,7 @@ def main() -> None:
         use_cpu=not torch.accelerator.is_available(),  # without a GPU, several processes train together all the same
     )
     files = {"train": options.train_file, "validation": options.validation_file}
-    # "null" is a text, and "NA" a label.
-    data = load_dataset("csv", data_files={split: file for split, file in files.items() if file}, na_filter=False)
+    data = DatasetDict({split: read_rows(file, ("text", "label")) for split, file in files.items() if file})
     names = sorted({str(label) for label in data["train"]["label"]})
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)

@@ -1,6 +1,7 @@
 """Data sets from files (csv, tsv, json, jsonl) or by name, with mistakes found before anything is trained."""
 
 import csv
+import glob
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -67,7 +68,7 @@ def read_table(file: str, column_names: list[str] | None = None, has_header: boo
     kind = "json" if path.suffix in JSON else "csv"
     options = csv_options(path, column_names, has_header) if kind == "csv" else {}
     try:
-        return load_dataset(kind, data_files=file, split="train", **options)
+        return load_dataset(kind, data_files=glob.escape(file), split="train", **options)
     except (DatasetsError, ValueError) as error:
         raise ValueError(f"{file} cannot be read as {path.suffix[1:]}: {error.__cause__ or error}") from error
 
@@ -99,8 +100,6 @@ def csv_options(path: Path, column_names: list[str] | None, has_header: bool | N
         has_header = column_names is None
     try:
         with path.open(encoding="utf-8-sig", newline="") as opened:
-            line_end = "\n" if not opened.readline().endswith("\r\n") else None
-            opened.seek(0)
             reader = csv.reader(opened, **dialect)
             first, second = next(reader), next(filter(None, reader), None)
     except UnicodeDecodeError as error:
@@ -120,9 +119,17 @@ def csv_options(path: Path, column_names: list[str] | None, has_header: bool | N
         # As strings: a sentence "null" is a sentence, and a column of numbers does not change its type midway.
         "features": Features({name: Value("string") for name in names}),
         "na_filter": False,
-        # A carriage return by itself is part of a text, and does not end a row as by default.
-        "lineterminator": line_end,
+        "lineterminator": line_end_of(path),
     }
+
+
+def line_end_of(path: Path) -> str | None:
+    """The end of a file's lines as pandas takes it; None for its default where any line ends as on Windows.
+
+    Where none does, a carriage return by itself is part of a text, and does not end a row as by default.
+    """
+    with path.open("rb") as opened:
+        return None if any(line.endswith(b"\r\n") for line in opened) else "\n"
 
 
 def check_width(column_names: list[str], width: int, path: Path) -> list[str]:
@@ -163,6 +170,17 @@ def check_columns(splits: dict[str, Dataset], wanted: Iterable[str], option: str
                 empty = compute.sum(compute.equal(values, "")).as_py()
                 if empty:
                     logger.warning(f"warning: {empty} of {len(rows)} rows of the {split} data have an empty {column}")
+
+
+def check_single(splits: dict[str, Dataset], wanted: Iterable[str]) -> None:
+    """Raise ValueError where a column has lists or objects instead of texts or numbers."""
+    for split, rows in splits.items():
+        for column in wanted:
+            for number, value in enumerate(rows[column] if column in rows.column_names else (), start=1):
+                if isinstance(value, (list, dict)):
+                    raise ValueError(
+                        f"the {split} data have {value!r} as {column} in row {number}: it must be a text or a number"
+                    )
 
 
 def limit_rows(splits: dict[str, Dataset], arguments: DataArguments) -> dict[str, Dataset]:

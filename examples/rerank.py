@@ -13,11 +13,12 @@ Afterwards, with hf_posenc imported: `CrossEncoder("outputs/rerank").rank(query,
 """
 
 import argparse
+import csv
 import re
 
 import torch
 from accelerate import PartialState
-from datasets import Dataset, load_dataset
+from datasets import Dataset, DatasetDict, Value
 from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
@@ -32,6 +33,15 @@ POSITION_LEARNING_RATE = 0.02  # for what starts at zero: 2e-5 would leave it th
 MAX_LENGTH = 512  # of a query and a passage
 EPOCHS = 1
 BATCH_SIZE = 16
+
+
+def read_rows(file: str, columns: tuple[str, ...]) -> Dataset:
+    """The rows of a csv file, as strings: "null" is a text, and "NA" a label."""
+    with open(file, encoding="utf-8-sig", newline="") as opened:
+        rows = [*csv.DictReader(opened, strict=True)]
+    if wrong := [number for number, row in enumerate(rows, start=1) if None in row or None in row.values()]:
+        raise ValueError(f"{file}: row {wrong[0]} does not have as many cells as the header")
+    return Dataset.from_list([{name: row[name] for name in columns} for row in rows])
 
 
 def by_query(rows: Dataset) -> list[dict[str, str | list[str]]]:
@@ -52,8 +62,9 @@ def main() -> None:
     set_seed(0)
 
     files = {"train": options.train_file, "validation": options.validation_file}
-    data = load_dataset("csv", data_files={split: file for split, file in files.items() if file})
-    data = data.select_columns(["query", "passage", "label"])
+    columns = ("query", "passage", "label")
+    data = DatasetDict({split: read_rows(file, columns) for split, file in files.items() if file})
+    data = data.cast_column("label", Value("float32"))
 
     has_gpu = torch.accelerator.is_available()
     model = CrossEncoder(

@@ -29,7 +29,7 @@ from arguments import (
     parse_arguments,
     sequence_length,
 )
-from data_files import check_columns, limit_rows, load_splits, needed_splits, preprocess, read_table
+from data_files import check_columns, check_single, limit_rows, load_splits, needed_splits, preprocess, read_table
 from datasets import DatasetDict, load_dataset
 from labels import Labels, check_labels, find_classes
 from scipy.stats import rankdata
@@ -158,6 +158,7 @@ def load_data(arguments: ClassificationArguments, needed: list[str]) -> DatasetD
     check_columns(splits, arguments.text_column, "--text_column")
     labelled = {split: splits[split] for split in splits if not split.startswith("test")}
     check_columns(labelled, [arguments.label_column], "--label_column")
+    check_single(splits, [*arguments.text_column, arguments.label_column])
     return splits
 
 

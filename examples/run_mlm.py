@@ -19,6 +19,7 @@ ones depends on the text, the seed and the epoch only, so that a run that is res
 depends on the text alone, so that runs with any seed, batch size and number of processes are measured alike.
 """
 
+import glob
 import json
 import zlib
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ from data_files import (
     read_table,
 )
 from datasets import Dataset, IterableDataset, load_dataset
+from datasets.exceptions import DatasetsError
 from torch.nn.functional import cross_entropy
 from training import PositionTrainingArguments, Run, ScriptTrainer, evaluate_and_save
 from transformers import (
@@ -163,7 +165,12 @@ def read_overrides(overrides: str, config: PreTrainedConfig) -> dict[str, Any]:
 def read_texts(file: str) -> Dataset:
     """The lines of a txt file as column `text`, or a table; OSError or ValueError as [`read_table`]."""
     path = check_file(file, (".txt", *TABLES))
-    return load_dataset("text", data_files=file, split="train") if path.suffix == ".txt" else read_table(file)
+    if path.suffix != ".txt":
+        return read_table(file)
+    try:
+        return load_dataset("text", data_files=glob.escape(file), split="train")
+    except DatasetsError as error:
+        raise ValueError(f"{file} cannot be read as UTF-8 text: {error.__cause__ or error}") from error
 
 
 def stream_texts(arguments: LanguageModelDataArguments, split: str) -> IterableDataset:
@@ -173,7 +180,7 @@ def stream_texts(arguments: LanguageModelDataArguments, split: str) -> IterableD
     elif split in arguments.files:
         path = check_file(arguments.files[split], (".txt", *JSON))
         kind = "text" if path.suffix == ".txt" else "json"
-        rows = load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        rows = load_dataset(kind, data_files=glob.escape(str(path)), split="train", streaming=True)
     else:
         raise ValueError(
             f"there are no {split} data: name a file with --{split}_file, or a dataset with --dataset_name"
@@ -204,6 +211,11 @@ def load_texts(
     if not arguments.streaming:
         stored = load_splits(arguments, needed, read_texts)
         check_columns(stored, [arguments.text_column], "--text_column")
+        for split, rows in stored.items():
+            if not all(isinstance(text, str) for text in rows[arguments.text_column]):
+                raise ValueError(f"the {split} data have a {arguments.text_column} that is no text")
+            if not any(text.strip() for text in rows[arguments.text_column]):
+                raise ValueError(f"the {split} data have no text")
         return dict(stored)
     if training.do_train and training.max_steps <= 0:
         raise ValueError("nobody knows how long a stream is: give --max_steps with --streaming")
@@ -326,6 +338,10 @@ def main() -> None:
             config = checkpoint.load_config(positions)
         else:
             config = checkpoint.new_config(positions, tokenizer, arguments.max_seq_length or LENGTH)
+        if not tokenizer("")["input_ids"] or tokenizer.pad_token is None:
+            raise ValueError(
+                f"the tokenizer {tokenizer.name_or_path} adds no special tokens to a text, or has no padding"
+            )
         if len(tokenizer) > config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {len(tokenizer)} tokens, and the checkpoint knows {config.vocab_size}"

@@ -41,7 +41,7 @@ from data_files import (
     read_table,
     read_text,
 )
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Value
 from training import (
     PositionTrainingArguments,
     Run,
@@ -100,15 +100,36 @@ def load_questions(arguments: QuestionAnsweringArguments, needed: list[str]) -> 
     check_columns(splits, COLUMNS)
     check_columns({split: rows for split, rows in splits.items() if split != "test"}, ["answers"])
     for split, rows in splits.items():
+        if rows.features["id"] != Value("string"):
+            splits[split] = rows = rows.cast_column("id", Value("string"))
         if len({*rows["id"]}) < len(rows):
             raise ValueError(f"the {split} data have an id more than once")
         if "answers" not in rows.column_names:
             continue
+        check_form(rows, split)
         if split == "test" and not any(answers["text"] for answers in rows["answers"]):
             splits[split] = rows.remove_columns("answers")
         else:
             check_answers(rows, arguments.version_2_with_negative, split)
     return splits
+
+
+def check_form(rows: Dataset, split: str) -> None:
+    """Raise ValueError unless answers are as SQuAD has them: texts, none of them empty, and where they begin."""
+    for row in rows:
+        answers = row["answers"] if isinstance(row["answers"], dict) else {}
+        texts, starts = answers.get("text"), answers.get("answer_start")
+        if (
+            not isinstance(texts, list)
+            or not isinstance(starts, list)
+            or len(texts) != len(starts)
+            or not all(isinstance(text, str) and text for text in texts)
+            or not all(isinstance(start, int) for start in starts)
+        ):
+            raise ValueError(
+                f"question {row['id']} of the {split} data: answers must be an object with a list of texts, 'text', and as many numbers, "
+                f"'answer_start'; got {row['answers']!r}"
+            )
 
 
 def check_answers(rows: Dataset, may_be_missing: bool, split: str) -> None:

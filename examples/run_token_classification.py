@@ -124,6 +124,10 @@ def check_sentences(rows: Dataset, text_column: str, label_column: str, split: s
     for number, (tokens, tags) in enumerate(zip(rows[text_column], tagged), start=1):
         if not isinstance(tokens, list) or not isinstance(tags, list):
             raise ValueError(f"words and tags must be lists, in row {number} of the {split} data")
+        if not all(isinstance(word, str) for word in tokens) or any(
+            isinstance(tag, (list, dict, type(None))) for tag in tags
+        ):
+            raise ValueError(f"words must be strings, and each must have a tag, in row {number} of the {split} data")
         if len(tokens) != len(tags):
             raise ValueError(f"row {number} of the {split} data has {len(tokens)} words, but {len(tags)} tags")
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import hf_posenc
-from hf_posenc.files import write_whole
+from hf_posenc.files import check_file, write_whole
 from hf_posenc.pipelines import LongTokenClassificationPipeline
 
 
@@ -28,6 +28,9 @@ def main() -> None:
     parser.add_argument("--window", type=int, help="tokens of a window; default: as many as the model reads")
     parser.add_argument("--batch_size", type=int, default=8)
     options = parser.parse_args()
+    check_file(Path(options.output))
+    # Bytes, because reading as text would shorten the ends of lines that Windows writes, and move what is behind them.
+    texts = [Path(file).read_bytes().decode() for file in options.file]
 
     model = AutoModelForTokenClassification.from_pretrained(options.model).eval()
     if not torch.accelerator.is_available():
@@ -39,7 +42,6 @@ def main() -> None:
         window=options.window,
         batch_size=options.batch_size,
     )
-    texts = [Path(file).read_text(encoding="utf-8") for file in options.file]
     lines = []
     for file, text, entities in zip(options.file, texts, tagger(text for text in texts)):
         for entity in entities:

@@ -483,7 +483,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     # Options with underscores, as configs and scripts have them, are the same options. Behind -- there are none.
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = [re.sub(r"^--[a-z_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments[:end]]
+    options = [
+        re.sub(r"^--[a-z0-9_]+", lambda option: option[0].replace("_", "-"), given) for given in arguments[:end]
+    ]
     arguments = options + arguments[end:]
     try:
         check_not_empty(arguments)

@@ -148,6 +148,7 @@ class TestErrors:
             ("nonsense", "nonsense"),
             ("push", "folder"),
             ("inspect --bogus x", "bogus"),
+            ("inspect --position_2_sided x", "No such option: --position-2-sided"),
             ("inspect {tmp}/absent", "absent: there is no such folder, and this is not a valid name on the Hub"),
             ("inspect nope", "nope: there is no such folder, and http://127.0.0.1:9 cannot be reached"),
             ("inspect {tmp}", "no config.json"),

@@ -3,6 +3,7 @@
 Of weights, only the names are read. No code of a checkpoint is run.
 """
 
+import ast
 import copy
 import json
 import math
@@ -290,7 +291,7 @@ def flags_by_name() -> dict[str, dict[str, str]]:
         kind = kind_of(flag)
         flags[flag] = {"kind": JSON_TYPES.get(type(kind), "word"), "help": f"{values}. {meaning}"}
         if isinstance(kind, Dictionary):
-            flags[flag]["example"] = kind.example
+            flags[flag]["example"] = json.dumps(ast.literal_eval(kind.example))
     return flags
 
 

@@ -27,6 +27,10 @@ OF_PAIRS = ("ForSequenceClassification", "ForQuestionAnswering", "ForMultipleCho
 NO_LENGTH = 10**6
 
 
+# Tokens of a text: one and two special tokens, and what `convert` makes models for.
+SHORTEST, LONGEST = 3, 2**17
+
+
 def to_stock(
     model: PreTrainedModel,
     *,
@@ -283,8 +287,8 @@ def check_length(max_length: int | None, config: PositionConfigMixin) -> None:
     """Raise ValueError for what is not a length, and for more tokens than a model has position embeddings for."""
     if max_length is None:
         return
-    if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
-        raise ValueError(f"max_length must be a number of tokens, got {max_length!r}")
+    if isinstance(max_length, bool) or not isinstance(max_length, int) or not SHORTEST <= max_length <= LONGEST:
+        raise ValueError(f"max_length must be a number of tokens, {SHORTEST} to {LONGEST:,}, got {max_length!r}")
     longest = longest_sequence(config)
     if longest is not None and max_length > longest:
         raise ValueError(f"max_length must be at most {longest}, the number of position embeddings, got {max_length}")
