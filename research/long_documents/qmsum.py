@@ -2,6 +2,7 @@
 
     python research/long_documents/qmsum.py --data DATA                      # all parts; what has a score is not scored again
     python research/long_documents/qmsum.py --data DATA --parts units-1024   # one
+    python research/long_documents/qmsum.py --data DATA --converted rope     # another model, made where it is not there
     python research/long_documents/qmsum.py --data DATA --table              # the tables, of what is there
     python research/long_documents/qmsum.py --data DATA --model FOLDER --name mpnet --cut 384 --val_alone --parts units-1024
 
