@@ -81,7 +81,7 @@ def main() -> None:
     )
     files = {"train": options.train_file, "validation": options.validation_file}
     data = DatasetDict({split: read_rows(file, ("text", "label")) for split, file in files.items() if file})
-    names = sorted({str(label) for label in data["train"]["label"]})
+    names = sorted({*data["train"]["label"]})
 
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     model = AutoModelForSequenceClassification.from_pretrained(
@@ -93,7 +93,7 @@ def main() -> None:
     )
 
     def encode(rows: dict[str, list]) -> dict[str, list]:
-        labels = [names.index(str(label)) for label in rows["label"]]
+        labels = [names.index(label) for label in rows["label"]]
         return {**tokenizer(rows["text"], truncation=True), "labels": labels}
 
     with training.main_process_first():  # the others read what it has cached

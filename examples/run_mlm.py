@@ -212,9 +212,10 @@ def load_texts(
         stored = load_splits(arguments, needed, read_texts)
         check_columns(stored, [arguments.text_column], "--text_column")
         for split, rows in stored.items():
-            if not all(isinstance(text, str) for text in rows[arguments.text_column]):
+            texts = rows[arguments.text_column][:]
+            if not all(isinstance(text, str) for text in texts):
                 raise ValueError(f"the {split} data have a {arguments.text_column} that is no text")
-            if not any(text.strip() for text in rows[arguments.text_column]):
+            if not any(text.strip() for text in texts):
                 raise ValueError(f"the {split} data have no text")
         return dict(stored)
     if training.do_train and training.max_steps <= 0:

@@ -66,7 +66,7 @@ class ChunkedTransformer(Transformer):
     ):
         super().__init__(model_name_or_path, **kwargs)
         self.chunk_size, self.overlap = checked_size(chunk_size, self.model), overlap
-        self.max_seq_length = checked_length(max_seq_length)
+        self.max_seq_length = checked_tokens("max_seq_length", max_seq_length)
 
     def forward(self, features: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Return `token_embeddings` (batch, chunks, width) and `attention_mask` (batch, chunks), which is 0 after the last chunk of a text.
@@ -137,8 +137,7 @@ def split(text: torch.Tensor, size: int, overlap: bool, frame: Frame) -> list[to
 
 def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
     """Raise ValueError for chunks with hardly any room next to their special tokens, and for longer ones than a model reads."""
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 8:
-        raise ValueError(f"chunk_size must be a number of at least 8 tokens, got {chunk_size!r}")
+    checked_tokens("chunk_size", chunk_size)
     if (longest := longest_sequence(model.config)) and chunk_size > longest:
         raise ValueError(
             f"chunk_size must be at most {longest}, the model's maximum sequence length, got {chunk_size}"
@@ -146,11 +145,11 @@ def checked_size(chunk_size: int, model: PreTrainedModel) -> int:
     return chunk_size
 
 
-def checked_length(max_seq_length: int) -> int:
+def checked_tokens(name: str, tokens: int) -> int:
     """Raise ValueError for what is no number of tokens, or hardly more than special tokens."""
-    if isinstance(max_seq_length, bool) or not isinstance(max_seq_length, int) or max_seq_length < 8:
-        raise ValueError(f"max_seq_length must be a number of at least 8 tokens, got {max_seq_length!r}")
-    return max_seq_length
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 8:
+        raise ValueError(f"{name} must be a number of at least 8 tokens, got {tokens!r}")
+    return tokens
 
 
 def in_chunks(
@@ -190,7 +189,7 @@ def checked_transformer(model: SentenceTransformer) -> Transformer:
 
 def let_read_chunks(transformer: Transformer, chunk_size: int, overlap: bool, max_seq_length: int) -> None:
     """Make a `Transformer` a [`ChunkedTransformer`], in place."""
-    size, length = checked_size(chunk_size, transformer.model), checked_length(max_seq_length)
+    size, length = checked_size(chunk_size, transformer.model), checked_tokens("max_seq_length", max_seq_length)
     transformer.__class__ = ChunkedTransformer
     transformer.chunk_size, transformer.overlap, transformer.unpad_inputs = size, overlap, False
     transformer.max_seq_length = length

@@ -37,19 +37,19 @@ from ..variants import CONFIG_CLASSES
 
 
 CARD = "README.md"
+# An index of shards of a variant, such as fp16, has its name in the middle.
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.safetensors.index.*.json")
 # What belongs to a model: weights, settings, tokenizers, the card and the file of results that it was made of. Not: what else
 # a run leaves in its folder (optimizers, checkpoints, metrics, predictions, data), and anything pickled.
 SHARED = (
-    # An index of shards of a variant, such as fp16, has its name in the middle.
-    *("*.safetensors", "*.safetensors.index.json", "*.safetensors.index.*.json"),
-    *(CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
+    *(*WEIGHTS, CONFIG_NAME, "generation_config.json", ADAPTER_CONFIG_NAME),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "*.model", "*.jinja"),
     *("vocab.txt", "vocab.json", "merges.txt", "dict.txt", "bpe.codes"),
     *(MODULES, SETTINGS, TRANSFORMER_SETTINGS),
     *(CARD, "LICENSE*", "NOTICE*", "results.json"),
 )
 # What a push replaces: of the weights and the code that are there already, nothing else may stay.
-REPLACED = ("*.safetensors", "*.safetensors.index.json", "*.safetensors.index.*.json", "*.py")
+REPLACED = (*WEIGHTS, "*.py")
 # Next to these the other kind, model or adapter, would be loaded.
 REPLACED_CONFIGS = {CONFIG_NAME, ADAPTER_CONFIG_NAME}
 

@@ -128,6 +128,10 @@ class Architecture:
         found |= {name: getattr(self.source, name) for name in SHARED if hasattr(self.source, name)}
         return found | {"max_position_embeddings": max_length, "tie_word_embeddings": self.source.tie_word_embeddings}
 
+    def entries_again(self, config: PreTrainedConfig) -> dict[str, Any]:
+        """The entries that its config had, from the config of a model of this architecture; some of sizes, which are not compared, may differ."""
+        return self.entries("Model", config.max_position_embeddings)
+
     def change(self, tensors: Tensors, max_length: int) -> None:
         """From a model with a scheme to this architecture, in place."""
 
@@ -359,6 +363,13 @@ class JinaEmbeddingsV3(Architecture):
             parameters.setdefault("original_max_position_embeddings", self.rope.usable_positions)
         types = self.setting("type_vocab_size", 1) if self.source.family.token_types else 1
         return found | {"type_vocab_size": types, "rope_parameters": parameters}
+
+    def entries_again(self, config: PreTrainedConfig) -> dict[str, Any]:
+        parameters = config.rope_parameters
+        self.factors = parameters.get("long_factor")  # learned frequencies are nowhere else
+        return self.entries(
+            "Model", parameters.get("original_max_position_embeddings", config.max_position_embeddings)
+        )
 
     def change(self, tensors: Tensors, max_length: int) -> None:
         words = tensors[f"{WORDS}.weight"]

@@ -14,7 +14,7 @@ from ...modeling.models.configuration_posenc import PositionConfigMixin
 from ...modeling.models.modeling_posenc import PosencPreTrainedModel
 from ...modeling.schemes.flags import NEWEST_TABLE, TABLE_VERSION
 from ...variants import CONFIG_CLASSES, VARIANT_MODELS
-from .architectures import ARCHITECTURES, Architecture, JinaEmbeddingsV3
+from .architectures import ARCHITECTURES, Architecture
 from .names import FAMILIES, POOLER, TYPES, Names, Tensors, named_tensors, read_tensors
 
 
@@ -208,11 +208,7 @@ def check_head_back(
 
 def check_config_back(architecture: Architecture, config: PreTrainedConfig) -> None:
     """Raise ValueError where the config of an exported model computes something else since than the model that it was."""
-    length = config.max_position_embeddings
-    if isinstance(architecture, JinaEmbeddingsV3):  # learned frequencies are read from there
-        architecture.factors = config.rope_parameters.get("long_factor")
-        length = config.rope_parameters.get("original_max_position_embeddings", length)
-    was = architecture.config_class(**architecture.entries("Model", length))
+    was = architecture.config_class(**architecture.entries_again(config))
     for name in architecture.computed_by:
         before, now = getattr(was, name), getattr(config, name)
         if before != now:
