@@ -391,6 +391,16 @@ def test_what_an_adapter_changes_itself_is_left_to_it():
     assert any("linear_pos.lora_A" in name for name in trained)
 
 
+def test_other_modules_that_the_config_names_are_saved_too(tmp_path):
+    config = LoraConfig(modules_to_save=["output.LayerNorm"])
+    model = get_peft_model(build("t5"), config)
+    train_positions(model)
+    assert sorted(config.modules_to_save) == ["encoder.relative_attention_bias", "output.LayerNorm"]
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "adapter_model.safetensors")
+    assert any("output.LayerNorm" in key for key in saved) and any("relative_attention_bias" in key for key in saved)
+
+
 @pytest.mark.slow
 def test_modules_that_the_config_names_already_are_not_wrapped_twice(tmp_path):
     base = saved_base(tmp_path / "base", "absolute+t5+transformer_xl")
