@@ -15,7 +15,7 @@ Predictions are written to predict_results.txt in the output folder.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -193,7 +193,10 @@ def tokenize(
 
 
 def measure_classes(names: list[str], num_labels: int) -> Callable[[EvalPrediction], dict[str, float]]:
-    """Metrics of examples/metrics by their names; F1 is that of class 1 of two, or the mean over more."""
+    """Metrics of examples/metrics by their names; F1 is that of class 1 of two, or the mean over more.
+
+    They are NaN where a logit is NaN or infinite.
+    """
     metrics = {name: load_metric(name) for name in names}
     options = {"f1": {"average": "binary" if num_labels == 2 else "macro"}}
 
@@ -202,6 +205,8 @@ def measure_classes(names: list[str], num_labels: int) -> Callable[[EvalPredicti
         scores = {}
         for name, metric in metrics.items():
             scores |= metric.compute(predictions=predicted, references=prediction.label_ids, **options.get(name, {}))
+        if not np.isfinite(prediction.predictions).all():
+            scores = dict.fromkeys(scores, nan)
         return with_mean(scores)
 
     return compute
@@ -218,10 +223,10 @@ def measure_numbers(prediction: EvalPrediction) -> dict[str, float]:
 
 
 def correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Pearson's correlation, and 0 where one of the two does not vary."""
+    """Pearson's correlation, 0 where one of the two does not vary, and NaN where a number is."""
     first, second = first - first.mean(dtype=np.float64), second - second.mean(dtype=np.float64)
     norm = np.sqrt((first @ first) * (second @ second))
-    return float(first @ second / norm) if norm > 0 else 0.0
+    return 0.0 if norm == 0 else float(first @ second / norm)
 
 
 def with_mean(scores: dict[str, float]) -> dict[str, float]:

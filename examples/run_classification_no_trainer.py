@@ -12,6 +12,7 @@ dropout of a step depends on the seed, the step and the process alone.
 
 import json
 import math
+import sys
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -218,6 +219,10 @@ class Loop:
                 self.accelerator.log({"train_loss": loss, "learning_rate": rate}, step=self.progress.step)
             self.finish_epoch(epoch)
         bar.close()
+        if self.progress.best_epoch is None:
+            sys.exit(
+                f"error: {self.chosen_by} was no finite number after any epoch, and no model was saved: lower the learning rate"
+            )
         return self.progress.scores[self.progress.best_epoch]
 
     def train_epoch(self, epoch: int) -> Iterator[float]:

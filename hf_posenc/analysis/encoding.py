@@ -229,8 +229,10 @@ def clock_hands(model: "Subject | str", positions: int = 512) -> ClockHands:
             f"{subject.name} has no sines and cosines: position_scheme is {subject.scheme!r}; only sinusoidal, rope and "
             "transformer_xl have them"
         )
-    wavelengths = 2 * np.pi / (angles[1] - angles[0]).numpy()
-    return ClockHands(subject.name, scheme.name, wavelengths, angles.T.numpy())
+    # Learned frequencies may have any order and sign, and be 0: such a pair never turns.
+    frequencies = (angles[1] - angles[0]).abs()
+    wavelengths, order = (2 * torch.pi / frequencies).sort(stable=True)
+    return ClockHands(subject.name, scheme.name, wavelengths.numpy(), angles.T[order].numpy())
 
 
 @style.styled

@@ -451,7 +451,8 @@ def describe_order_sensitivity(data: OrderSensitivity) -> str:
 
 def _said(change: Change, part: str = "text") -> str:
     low, high = getattr(change, f"{part}_interval")
-    return f"{getattr(change, part):.1%} ({low:.1%} to {high:.1%})"
+    own = f"{getattr(change, part):.1%}"
+    return f"{own} ({low:.1%} to {high:.1%})" if np.isfinite(low) else own
 
 
 def describe_phase_shift(data: PhaseShift) -> str:
@@ -468,7 +469,8 @@ def describe_phase_shift(data: PhaseShift) -> str:
             f"Where a text begins matters to {data.model}: shifted by {where} positions, its tokens change by {_said(worst, 'tokens')} and "
             f"the text by {_said(worst)} of the difference between unrelated ones"
         )
+    sample = "; 95% intervals over documents" if np.isfinite(worst.tokens_interval).all() else " of one document"
     return (
         f"{start}. If {data.first} stays and the rest is shifted by {far}, tokens change by {_said(stays, 'tokens')} ({data.texts} texts of "
-        f"{data.length} tokens; 95% intervals over documents)."
+        f"{data.length} tokens{sample})."
     )

@@ -27,6 +27,7 @@ from .probes import MODEL, Probes
 from .progress import told
 from .records import SCHEME, Figure, Record
 from .spaces import SharedSpace
+from .windows import BLANK_LINES
 
 
 # One number each of some figures, for the table at the top of the page: figure, what the number is, and how it reads.
@@ -316,7 +317,7 @@ def report(
     """
     if not models:
         raise ValueError("a report needs at least one model: pass a folder, a name on the Hub, or a model")
-    chosen = [figure_named(name) for name in (FIGURES if figures is None else figures)]
+    chosen = [*dict.fromkeys(map(figure_named, FIGURES if figures is None else figures))]
     options = {} if texts is None else {"texts": check_texts(texts)}
     subjects = _named_apart([_study_named(model) for model in models])
     rows: dict[str, list[Finding]] = {figure.name: [] for figure in chosen}
@@ -382,7 +383,7 @@ def read_texts(*sources: str | Path, size: int = 4000) -> list[str]:
     from ..conversion.texts import read_documents  # only here: nothing else needs conversion
 
     documents, gathered = [], ""
-    paragraphs = [paragraph for document in read_documents(sources) for paragraph in document.split("\n\n")]
+    paragraphs = [paragraph for document in read_documents(sources) for paragraph in BLANK_LINES.split(document)]
     for paragraph in filter(str.strip, paragraphs):
         gathered += paragraph + "\n\n"
         if len(gathered) >= size:

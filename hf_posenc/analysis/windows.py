@@ -9,6 +9,10 @@ import torch
 from .access import Subject, chapters
 
 
+# What separates paragraphs.
+BLANK_LINES = re.compile(r"\n\s*\n")
+
+
 @dataclass(frozen=True)
 class CutTexts:
     """Pieces of equal length of documents.
@@ -53,7 +57,7 @@ def cut(
     seen: set[str] = set()
     windows = []  # (turn of the window among those of its document, document, ids, words)
     for number, text in enumerate([texts] if isinstance(texts, str) else texts or chapters()):
-        paragraphs = [part for part in re.split(r"\n\s*\n", text) if part.strip() and part not in seen]
+        paragraphs = [part for part in BLANK_LINES.split(text) if part.strip() and part not in seen]
         seen.update(paragraphs)
         words = " ".join(paragraphs).split()
         start = int(torch.randint(0, length, (1,), generator=generator)) if len(words) > 2 * length else 0

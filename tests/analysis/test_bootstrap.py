@@ -26,3 +26,7 @@ def test_a_document_is_drawn_as_a_whole():
 def test_ratios_are_of_sums():
     values, over = np.array([1.0, 8.0]), np.array([2.0, 4.0])
     assert interval(values, over) == (0.5, 2.0)
+
+
+def test_one_group_says_nothing_of_others():
+    assert np.isnan(interval(np.arange(5.0), group=np.zeros(5))).all()

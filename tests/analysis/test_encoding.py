@@ -7,7 +7,7 @@ import pytest
 import tiny
 import torch
 
-from hf_posenc import analysis
+from hf_posenc import analysis, position_parameters
 from hf_posenc.analysis.encoding import sinusoid_map
 from hf_posenc.modeling.schemes.alibi import alibi_slopes
 
@@ -125,6 +125,25 @@ def test_clock_hands_stand_where_sine_and_cosine_are():
         np.testing.assert_allclose(np.sin(data.angles.T), own[:, -width::2], atol=1e-5)
     with pytest.raises(ValueError, match="has no sines and cosines: position_scheme is 'absolute'"):
         analysis.clock_hands(tiny.build("absolute"))
+
+
+def test_clock_hands_of_learned_frequencies_are_in_order():
+    model = tiny.build("rope", position_learn_frequencies="shared", position_base=100.0)
+    [factors] = position_parameters(model).values()
+    with torch.no_grad():
+        factors.copy_(torch.linspace(-2, 30, factors.numel()).reshape(factors.shape))
+    data = analysis.clock_hands(model, positions=20)
+    own = factors.detach().flatten().double().numpy()
+    frequencies = own * 100.0 ** -(np.arange(len(own)) / len(own))
+    order = np.argsort(-np.abs(frequencies))
+    np.testing.assert_allclose(data.wavelengths, 2 * np.pi / np.abs(frequencies)[order], rtol=1e-5)
+    np.testing.assert_allclose(data.angles, frequencies[order, None] * np.arange(20), rtol=1e-5)
+    assert [*order] != [*range(len(own))] and (frequencies < 0).any()
+    with torch.no_grad():
+        factors[..., 0] = 0
+    assert analysis.clock_hands(model, positions=20).wavelengths[-1] == np.inf
+    assert "positions" in analysis.describe_clock_hands(analysis.clock_hands(model, positions=20))
+    analysis.plot_clock_hands(analysis.clock_hands(model, positions=20)).canvas.draw()
 
 
 def test_clock_hands_of_scaled_rope_turn_slower():

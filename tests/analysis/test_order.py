@@ -220,6 +220,15 @@ class TestPhaseShift:
         said = describe_phase_shift(found)
         assert f"{worst.tokens:.1%} ({low:.1%} to {high:.1%})" in said and f"{found.texts} texts of 24 tokens" in said
 
+    def test_one_document_has_no_interval(self):
+        found = phase_shift(subject("absolute"), ["\n".join(documents())], length=24)
+        said = describe_phase_shift(found)
+        assert np.isnan(found.all[0].tokens_interval).all()
+        assert found.to_dict()["all"][0]["tokens_interval"] == [None, None]
+        assert "interval" not in said and "% to" not in said
+        assert f"({found.texts} texts of 24 tokens of one document)" in said
+        plot_phase_shift(found).canvas.draw()
+
     def test_a_shift_beyond_the_table_is_an_error(self):
         with pytest.raises(ValueError, match="a shift of 41 leads beyond the 64 positions"):
             phase_shift(subject("absolute"), documents(), shifts=[1, 41], length=24)

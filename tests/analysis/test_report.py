@@ -177,9 +177,17 @@ class TestErrors:
         with pytest.raises(ValueError, match="latin.txt is not text in UTF-8"):
             read_texts(tmp_path / "latin.txt")
 
-    def test_a_text_file_is_read_in_documents(self, tmp_path):
+    def test_a_figure_that_is_named_twice_is_measured_once(self):
+        figures = ["phase-shift", "similarity", "phase_shift"]
+        assert [*report(subject("absolute"), texts=documents(), figures=figures).findings] == [
+            "phase-shift",
+            "similarity",
+        ]
+
+    @pytest.mark.parametrize("blank", ["\n\n", "\n \n", "\n \t\n\n"])
+    def test_a_text_file_is_read_in_documents(self, tmp_path, blank):
         paragraphs = [f"{number} " + "word " * 300 for number in range(8)]
-        (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
+        (tmp_path / "text.txt").write_text(blank.join(paragraphs))
         texts = read_texts(tmp_path / "text.txt", size=3000)
         assert len(texts) == 4 and "".join(texts).split() == " ".join(paragraphs).split()
 

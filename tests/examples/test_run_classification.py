@@ -1,6 +1,7 @@
 """run_classification.py from the command line: what it reads, what it refuses, and that a kill costs nothing."""
 
 import json
+import math
 import os
 import random
 import re
@@ -365,6 +366,16 @@ def test_scores_are_those_of_scikit_learn_and_scipy():
     assert scores["spearmanr"] == pytest.approx(spearmanr(logits[:, 0], numbers)[0])
     assert scores["mse"] == pytest.approx(np.mean((logits[:, 0] - numbers) ** 2))
     assert measure_numbers(EvalPrediction(np.ones((4, 1)), np.arange(4.0)))["pearson"] == 0.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_scores_of_a_model_that_diverged_are_nan(value):
+    """Neither 0, which may be the best so far, nor those of the first class."""
+    predictions = np.array([[1.0, 2.0], [value, 0.5], [0.0, 1.0]])
+    scores = measure_classes(["accuracy", "f1"], 2)(EvalPrediction(predictions, np.array([0, 0, 1])))
+    assert [*scores] == ["accuracy", "f1", "combined_score"] and all(map(math.isnan, scores.values()))
+    numbers = measure_numbers(EvalPrediction(predictions[:, :1], np.array([0.0, 0.5, 1.0])))
+    assert math.isnan(numbers["pearson"]) and math.isnan(numbers["combined_score"])
 
 
 def test_a_stock_checkpoint_gets_the_default_scheme_and_a_variant_keeps_its_own(checkpoint, finished):

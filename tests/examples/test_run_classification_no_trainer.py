@@ -1,6 +1,7 @@
 """The loop on bare accelerate: from the command line, killed and resumed."""
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -125,6 +126,13 @@ def test_the_tokenizer_reads_as_much_as_in_training(folder, tmp_path, run_main):
     options += ["--max_seq_length", "300", "--max_train_samples", "8"]
     run_main(run_classification_no_trainer, *arguments(folder, tmp_path, *options)[1:])
     assert tokens_kept(tmp_path) == {300}
+
+
+def test_a_model_that_diverged_is_never_the_best(folder, tmp_path, run_main, monkeypatch):
+    monkeypatch.setattr(run_classification_no_trainer.Loop, "evaluate", lambda loop: {"accuracy": math.nan})
+    with pytest.raises(SystemExit, match="error: accuracy was no finite number after any epoch"):
+        run_main(run_classification_no_trainer, *arguments(folder, tmp_path, "--num_train_epochs", "1")[1:])
+    assert not [*tmp_path.glob("*.safetensors")]
 
 
 def test_another_run_in_the_same_folder_is_refused(folder, tmp_path, mistake):
