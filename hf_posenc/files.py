@@ -51,11 +51,12 @@ def write_whole(contents: Mapping[Path, str | bytes]) -> None:
 
 
 def check_file(path: Path) -> Path:
-    """Where a file is written, links followed. Called by itself before work that takes long; it makes nothing.
+    """Where a file is written, links followed, with the home folder for "~". Called by itself before work that takes long; it makes nothing.
 
     Raises:
         OSError: no file can be written here.
     """
+    path = path.expanduser()
     with _in_words(path):
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder: name a file")

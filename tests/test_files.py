@@ -20,6 +20,7 @@ from transformers import AutoModel
 from hf_posenc import files
 from hf_posenc.checkpoint_code import code_files
 from hf_posenc.files import check_file, whole_file, whole_folder, write_whole
+from hf_posenc.hub.folders import checked_output, folder_of
 
 
 ROOT = Path(__file__).parents[1]
@@ -364,3 +365,15 @@ def test_whatever_is_written_goes_through_files(place):
             if not {name, f"{name}:{function}"} & {*ALLOWED}:
                 found.add(f"{name}:{function} {named}")
     assert found == set()
+
+
+def test_a_path_in_the_home_folder(tmp_path, monkeypatch):
+    """Of which a shell leaves "~" as it is in `--out=~/file`."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    write_whole({Path("~/new/file.txt"): "text"})
+    assert (tmp_path / "home" / "new" / "file.txt").read_text() == "text"
+    assert checked_output(Path("~/model")) == tmp_path / "home" / "model"
+    assert folder_of("~/new") == tmp_path / "home" / "new"
+    assert names(tmp_path) == ["home"]

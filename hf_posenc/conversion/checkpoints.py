@@ -15,7 +15,7 @@ from transformers.utils import ADAPTER_CONFIG_NAME, CONFIG_NAME
 from .. import inspection
 from ..change_scheme import change_scheme, check_not_wrapped
 from ..hub.folders import folder_of
-from ..inspection.sentence_folders import MODULES, check_only_limit_of, pooling, text_length
+from ..inspection.sentence_folders import MODULES, check_only_limit_of, chunk_size, pooling, text_length
 from ..inspection.weights import load_whole
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.flags import GLOBAL_BASE, GLOBAL_SCHEME
@@ -80,7 +80,7 @@ class Checkpoint:
 
     @property
     def pooling(self) -> str:
-        """How sentence-transformers makes a text's vector: "cls" where it takes the first token's, else "mean"."""
+        """How sentence-transformers makes a text's vector, as [`pooling`] says it; "mean" without it."""
         return "mean" if self.folder is None else pooling(self.folder)
 
 
@@ -105,8 +105,8 @@ def load_checkpoint(
 
     Raises:
         OSError: something is missing.
-        ValueError: the model is of a family or kind that cannot be converted, or has an adapter of PEFT; the tokenizer is not its own; or the
-            length is beyond its table.
+        ValueError: the model is of a family or kind that cannot be converted, has an adapter of PEFT, or reads texts in chunks; the tokenizer
+            is not its own; or the length is beyond its table.
     """
     folder, given = None, None
     if isinstance(model, PreTrainedModel):
@@ -117,6 +117,10 @@ def load_checkpoint(
             raise ValueError(f"{type(model).__name__} does not belong to a family with position schemes")
     else:
         folder = folder_of(str(model))
+        if (size := chunk_size(folder)) is not None:
+            raise ValueError(
+                f"{folder} reads texts in chunks of {size} tokens, as `in_chunks` and `extend` make it: give the model that it was made from"
+            )
         if (folder / ADAPTER_CONFIG_NAME).is_file():
             raise ValueError(
                 f"{folder} has an adapter of PEFT ({ADAPTER_CONFIG_NAME}): load it, merge it (`merge_and_unload()`), and save the model to another folder"

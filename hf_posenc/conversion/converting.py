@@ -22,7 +22,7 @@ from ..export.stock.making import source_config
 from ..hub.folders import REPORT, check_space, checked_output, folder_of, kept_files
 from ..modeling.models.configuration_posenc import PositionConfigMixin
 from ..modeling.schemes.sinusoidal import precise_dtype
-from ..modeling.schemes.table import SCHEMES, scheme_names
+from ..modeling.schemes.table import SCHEMES, scheme_names, sources_of
 from ..parameters import position_parameters
 from ..variants import check_flag_names, family_of, variant_config
 from . import digests
@@ -326,6 +326,10 @@ class Conversion:
             "config": digests.of_config(self.original.config),
             "text": digests.of_text(windows),
             "held_out": digests.of_text(held_out),
+            **{
+                f"code of {name}": digests.of_code(source.text)
+                for name, source in sources_of(scheme_names(self.position_scheme)).items()
+            },
         }
 
     def run(self) -> tuple[PreTrainedModel, ConversionReport]:

@@ -29,6 +29,11 @@ def of_config(config: PreTrainedConfig) -> str:
     return hashlib.sha256(json.dumps(entries, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def of_code(text: str) -> str:
+    """SHA-256 of the source of a custom scheme."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def of_text(windows: Windows) -> str:
     """SHA-256 of a text as the tokenizer reads it, where its lines begin and what frames it."""
     frame = torch.tensor([windows.first, windows.last, windows.padding])

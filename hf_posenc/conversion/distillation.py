@@ -281,15 +281,15 @@ class _Run:
                 spent = self.distillation.spent(step, seconds, self.accelerator.num_processes)
                 seconds, spent, is_told = self._agreed(seconds, spent, told())
                 kept = {"step": step, "seconds": seconds, "history": history}
-                if is_told:
-                    self.save(kept)
-                    raise SystemExit(128 + signal.SIGTERM)
                 ended, looked_at = step > 0 and spent >= 1, history[-1]["step"] if history else 0
                 is_checked = step > looked_at and (ended or step % CHECK_EVERY == 0)
                 if is_checked:
                     history.append(self._looked_at(model, checked, step, seconds, error, looked_at))
                     bar.set_postfix(cosine=f"{history[-1]['cosine']:.4f}")
                     held.update()
+                if is_told:
+                    self.save(kept)
+                    raise SystemExit(128 + signal.SIGTERM)
                 if is_checked and self._agreed(ended or self.save.is_due())[0]:
                     self.save(kept)
                 if ended:

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..files import whole_folder
-from ..hub.folders import checked_output
+from ..hub.folders import LICENSES, checked_output, copy_files, files_like
 from ..inspection.configs import longest_sequence
 from ..inspection.sentence_folders import model_class
 from ..variants import scheme_of
@@ -237,8 +237,10 @@ def _in_chunks(checkpoint: Checkpoint, name: str, max_length: int, output: Path)
     before = vectors()
     in_chunks(model, checkpoint.trained_length, overlap=False, max_seq_length=max_length)
     difference = _checked(max(float((new - old).abs().max()) for new, old in zip(vectors(), before)))
+    licenses = files_like(checkpoint.folder, LICENSES)
     with whole_folder(output) as place:
         model.save(str(place))
+        copy_files(licenses, place)
         add_to_card(
             place,
             f"## Longer than it was\n\nThis is {name}, changed by hf_posenc to read texts of up to {max_length:,} tokens, in chunks of at most "

@@ -24,6 +24,23 @@ CHOICES = 4
 Row = dict[str, Any]
 
 
+def _weighted(states: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    weights = weights[:, :, None].to(states.dtype)
+    return (states * weights).sum(1) / weights.sum(1)
+
+
+# As sentence-transformers names and computes them: vectors (batch, width) of states (batch, length, width) and a mask (batch, length),
+# with padding on the right. Cosines do not depend on lengths of vectors, so one mean is as good as the other.
+POOLED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cls": lambda states, mask: states[:, 0],
+    "lasttoken": lambda states, mask: states[torch.arange(len(states)), mask.sum(1) - 1],
+    "max": lambda states, mask: states.masked_fill(mask[:, :, None] == 0, -torch.inf).amax(1),
+    "mean": _weighted,
+    "mean_sqrt_len_tokens": _weighted,
+    "weightedmean": lambda states, mask: _weighted(states, mask.cumsum(1) * mask),
+}
+
+
 def lengths_to_measure(trained_length: int, max_length: int) -> list[int]:
     """The trained length, four times that, eight times and so on, and the longest."""
     lengths, length = [trained_length], trained_length * 4
@@ -95,7 +112,7 @@ class Yardstick:
         held_out: text; lengths that it has no window of are left out.
         trained_length: number of tokens up to which the original itself is the target; beyond, its own windows are.
         max_length: the longest text to measure on.
-        pooling: how a text's vector is made of its tokens': "mean", or "cls" for that of the first.
+        pooling: how a text's vector is made of its tokens': ways of [`POOLED`], joined by "+".
 
     Attributes:
         left_out: the lengths for which the text was too short.
@@ -175,10 +192,7 @@ class Yardstick:
         return row
 
     def _pooled(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self.pooling == "cls":
-            return states[:, 0]
-        weights = mask[:, :, None].to(states.dtype)
-        return (states * weights).sum(1) / weights.sum(1)
+        return torch.cat([POOLED[way](states, mask) for way in self.pooling.split("+")], dim=-1)
 
     @torch.no_grad()
     def _head(self, model: PreTrainedModel, text: _Text) -> Row:

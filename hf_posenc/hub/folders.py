@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from ..inspection import check_exists, sentence_folders
 
 SENTENCE_FILES = (sentence_folders.MODULES, sentence_folders.SETTINGS, sentence_folders.TRANSFORMER_SETTINGS)
 # What else of a folder is pushed, in addition to its modules.
-KEPT = (*SENTENCE_FILES, "README.md", "LICENSE*", "NOTICE*")
+LICENSES = ("LICENSE*", "NOTICE*")
+KEPT = (*SENTENCE_FILES, "README.md", *LICENSES)
 CARD = "README.md"
 REPORT = "conversion.json"
 
 
 def folder_of(name: str, revision: str | None = None) -> Path:
     """A folder, or that which a repository on the Hub is downloaded to, without weights in other formats."""
+    name = os.path.expanduser(name)
     check_exists(name, revision)
     path = Path(name)
     if path.is_dir():
@@ -32,11 +35,12 @@ def folder_of(name: str, revision: str | None = None) -> Path:
 
 
 def checked_output(folder: Path) -> Path:
-    """The folder to write, links followed.
+    """The folder to write, links followed, with the home folder for "~".
 
     Raises:
         OSError: the folder exists and is not empty, it cannot be replaced, or its parent cannot be written to.
     """
+    folder = folder.expanduser()
     if folder.is_symlink() and not folder.exists():
         raise FileNotFoundError(
             f"{folder} is a link to {folder.readlink()}, which does not exist: name the folder itself"
@@ -80,10 +84,16 @@ def kept_files(source: Path | None) -> dict[str, Path]:
 
     if source is None:
         return {}
-    kept = {file.name: file for pattern in KEPT for file in source.glob(pattern) if file.is_file()}
-    sentence_folders.check_inside(source, kept.values())
+    kept = files_like(source, KEPT)
     check_card(source / CARD)
     return kept | sentence_folders.module_files(source)
+
+
+def files_like(source: Path, patterns: Iterable[str]) -> dict[str, Path]:
+    """Files of a folder by their names. Raises ValueError for a link that leads out of it."""
+    found = {file.name: file for pattern in patterns for file in source.glob(pattern) if file.is_file()}
+    sentence_folders.check_inside(source, found.values())
+    return found
 
 
 def copy_files(files: dict[str, Path], folder: Path) -> None:

@@ -21,6 +21,15 @@ MAX_SEQ_LENGTH = "max_seq_length"
 OTHER_LIMITS = ("query_length", "document_length", "processing_kwargs")
 # The module that `in_chunks` puts first, as `modules.json` names it.
 CHUNKED = "hf_posenc.sentence.ChunkedTransformer"
+# How a text's vector is made of its tokens', by the flags of older folders.
+POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 # The Hub's name for the task of a class, where sentence-transformers' own cards have one for all its models.
 PIPELINE_TAGS = {
     "SentenceTransformer": "sentence-similarity",
@@ -88,10 +97,17 @@ def module_settings(folder: Path) -> list[Path]:
 
 
 def pooling(folder: Path) -> str:
-    """How a text's vector is made: "cls" where it is the first token's, else "mean"."""
-    entries = [json.loads(file.read_text(encoding="utf-8")) for file in module_settings(folder)]
-    takes_first = any(e.get("pooling_mode_cls_token") or e.get("pooling_mode") == "cls" for e in entries)
-    return "cls" if takes_first else "mean"
+    """The ways in which a text's vector is made of its tokens', joined by "+": "mean", "cls", "lasttoken"...; "mean" if it says none."""
+    modes = [mode for file in module_settings(folder) for mode in _pooling_modes(_read(file))]
+    return "+".join(modes or ["mean"])
+
+
+def _pooling_modes(settings: Any) -> list[str]:
+    """What the settings of a module say of it, in either form."""
+    if not isinstance(settings, dict):
+        return []
+    given = settings.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if settings.get(flag)]
+    return given.split("+") if isinstance(given, str) else [*given]
 
 
 def text_length(folder: Path) -> int | None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import distributed_worker as worker
 import pytest
@@ -556,6 +557,24 @@ class TestResume:
         path.write_text(path.read_text().replace("w5", "w6"))
         with pytest.raises(ValueError, match=f"began with other {which}: give the same"):
             convert(**interrupted, resume=True)
+
+    def test_needs_the_same_code_of_a_custom_scheme(self, interrupted, monkeypatch):
+        interrupted["max_steps"] = 2
+
+        def written_as(text):
+            sources = {"t5": SimpleNamespace(text=text)}
+            monkeypatch.setattr("hf_posenc.conversion.converting.sources_of", lambda names: sources)
+
+        written_as("bias = a")
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("hf_posenc.conversion.converting.write_converted", interrupt)
+            convert(**interrupted)
+        written_as("bias = -a")
+        with pytest.raises(ValueError, match="began with other code of t5: give the same"):
+            convert(**interrupted, resume=True)
+        written_as("bias = a")
+        _, report = convert(**interrupted, resume=True)
+        assert "code of t5" in report.inputs
 
     def test_takes_options_that_are_tuples_for_the_lists_of_the_report(self, interrupted, tmp_path):
         interrupted |= {"position_scheme": "deberta", "position_attention_types": ("c2p", "p2c"), "max_steps": 2}

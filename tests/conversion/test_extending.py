@@ -91,7 +91,10 @@ def test_an_index_of_short_texts_stays_and_what_was_cut_off_is_found(method, sen
     from sentence_transformers import SentenceTransformer
     from sklearn.neighbors import NearestNeighbors
 
+    for name in ("LICENSE", "NOTICE.txt"):
+        (sentences / name).write_text("words of lawyers")
     found = hf_posenc.extend(sentences, 96, output=tmp_path / "longer", method=method)
+    assert all((tmp_path / "longer" / name).read_text() == "words of lawyers" for name in ("LICENSE", "NOTICE.txt"))
     before = SentenceTransformer(str(sentences), device="cpu")
     after = SentenceTransformer(str(tmp_path / "longer"), device="cpu", trust_remote_code=method == "chunks")
     assert before.max_seq_length == 32 and after.max_seq_length == 96 and found.difference <= 1e-6
@@ -240,6 +243,21 @@ def test_folders_that_cut_texts_off_by_another_setting_are_refused(entry, method
     with pytest.raises(ValueError, match="cuts texts off at 40 tokens"):
         hf_posenc.convert(tmp_path / "original", "t5", max_length=1024, max_steps=1)
     assert not (tmp_path / "longer").exists()
+
+
+def test_what_reads_in_chunks_is_no_model_to_go_on_from(sentences, tmp_path):
+    """Its encoder alone reads otherwise."""
+    hf_posenc.extend(sentences, 96, output=tmp_path / "longer")
+    message = "longer reads texts in chunks of 32 tokens, .* give the model that it was made from"
+    for use in (
+        lambda: hf_posenc.convert(tmp_path / "longer", "t5", train="none"),
+        lambda: hf_posenc.extend(tmp_path / "longer", 128, output=tmp_path / "again"),
+        lambda: converting.compare(sentences, tmp_path / "longer"),
+        lambda: converting.compare(tmp_path / "longer", sentences),
+    ):
+        with pytest.raises(ValueError, match=message):
+            use()
+    assert not (tmp_path / "again").exists()
 
 
 def test_checkpoints_with_an_adapter_are_refused(tmp_path):

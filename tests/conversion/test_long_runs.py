@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import distributed_worker as worker
 import pytest
@@ -314,6 +315,25 @@ def test_a_conversion_that_is_told_to_end_goes_on_to_the_same_digits(tmp_path):
     assert [{**one, "seconds": 0} for one in histories[0]] == [{**one, "seconds": 0} for one in histories[1]]
     states = [AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("whole", "out")]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize("at", [50, 60])
+def test_one_that_is_told_to_end_at_a_step_that_is_looked_at_has_the_same_history(at, tmp_path, monkeypatch):
+    checkpoint = tiny_checkpoints.save(tmp_path / "bert")
+    given = {"position_scheme": "t5", "text": [checkpoint.with_name("bert.txt")], "max_steps": 60}
+    _, whole = convert(checkpoint, **given)
+
+    @contextmanager
+    def told_to_end():
+        calls = itertools.count()
+        yield lambda: next(calls) == at
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit):
+        patched.setattr("hf_posenc.conversion.distillation.told_to_end", told_to_end)
+        convert(checkpoint, **given, output=tmp_path / "out")
+    _, resumed = convert(checkpoint, **given, output=tmp_path / "out", resume=True)
+    histories = [[{**entry, "seconds": 0} for entry in one.distillation] for one in (whole, resumed)]
+    assert histories[0] == histories[1] and [entry["step"] for entry in histories[0]] == [50, 60]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import tiny_checkpoints
 import torch
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from hf_posenc.conversion.measuring import Yardstick
+from hf_posenc.conversion.measuring import POOLED, Yardstick
 from hf_posenc.conversion.report import READS_LOCALLY, ConversionReport
 from hf_posenc.conversion.targets import windowed_states
 from hf_posenc.conversion.texts import Windows
@@ -29,6 +29,21 @@ def tokens_of(model, batch):
     """Last states of each text's tokens, without padding: a list of (tokens, width)."""
     states = model(**batch).last_hidden_state
     return [row[mask] for row, mask in zip(states, batch["attention_mask"].bool())]
+
+
+@pytest.mark.parametrize("pooling", [*POOLED, "mean+max", "cls+lasttoken+weightedmean"])
+def test_texts_have_the_vectors_of_sentence_transformers(pooling, models, text):
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    pool = modules.Pooling(models[0].config.hidden_size, pooling_mode=pooling.split("+"))
+    batch = text.lines(32, 64)
+    assert not batch["attention_mask"].all()
+    with torch.no_grad():
+        states = [model(**batch).last_hidden_state for model in models]
+    mask = {"attention_mask": batch["attention_mask"]}
+    vectors = [pool({"token_embeddings": one} | mask)["sentence_embedding"] for one in states]
+    yardstick = Yardstick(models[0], text, 32, 32, pooling)
+    [row] = yardstick.measure(models[1], "some")
+    assert row["sentence_cosine"] == pytest.approx(cosine_similarity(*vectors).mean().item(), abs=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

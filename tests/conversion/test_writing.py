@@ -94,6 +94,24 @@ class TestSentenceTransformers:
         assert abs(found["cls"] - found["mean"]) > 1e-3
 
     @pytest.mark.parametrize(
+        "settings, ways",
+        [
+            ({"pooling_mode": "lasttoken"}, "lasttoken"),
+            ({"pooling_mode": ["mean", "max"]}, "mean+max"),
+            (
+                {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
+                "mean+lasttoken",
+            ),
+            ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
+            ({}, "mean"),
+        ],
+        ids=str,
+    )
+    def test_how_it_pools_is_read_in_either_form(self, settings, ways, sentences):
+        (sentences / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+        assert load_checkpoint(sentences).pooling == ways
+
+    @pytest.mark.parametrize(
         "file, said", [("1_Pooling/config.json", "is a link that leads out"), ("1_Pooling/model.bin", "is a pickle")]
     )
     def test_a_module_that_does_not_go_along_is_said_at_once(
