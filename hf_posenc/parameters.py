@@ -1,8 +1,10 @@
 """Which parameters of a model belong to its position schemes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ._utils import module_inside
 
@@ -36,13 +38,22 @@ def position_parameters(model: Any) -> Parameters:
     ]
     originals = {original for wrapper in wrappers for original in wrapper.original_module.modules()}
     return Parameters(
-        (f"{prefix}.{name}" if prefix else name, getattr(module, name))
+        (f"{prefix}.{name}" if prefix else name, parameter)
         for prefix, module in model.named_modules()
         if module not in originals
         # Not by getattr: wrappers, PEFT's for example, pass on what the module inside has.
-        for name in vars(module).get("position_initial", {})
-        if name in module._parameters  # and no constant
+        for own in vars(module).get("position_initial", {})
+        for name, parameter in _parameters_of(module, own)
     )
+
+
+def _parameters_of(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """A parameter of a module, or what `torch.nn.utils.parametrize` makes it of; nothing for a constant."""
+    if name in module._parameters:
+        yield name, module._parameters[name]
+    elif is_parametrized(module, name):
+        for original, parameter in module.parametrizations[name].named_parameters(recurse=False):
+            yield f"parametrizations.{name}.{original}", parameter
 
 
 def freeze_all_but_positions(model: Any) -> int:

@@ -80,11 +80,13 @@ class ChunkedTransformer(Transformer):
         frame = frame_of(self.tokenizer)
         pieces = [split(text, self.chunk_size, self.overlap, frame) for text in texts]
         means = self.means([piece for own in pieces for piece in own], **kwargs).split([*map(len, pieces)])
-        features["token_embeddings"] = pad_sequence(means, batch_first=True)
-        features["attention_mask"] = pad_sequence(
-            [torch.ones(len(own), dtype=torch.long, device=own.device) for own in means], batch_first=True
-        )
-        return features
+        mask = [torch.ones(len(own), dtype=torch.long, device=own.device) for own in means]
+        # A dictionary of its own: the caller's mask is of tokens, as its input_ids are.
+        return {
+            **features,
+            "token_embeddings": pad_sequence(means, batch_first=True),
+            "attention_mask": pad_sequence(mask, batch_first=True),
+        }
 
     def means(self, pieces: list[torch.Tensor], **kwargs: Any) -> torch.Tensor:
         """Return the mean of the last hidden states of each chunk, (chunks, width). Chunks of similar length are computed together."""
@@ -182,7 +184,11 @@ def checked_transformer(model: SentenceTransformer) -> Transformer:
     transformer, pooling = ([*model.children()] + [None, None])[:2]
     known = type(transformer) is Transformer and type(pooling) is Pooling
     if not known or pooling.pooling_mode != "mean" or not pooling.include_prompt:
-        raise ValueError("the model must begin with a Transformer and mean Pooling that includes prompts")
+        size = getattr(transformer, "chunk_size", None)
+        so_far = (
+            f"; this one reads texts in chunks of {size} tokens: load the model that it was made from" if size else ""
+        )
+        raise ValueError(f"the model must begin with a Transformer and mean Pooling that includes prompts{so_far}")
     check_only_limit({name: getattr(transformer, name, None) for name in OTHER_LIMITS})
     return transformer
 
@@ -199,7 +205,7 @@ def let_read_chunks(transformer: Transformer, chunk_size: int, overlap: bool, ma
 def complete_embeddings(
     model: SentenceTransformer,
     texts: Sequence[str],
-    embeddings: np.ndarray | torch.Tensor,
+    embeddings: np.ndarray | torch.Tensor | Sequence[torch.Tensor],
     *,
     prompt: str | None = None,
     batch_size: int = 32,
@@ -214,19 +220,25 @@ def complete_embeddings(
     Args:
         model: the model that made the embeddings, with mean pooling, and with the same `max_seq_length` and `truncate_dim` as then.
         texts: the whole texts.
-        embeddings: what `model.encode(texts)` returned, (texts, width), in any floating dtype.
+        embeddings: what `model.encode(texts)` returned, (texts, width), in any floating dtype; or a list of (width,).
         prompt: what stood before each text, as in `model.encode`. Default: the model's default prompt.
         batch_size: number of texts that are read at once.
 
     Returns:
-        (texts, width), an array or a tensor as `embeddings`, in its dtype.
+        (texts, width), an array if `embeddings` is one, else a tensor, in its dtype.
 
     Raises:
-        TypeError: `model` is not a `SentenceTransformer`.
+        TypeError: `model` is not a `SentenceTransformer`, or `texts` is a single string.
         ValueError: there are more or fewer embeddings than texts, or of another width than the model's, or the model is none that [`in_chunks`] takes.
     """
     transformer = checked_transformer(model)
-    stored = torch.as_tensor(embeddings)
+    if isinstance(texts, str):
+        raise TypeError("texts must be a list of strings, got a string")
+    stored = (
+        torch.as_tensor(embeddings)
+        if hasattr(embeddings, "shape")
+        else torch.stack([*map(torch.as_tensor, embeddings)])
+    )
     if stored.shape != (len(texts), model.get_embedding_dimension()) or not stored.is_floating_point():
         raise ValueError(
             f"embeddings must be numbers of ({len(texts)}, {model.get_embedding_dimension()}), got {tuple(stored.shape)} of {stored.dtype}"

@@ -4,6 +4,8 @@ import pytest
 import tiny
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import BertModel
 
 from hf_posenc import freeze_all_but_positions, position_parameters
@@ -25,6 +27,24 @@ def test_they_are_found_by_their_full_names_in_what_holds_variants():
 def test_the_table_of_the_checkpoint_is_none_of_them():
     assert position_parameters(tiny.build("absolute")) == {}
     assert position_parameters(BertModel(tiny.stock_config())) == {}
+
+
+def test_those_that_are_parametrized_are_found_under_their_new_names():
+    model = tiny.build("t5+relative")
+    before = position_parameters(model)
+    table = model.encoder.relative_attention_bias
+    weight_norm(table)
+    register_parametrization(model.encoder.layer[0].attention.self.relative_key_embeddings, "weight", nn.Identity())
+    found = position_parameters(model)
+    new = {
+        "encoder.relative_attention_bias.parametrizations.weight.original0",
+        "encoder.relative_attention_bias.parametrizations.weight.original1",
+        "encoder.layer.0.attention.self.relative_key_embeddings.parametrizations.weight.original",
+    }
+    assert {*found} - {*before} == new and len(before) + 1 == len(found)
+    assert all(model.get_parameter(name) is parameter for name, parameter in found.items())
+    freeze_all_but_positions(model)
+    assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == {*found}
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

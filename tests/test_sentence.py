@@ -1,5 +1,6 @@
 """hf_posenc.sentence: what a model of sentence-transformers makes of long texts in chunks is what a loop makes of them."""
 
+import copy
 import json
 import math
 
@@ -282,6 +283,30 @@ def test_embeddings_of_others_are_not_completed(model):
             sentence.complete_embeddings(model, TEXTS[:2], other)
     with pytest.raises(ValueError, match="mean Pooling that includes prompts"):
         sentence.complete_embeddings(sentence.in_chunks(model), TEXTS[:2], stored)
+
+
+def test_lists_of_embeddings_are_taken_and_single_texts_are_not(model):
+    texts = [TEXTS[0], TEXTS[3]]
+    model.max_seq_length = 64
+    stored = model.encode(texts, convert_to_numpy=False)
+    assert isinstance(stored, list)
+    found = sentence.complete_embeddings(model, texts, stored)
+    torch.testing.assert_close(found, sentence.complete_embeddings(model, texts, torch.stack(stored)), atol=0, rtol=0)
+    with pytest.raises(TypeError, match="texts must be a list of strings, got a string"):
+        sentence.complete_embeddings(model, texts[0], stored[:1])
+
+
+def test_what_is_given_stays_as_it_is(model):
+    """A teacher, or a loss, may read the same texts again."""
+    chunked = sentence.in_chunks(copy.deepcopy(model), 16)
+    features = model.tokenize(TEXTS[:4])
+    before = copy.deepcopy(features)
+    first, second = (chunked(features)["sentence_embedding"] for _ in range(2))
+    assert features.keys() == before.keys() and all(
+        torch.equal(features[name], before[name]) for name in ("input_ids", "attention_mask")
+    )
+    assert torch.equal(first, second)
+    torch.testing.assert_close(model(features)["sentence_embedding"], model(before)["sentence_embedding"])
 
 
 def test_gradients_reach_every_chunk(model):

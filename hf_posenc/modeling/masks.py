@@ -36,10 +36,10 @@ def additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | No
 
 
 def _of_blocks(mask, batch: int, query_length: int, key_length: int, device: torch.device) -> torch.Tensor:
-    """FlexAttention's BlockMask as a boolean mask (batch, 1, query, key)."""
+    """FlexAttention's BlockMask as a boolean mask (batch, heads or 1, query, key)."""
     from torch.nn.attention.flex_attention import create_mask
 
-    return create_mask(mask.mask_mod, batch, None, query_length, key_length, device=device)
+    return create_mask(mask.mask_mod, batch, mask.shape[1], query_length, key_length, device=device)
 
 
 def visible(mask: Any, query_length: int, key_length: int, device: torch.device) -> torch.Tensor | None:
@@ -47,7 +47,7 @@ def visible(mask: Any, query_length: int, key_length: int, device: torch.device)
     if mask is None:
         return None
     if not is_tensor(mask):
-        return _of_blocks(mask, mask.shape[0], query_length, key_length, device)[:, 0]
+        return _of_blocks(mask, mask.shape[0], query_length, key_length, device).any(1)
     mask = mask.to(device)
     if mask.dim() == 2:
         # Shorter than the keys, it hides the last ones, as in transformers: empty slots of a static cache.
@@ -233,7 +233,8 @@ class Mask:
 
         # Padding that sees nothing gets zeros, as FlexAttention has it.
         rule = self.window.rule if self.given is None else and_masks(self.given.mask_mod, self.window.rule)
-        return create_block_mask(rule, self.batch, None, self.query_length, self.key_length, device=self.device)
+        heads = 1 if self.given is None else self.given.shape[1]
+        return create_block_mask(rule, self.batch, heads, self.query_length, self.key_length, device=self.device)
 
     def for_transformers(self, implementation: str, dtype: torch.dtype) -> Any:
         """As transformers' attention function of a name takes it; a boolean tensor goes with each."""

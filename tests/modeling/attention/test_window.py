@@ -276,3 +276,26 @@ class TestFlags:
         assert line.startswith(
             "position_window=4: its layers, except the global ones, attend to no key more than 2 tokens away"
         )
+
+
+@pytest.mark.parametrize("scheme", ["relative", "t5", "cable"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_block_mask_may_have_another_mask_in_each_head(scheme, window):
+    """It is computed as the same mask as a tensor: with a window, and where FlexAttention hands over."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def rule(batch, head, query, key):
+        return ((query - key).abs() <= head) | (key == 0)
+
+    flags = {} if window is None else {"position_window": window, "position_global_every": 0}
+    model = tiny.build(scheme, **flags)
+    heads, places = model.config.num_attention_heads, torch.arange(LENGTH)
+    input_ids = tiny.inputs(2, LENGTH, padding=None)["input_ids"]
+    near = rule(0, torch.arange(heads)[:, None, None], places[:, None], places[None])
+    as_tensor = near[None].expand(2, -1, -1, -1)
+    as_blocks = create_block_mask(rule, 2, heads, LENGTH, LENGTH, device="cpu")
+    with torch.no_grad():
+        expected = model.eval()(input_ids=input_ids, attention_mask=as_tensor)[0]
+        model.set_attn_implementation("flex_attention")
+        found = model(input_ids=input_ids, attention_mask=as_blocks)[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
