@@ -8,6 +8,7 @@ The files are plain text; all lines are joined and cut into pieces of MAX_LENGTH
 """
 
 import argparse
+import glob
 import math
 
 import torch
@@ -58,7 +59,7 @@ def main() -> None:
         use_cpu=not torch.accelerator.is_available(),  # without a GPU, several processes train together all the same
     )
     files = {"train": options.train_file, "validation": options.validation_file}
-    data = load_dataset("text", data_files={split: file for split, file in files.items() if file})
+    data = load_dataset("text", data_files={split: glob.escape(file) for split, file in files.items() if file})
 
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer, model_max_length=MAX_LENGTH)
     config = BertConfig(

@@ -49,7 +49,11 @@ def by_query(rows: Dataset) -> list[dict[str, str | list[str]]]:
     queries = {query: {"query": query, "positive": [], "negative": []} for query in rows["query"]}
     for row in rows:
         queries[row["query"]]["positive" if row["label"] else "negative"].append(row["passage"])
-    return [query for query in queries.values() if query["positive"] and query["negative"]]
+    kept = [query for query in queries.values() if query["positive"] and query["negative"]]
+    if not kept:
+        raise ValueError("the validation file has no query with passages that answer it and passages that do not")
+    print(f"Reranked: {len(kept)} of {len(queries)} queries, those with passages of both kinds")
+    return kept
 
 
 def main() -> None:
@@ -66,6 +70,7 @@ def main() -> None:
     data = DatasetDict({split: read_rows(file, columns) for split, file in files.items() if file})
     data = data.cast_column("label", Value("float32"))
 
+    queries = by_query(data["validation"]) if options.validation_file else []
     has_gpu = torch.accelerator.is_available()
     model = CrossEncoder(
         options.model,
@@ -92,7 +97,7 @@ def main() -> None:
         training,
         train_dataset=data["train"],
         loss=BinaryCrossEntropyLoss(model),
-        evaluator=CrossEncoderRerankingEvaluator(by_query(data["validation"])) if options.validation_file else None,
+        evaluator=CrossEncoderRerankingEvaluator(queries) if queries else None,
     )
     trainer.train()
     trainer.save_model()

@@ -12,8 +12,8 @@ dropout of a step depends on the seed, the step and the process alone.
 
 import json
 import math
-import sys
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

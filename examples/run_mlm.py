@@ -286,13 +286,17 @@ class Masking:
 
 
 class NewMasks(TrainerCallback):
-    """Tells the collator the epoch."""
+    """Tells the collator the number of the pass over the data. `state.epoch` counts all passes over a stream as one."""
 
     def __init__(self, masking: Masking):
-        self.masking = masking
+        self.masking, self.number = masking, None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.number = None
 
     def on_epoch_begin(self, args, state, control, **kwargs):
-        self.masking.epoch.fill_(int(state.epoch or 0))
+        self.number = int(state.epoch or 0) if self.number is None else self.number + 1
+        self.masking.epoch.fill_(self.number)
 
 
 def mask_for_evaluation(rows: dict[str, list], masking: Masking) -> dict[str, list]:

@@ -14,6 +14,7 @@ Without the first command, `--model` may be any BERT: its positions are replaced
 """
 
 import argparse
+import glob
 
 import torch
 from accelerate import PartialState
@@ -58,7 +59,6 @@ def main() -> None:
     parser.add_argument("--output_dir", required=True)
     options = parser.parse_args()
     set_seed(0)
-
     training = TrainingArguments(
         options.output_dir,
         learning_rate=LEARNING_RATE,
@@ -71,21 +71,21 @@ def main() -> None:
         use_cpu=not torch.accelerator.is_available(),  # without a GPU, several processes train together all the same
     )
     files = {"train": options.train_file, "validation": options.validation_file}
-    data = load_dataset("json", data_files={split: file for split, file in files.items() if file})
-    names = sorted({tag for tags in data["train"]["tags"] for tag in tags})
-    ids = {name: number for number, name in enumerate(names)}
-
+    data = load_dataset("json", data_files={split: glob.escape(file) for split, file in files.items() if file})
+    ids = {tag: number for number, tag in enumerate(sorted({tag for tags in data["train"]["tags"] for tag in tags}))}
     tokenizer = AutoTokenizer.from_pretrained(options.model, model_max_length=MAX_LENGTH)
     model = AutoModelForTokenClassification.from_pretrained(
-        options.model, position_scheme=POSITION_SCHEME, id2label=dict(enumerate(names)), label2id=ids
+        options.model, position_scheme=POSITION_SCHEME, id2label=dict(enumerate(ids)), label2id=ids
     )
 
     def encode(rows: dict[str, list]) -> dict[str, list]:
         pieces = tokenizer(rows["tokens"], is_split_into_words=True, truncation=True, return_overflowing_tokens=True)
-        pieces["labels"] = []
+        pieces["labels"], last = [], {}
         for piece, document in enumerate(pieces.pop("overflow_to_sample_mapping")):
             words, tags = pieces.word_ids(piece), rows["tags"][document]
-            is_first = [word is not None and word != before for before, word in zip([None, *words], words)]
+            before = [None, last.get(document), *words[1:]]  # a word that the end of a piece divides has one label
+            is_first = [word is not None and word != previous for previous, word in zip(before, words)]
+            last[document] = words[-2]
             pieces["labels"].append([ids[tags[word]] if first else -100 for word, first in zip(words, is_first)])
         return pieces
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import evaluate
 import torch
-from arguments import DataArguments, cut_nothing_by_itself
+from arguments import DataArguments, ModelArguments, cut_nothing_by_itself
 from checkpoints import STATE, check_checkpoint, is_checkpoint, newest_whole_checkpoint, read_json
 from datasets import Dataset
 from records import check_writable, differences, write_json
@@ -195,6 +195,17 @@ UNRECORDED = (
     | {"test_file", "max_predict_samples", "preprocessing_num_workers", "cache_dir", "trust_remote_code"}
 )
 UNRECORDED_PREFIXES = ("hub_", "trackio_")
+# What a run starts from: config, weights, tokenizer and code. Not: cards, reports and earlier checkpoints.
+OF_A_MODEL = (
+    "config.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.py",
+)
 
 
 class Run:
@@ -309,6 +320,10 @@ def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> d
         settings |= asdict(arguments)
         if isinstance(arguments, DataArguments):
             settings |= {f"{split}_file": describe_file(file) for split, file in arguments.files.items()}
+            settings |= describe_folder("what is in dataset_name", arguments.dataset_name)
+        if isinstance(arguments, ModelArguments):
+            settings |= describe_folder("what is in model_name_or_path", arguments.model_name_or_path, OF_A_MODEL)
+            settings |= describe_folder("what is in tokenizer_name", arguments.tokenizer_name, OF_A_MODEL)
     settings |= {**others, **{flag: getattr(config, flag) for flag in FLAGS}}
     kept = {
         name: value
@@ -322,6 +337,17 @@ def describe_file(file: str) -> str:
     """A file by its name and what is in it."""
     with open(file, "rb") as opened:
         return f"{Path(file).name}, SHA-256 {file_digest(opened, 'sha256').hexdigest()[:16]}"
+
+
+def describe_folder(name: str, folder: str | None, patterns: tuple[str, ...] = ("**/*",)) -> dict[str, str]:
+    """An entry for the files of a local folder, by their names and what is in them; nothing for what is no folder."""
+    if folder is None or not Path(folder).is_dir():
+        return {}
+    digest = sha256()
+    for file in sorted({file for pattern in patterns for file in Path(folder).glob(pattern) if file.is_file()}):
+        with file.open("rb") as opened:
+            digest.update(f"{file.relative_to(folder)} {file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return {name: f"SHA-256 {digest.hexdigest()[:16]}"}
 
 
 def describe_scheme(source: Source) -> str:

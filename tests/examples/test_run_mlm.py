@@ -17,7 +17,7 @@ from run_mlm import IGNORED, LanguageModelArguments, Masking, NewMasks, encode, 
 from scripts import results, run_here, save_checkpoint, tokens_kept
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, EvalPrediction
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, EvalPrediction, Trainer, TrainingArguments
 
 import hf_posenc
 
@@ -182,6 +182,26 @@ def test_masks_depend_on_the_text_the_seed_and_the_epoch_only(tokenizer):
     assert labels(epoch=1.0) == labels(epoch=1.5), "a run that is resumed in an epoch sees its masks"
     once, again = (mask_for_evaluation({"input_ids": ids(tokenizer, 4)}, Masking(tokenizer, 0.15, s)) for s in (0, 1))
     assert once == again
+
+
+def test_each_pass_over_a_stream_has_its_own_masks(tokenizer, checkpoint, tmp_path):
+    """Of a stream, `Trainer` does not know how long it is: its epoch is the share of all steps."""
+    masking = Masking(tokenizer, 0.3, seed=0)
+    rows = [{"input_ids": row} for row in ids(tokenizer, 6)]
+    data = IterableDataset.from_generator(lambda: iter(rows))
+    seen = []
+
+    class Keeping(Trainer):
+        def training_step(self, model, inputs, *args, **kwargs):
+            seen.append((inputs["labels"] != IGNORED).tolist())
+            return super().training_step(model, inputs, *args, **kwargs)
+
+    settings = TrainingArguments(
+        tmp_path, max_steps=9, per_device_train_batch_size=2, use_cpu=True, report_to=[], save_strategy="no"
+    )
+    model = AutoModelForMaskedLM.from_pretrained(checkpoint)
+    Keeping(model, settings, train_dataset=data, data_collator=masking, callbacks=[NewMasks(masking)]).train()
+    assert len(seen) == 9 and seen[:3] != seen[3:6] != seen[6:] != seen[:3]
 
 
 def test_workers_that_stay_see_the_masks_of_each_epoch(tokenizer):

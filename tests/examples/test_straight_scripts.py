@@ -132,6 +132,52 @@ def test_documents_are_read_as_a_whole(world, tmp_path, run_main):
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 1000
 
 
+def test_a_word_that_the_end_of_a_piece_divides_has_one_label(tmp_path, run_main, monkeypatch):
+    checkpoint = save_checkpoint(tmp_path / "checkpoint", "anna bert", "##bert", "##anna")
+    words = ["annabertanna", "bert"] * 20
+    rows = [{"tokens": words, "tags": ["B-PER", "O"] * 20}] * 2
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    seen = []
+    monkeypatch.setattr(tag_documents, "MAX_LENGTH", 9)
+    monkeypatch.setattr(tag_documents.Trainer, "train", lambda trainer: seen.extend(trainer.train_dataset))
+    given = ["--train_file", tmp_path / "rows.jsonl", "--model", checkpoint, "--output_dir", tmp_path / "out"]
+    run_main(tag_documents, *map(str, given))
+    assert len(seen) == 2 * 12  # of 80 tokens in pieces of 7
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    for piece in seen:
+        for token, label in zip(tokenizer.convert_ids_to_tokens(piece["input_ids"]), piece["labels"]):
+            assert (label == -100) == token.startswith(("[", "##"))
+    assert sum(label != -100 for piece in seen for label in piece["labels"]) == 2 * len(words)
+
+
+@pytest.mark.parametrize("name", ["pretrain", "tag_documents"])
+def test_names_of_files_are_no_patterns(name, world, tmp_path, run_main, monkeypatch):
+    script = SCRIPTS[name]
+    given = arguments(name, world, tmp_path / "out")
+    file = Path(given[given.index("--train_file") + 1])
+    (tmp_path / f"d[1]{file.suffix}").write_text(file.read_text())
+    (tmp_path / f"d1{file.suffix}").write_text(file.read_text().split("\n")[0] + "\n")
+    given[given.index("--train_file") + 1] = str(tmp_path / f"d[1]{file.suffix}")
+    sizes = []
+    monkeypatch.setattr(script.Trainer, "train", lambda trainer: sizes.append(len(trainer.train_dataset)))
+    monkeypatch.setattr(script.Trainer, "evaluate", lambda trainer: {"eval_loss": 0.0})
+    run_main(script, *given)
+    assert sizes[0] == (8 if name == "tag_documents" else 5)
+
+
+def test_a_file_without_queries_to_rerank_is_refused_before_training(world, tmp_path, run_main, capsys):
+    (tmp_path / "dev.csv").write_text("query,passage,label\nanna sees,the town,1\nthe town,of bert,0\n")
+    given = arguments("rerank", world, tmp_path / "out")
+    given[given.index("--validation_file") + 1] = str(tmp_path / "dev.csv")
+    with pytest.raises(ValueError, match="no query with passages that answer it and passages that do not"):
+        run_main(rerank, *given)
+    assert not (tmp_path / "out").exists()
+    rows = rerank.read_rows(str(world / "pairs.csv"), ("query", "passage", "label")).cast_column(
+        "label", rerank.Value("float32")
+    )
+    assert len(rerank.by_query(rows)) == 2 and "2 of 2 queries" in capsys.readouterr().out
+
+
 def test_a_converted_folder_is_used_as_it_is(world, tmp_path, run_main, capsys, monkeypatch):
     options = arguments("convert_and_search", world, tmp_path / "out")
     run_main(convert_and_search, *options)

@@ -485,6 +485,31 @@ def test_files_are_known_by_their_content(tmp_path):
     assert training.recorded_settings(arguments(tmp_path), CONFIG, data)["train_file"] != before["train_file"]
 
 
+def test_local_checkpoints_and_data_sets_are_known_by_their_content(tmp_path):
+    """They may be replaced under the same name, as by another conversion."""
+    model, data = tmp_path / "model", tmp_path / "data"
+    model.mkdir()
+    (data / "parts").mkdir(parents=True)
+    for file in (model / "model.safetensors", model / "README.md", data / "parts" / "train.jsonl"):
+        file.write_text("one")
+    others = training.ModelArguments(str(model)), training.DataArguments(dataset_name=str(data))
+    before = training.recorded_settings(arguments(tmp_path), CONFIG, *others)
+    (model / "README.md").write_text("two")
+    assert training.recorded_settings(arguments(tmp_path), CONFIG, *others) == before
+    for file, name in (
+        (model / "model.safetensors", "model_name_or_path"),
+        (data / "parts" / "train.jsonl", "dataset_name"),
+    ):
+        file.write_text("two")
+        now = training.recorded_settings(arguments(tmp_path), CONFIG, *others)
+        assert {key for key in now if now[key] != before[key]} == {f"what is in {name}"}
+        before = now
+    named = training.recorded_settings(
+        arguments(tmp_path), CONFIG, training.ModelArguments("google-bert/bert-base-uncased")
+    )
+    assert not any(key.startswith("what is in") for key in named)
+
+
 def test_settings_are_recorded_all_or_nothing(tmp_path, monkeypatch):
     run = started(tmp_path)
     before = run.record.read_text()
