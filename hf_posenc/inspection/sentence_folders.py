@@ -97,7 +97,7 @@ def module_settings(folder: Path) -> list[Path]:
 
 
 def pooling(folder: Path) -> str:
-    """The ways in which a text's vector is made of its tokens', joined by "+": "mean", "cls", "lasttoken"...; "mean" if it says none."""
+    """The ways in which a text's vector is made of its tokens', joined by "+": "mean", "cls", "lasttoken"...; "mean" if it says none of them."""
     modes = [mode for file in module_settings(folder) for mode in _pooling_modes(_read(file))]
     return "+".join(modes or ["mean"])
 
@@ -107,7 +107,8 @@ def _pooling_modes(settings: Any) -> list[str]:
     if not isinstance(settings, dict):
         return []
     given = settings.get("pooling_mode") or [mode for flag, mode in POOLING_FLAGS.items() if settings.get(flag)]
-    return given.split("+") if isinstance(given, str) else [*given]
+    modes = given.split("+") if isinstance(given, str) else given
+    return [mode for mode in POOLING_FLAGS.values() if mode in modes] if isinstance(modes, list) else []
 
 
 def text_length(folder: Path) -> int | None:

@@ -36,6 +36,7 @@ from long_texts import read_articles, write_articles
 from long_vectors import difference_cell, late_chunks, states_of
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
+from text_targets import LENGTH, TRAINED, Trials
 from torch.nn.functional import normalize
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
@@ -257,15 +258,28 @@ class Method:
     kept: Callable[[], Kept] | None = None
 
 
-def converted(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
-    """Folder of one of [`CONVERSIONS`], of WikiText-2's validation text; made where it is not there."""
+def made(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
+    """Folder of one of [`CONVERSIONS`] or [`TRAINED`], of WikiText-2's validation text; made where it is not there."""
+    is_trained = name in TRAINED
+    limits = (TRAINED[name].steps, LENGTH) if is_trained else (STEPS, LONGEST)
+    output = work / "conversions" / "-".join([file_name(name), *map(str, limits)])
+    if output.is_dir():
+        return output
+    if is_trained:
+        Trials(source, data, work).write(name, output)
+        return output
     scheme, flags = CONVERSIONS[name]
-    output = work / "conversions" / f"{file_name(name)}-{STEPS}-{LONGEST}"
-    if not output.is_dir():
-        articles = read_articles(data / "wikitext2" / "valid.txt", tokenizer.unk_token)
-        texts = write_articles(work / "texts", articles)
-        limits = {"trained_length": CUT, "max_length": LONGEST, "max_steps": STEPS}
-        convert(source, scheme, text=[texts], output=output, resume=True, **limits, **flags)
+    articles = read_articles(data / "wikitext2" / "valid.txt", tokenizer.unk_token)
+    settings = {"trained_length": CUT, "max_length": LONGEST, "max_steps": STEPS}
+    convert(
+        source,
+        scheme,
+        text=[write_articles(work / "texts", articles)],
+        output=output,
+        resume=True,
+        **settings,
+        **flags,
+    )
     return output
 
 
@@ -522,7 +536,7 @@ def times_of(bench: Callable[[Path], Bench]) -> dict[str, float]:
 
 REFERENCE = "mean of chunks"
 # What there is today, and what `hf_posenc.extend` makes of it: shown, whatever was chosen.
-FIXED = (f"cut at {CUT}", f"mean of chunks of {CUT}")
+FIXED = (f"cut at {CUT}", f"mean of chunks of {CUT}", *(f"longer table, {method}, untrained" for method in UNTRAINED))
 
 
 def mean(sums: np.ndarray, queries: np.ndarray) -> float:
@@ -605,7 +619,7 @@ def main() -> None:
         nargs="*",
         default=[],
         metavar="NAME[=FOLDER]",
-        help=f"models that read documents as a whole; without a folder, one of {', '.join(CONVERSIONS)} is made",
+        help=f"models that read documents as a whole; without a folder, one of {'; '.join(CONVERSIONS | TRAINED)} is made",
     )
     parser.add_argument("--cut", type=int, default=CUT, help="tokens after which the checkpoint's library cuts texts")
     parser.add_argument("--val_alone", action="store_true", help="only the meetings of val; all settings are shown")
@@ -618,13 +632,13 @@ def main() -> None:
         if options.data is None:
             parser.error("--data is missing")
         given = dict(one.partition("=")[::2] for one in options.converted)
-        if unknown := [name for name, folder in given.items() if not folder and name not in CONVERSIONS]:
+        if unknown := [name for name, folder in given.items() if not folder and name not in (CONVERSIONS | TRAINED)]:
             parser.error(f"--converted: {', '.join(unknown)} needs a folder")
         torch.set_num_threads(1)
         source = options.model or packaged_minilm()
         meetings = Meetings(options.data, AutoTokenizer.from_pretrained(source), options.meetings, options.val_alone)
         models = {
-            name: Path(folder or converted(name, source, options.data, meetings.tokenizer, options.work_dir))
+            name: Path(folder or made(name, source, options.data, meetings.tokenizer, options.work_dir))
             for name, folder in given.items()
         }
         for part in options.parts:

@@ -162,14 +162,14 @@ def test_a_conversion_is_made_once(data, tmp_path, monkeypatch, capsys):
     text.parent.mkdir(parents=True)
     text.write_text("\n".join(articles) + "\n")
     asked = ("t5, window of 128", packaged_minilm(), tmp_path / "texts", TOKENIZER, tmp_path / "work")
-    folder = qmsum.converted(*asked)
+    folder = qmsum.made(*asked)
     config = AutoConfig.from_pretrained(folder)
     flags = (config.position_scheme, config.position_window, config.position_global_every)
     assert flags == ("t5", 128, 0) and AutoTokenizer.from_pretrained(folder).model_max_length == 300
     report = json.loads((folder / "conversion.json").read_text())
     assert report["distillation"][-1]["step"] == 1
     monkeypatch.setattr(qmsum, "convert", None)
-    assert qmsum.converted(*asked) == folder
+    assert qmsum.made(*asked) == folder
     monkeypatch.setattr(sys, "argv", ["qmsum.py", "--data", str(data), "--converted", "alibi"])
     with pytest.raises(SystemExit):
         qmsum.main()

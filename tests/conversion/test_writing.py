@@ -97,13 +97,15 @@ class TestSentenceTransformers:
         "settings, ways",
         [
             ({"pooling_mode": "lasttoken"}, "lasttoken"),
-            ({"pooling_mode": ["mean", "max"]}, "mean+max"),
+            ({"pooling_mode": ["mean", "max"]}, "max+mean"),
             (
                 {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": True},
                 "mean+lasttoken",
             ),
             ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
             ({}, "mean"),
+            ({"pooling_mode": "of another library"}, "mean"),
+            ({"pooling_mode": 3}, "mean"),
         ],
         ids=str,
     )
