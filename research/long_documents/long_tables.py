@@ -13,6 +13,7 @@ import long_classification
 import long_documents
 import long_vectors
 import qmsum
+import text_targets
 from long_documents import TITLES
 from long_vectors import difference_cell
 
@@ -291,6 +292,7 @@ MARKED = {
     EVERYTHING: {
         "whole meetings": partial(qmsum_tables, "whole"),
         "units": partial(qmsum_tables, *PARTS_OF_MEETINGS),
+        "rates of longer matrices": lambda: in_words(text_targets.table(results("text_targets"))),
         "units, all-mpnet-base-v2": partial(qmsum_tables, *PARTS_OF_MEETINGS, model="mpnet"),
         **{
             kind: partial(vectors_table, kind)

@@ -9,12 +9,14 @@ WikiText-2's validation text, of which every tenth article is held out.
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from long_documents import Encoder, chunks
@@ -22,6 +24,7 @@ from long_texts import read_articles, write_articles
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
+from hf_posenc._utils import as_markdown
 from hf_posenc.conversion import lengthen
 from hf_posenc.conversion.distillation import Distillation, distill
 from hf_posenc.conversion.targets import Batch, normalised_error, original_states
@@ -35,7 +38,7 @@ from minilm import packaged_minilm  # noqa: E402
 from report import circumstances  # noqa: E402
 
 
-RESULTS = Path(__file__).parent / "results" / "text_targets.json"
+RESULTS = Path(__file__).parent / "results" / "text_targets" / "results.json"
 # Where the package's MiniLM cuts, and how far the trained models read.
 CUT, LENGTH = 256, 1024
 States = tuple[torch.Tensor, ...]
@@ -122,6 +125,19 @@ class Trials:
         ids = self.held_out.evenly_spaced(LENGTH, HELD_OUT)["input_ids"]
         vectors = torch.stack(Encoder(student.base_model).computed(ids.tolist()))
         return float(cosine_similarity(vectors, text_vectors(self.original, ids, CUT), dim=-1).mean())
+
+
+def table(results: dict[str, Any]) -> str:
+    """Cosines by learning rate, those before training first; the highest of a row is bold."""
+    rates = sorted({*itertools.chain.from_iterable(one["cosine"] for one in results.values())}, key=float)
+    rows = []
+    for name, one in results.items():
+        best = max(one["cosine"], key=one["cosine"].get)
+        cells = {rate: f"{cosine:.3f}" for rate, cosine in one["cosine"].items()} | {
+            best: f"**{one['cosine'][best]:.3f}**"
+        }
+        rows.append([name, *(cells.get(rate, "") for rate in rates)])
+    return as_markdown(["trained", "not trained", *(f"rate {rate}" for rate in rates[1:])], rows)
 
 
 def main() -> None:

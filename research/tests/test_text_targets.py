@@ -123,3 +123,13 @@ def test_rates_are_tried_from_the_command_line(trials, tmp_path, monkeypatch, ca
         again = json.loads(output.read_text())["longer table, trained on both"]
         assert again["steps"] == steps
         assert [*again["cosine"]] == (["0", "0.00015", "0.0006", "0.0024"] if steps == 2 else ["0", "0.00015"])
+
+
+def test_the_table_has_a_column_for_each_rate():
+    found = {
+        "a": {"cosine": {"0": 0.5, "0.0006": 0.75, "0.00015": 0.625}},
+        "b": {"cosine": {"0": 0.5, "0.0006": 0.25}},
+    }
+    header, _, *rows = text_targets.table(found).splitlines()
+    assert header == "| trained | not trained | rate 0.00015 | rate 0.0006 |"
+    assert rows == ["| a | 0.500 | 0.625 | **0.750** |", "| b | **0.500** |  | 0.250 |"]
