@@ -102,8 +102,8 @@ class ConversionArguments:
         gradient_accumulation_steps: Number of batches of each process in a step.
         mixed_precision: bf16 or no. Default: bf16 if the device supports it.
         gradient_checkpointing: Compute activations again in the backward pass, which needs less memory and a third more time.
-        learning_rate: Highest learning rate of distillation. Position vectors and biases have higher rates. Default: 3e-4 for rope and tupe,
-            else 1.5e-4.
+        learning_rate: Highest learning rate of distillation. Position vectors and biases have higher rates. Default: 2.4e-3 for new rows alone
+            (train: beyond), 3e-4 for rope and tupe, else 1.5e-4.
         seed: Seed for drawing batches from the text.
         resume: Continue an interrupted conversion, with the same weights, texts and settings, except the learning rate, which may be another.
             Needs an output.

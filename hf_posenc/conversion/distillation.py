@@ -39,6 +39,8 @@ BETAS = (0.9, 0.98)
 # Learning rates at their highest. Each number of a table of position vectors or biases adds to few scores, and moves far;
 # matrices sum over hundreds of features. Learned frequencies start where `rope` has them, and move little at the rate of matrices.
 DEFAULT_RATE = 1.5e-4
+# If only new rows of the matrix of absolute positions are trained: each is copied from another place, and has to move as far as rows differ.
+RATE_BEYOND = 2.4e-3
 POSITION_RATES = {
     "relative_attention_bias": 0.05,
     "rel_embeddings": 0.01,
@@ -79,7 +81,8 @@ class Distillation:
         max_minutes: training time, in minutes.
         max_tokens: number of training tokens, of all processes together.
         seed: seed for drawing batches from the text.
-        learning_rate: the highest learning rate, for steps of 512 tokens. Position vectors and biases have higher rates. Default: 1.5e-4.
+        learning_rate: the highest learning rate, for steps of 512 tokens. Position vectors and biases have higher rates. Default: 1.5e-4;
+            2.4e-3 for "beyond".
         tokens_per_step: largest number of tokens in a batch of a process.
         gradient_accumulation_steps: number of batches of each process in a step.
         mixed_precision: "bf16" or "no". Default: bf16 if the device supports it.
@@ -116,12 +119,12 @@ class Distillation:
         if self.max_steps is None and self.max_minutes is None and self.max_tokens is None:
             object.__setattr__(self, "max_steps", DEFAULT_STEPS)
         if self.learning_rate is None:
-            object.__setattr__(self, "learning_rate", DEFAULT_RATE)
+            object.__setattr__(self, "learning_rate", RATE_BEYOND if self.train == "beyond" else DEFAULT_RATE)
 
     def with_rate_of(self, names: set[str]) -> "Distillation":
-        """A copy with the learning rate that suits some new schemes, by their names."""
+        """A copy with the learning rate that suits some new schemes, by their names, if this one has the default."""
         rates = (SCHEMES[name].distillation_rate or DEFAULT_RATE for name in names)
-        return replace(self, learning_rate=max(rates))
+        return replace(self, learning_rate=max(self.learning_rate or DEFAULT_RATE, *rates))
 
     def after(self, seconds: float) -> "Distillation":
         """A copy with less training time, when so many seconds of it have passed; enough is left for one step."""

@@ -13,6 +13,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 import hf_posenc
 from hf_posenc.conversion import converting, extending, longer_tables
+from hf_posenc.conversion.distillation import Distillation
 from hf_posenc_cli import main
 
 
@@ -258,6 +259,16 @@ def test_what_reads_in_chunks_is_no_model_to_go_on_from(sentences, tmp_path):
         with pytest.raises(ValueError, match=message):
             use()
     assert not (tmp_path / "again").exists()
+
+
+def test_new_rows_alone_are_trained_at_a_rate_of_their_own():
+    """They begin as copies, and have as far to go as rows differ; whatever is named stays."""
+    rates = {train: Distillation(32, 96, train=train).learning_rate for train in ("all", "positions", "beyond")}
+    assert rates == {"all": 1.5e-4, "positions": 1.5e-4, "beyond": 2.4e-3}
+    assert Distillation(32, 96, train="beyond", learning_rate=1e-4).learning_rate == 1e-4
+    assert Distillation(32, 96, train="beyond").with_rate_of({"t5"}).learning_rate == 2.4e-3
+    assert Distillation(32, 96).with_rate_of({"t5"}).learning_rate == 1.5e-4
+    assert Distillation(32, 96).with_rate_of({"t5", "rope"}).learning_rate == 3e-4
 
 
 def test_checkpoints_with_an_adapter_are_refused(tmp_path):
