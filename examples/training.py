@@ -333,7 +333,7 @@ def settings_of(config: PreTrainedConfig, *dataclasses: Any, **others: Any) -> d
     return json.loads(json.dumps(kept, default=str))
 
 
-def describe_file(file: str) -> str:
+def describe_file(file: str | Path) -> str:
     """A file by its name and what is in it."""
     with open(file, "rb") as opened:
         return f"{Path(file).name}, SHA-256 {file_digest(opened, 'sha256').hexdigest()[:16]}"
@@ -345,8 +345,7 @@ def describe_folder(name: str, folder: str | None, patterns: tuple[str, ...] = (
         return {}
     digest = sha256()
     for file in sorted({file for pattern in patterns for file in Path(folder).glob(pattern) if file.is_file()}):
-        with file.open("rb") as opened:
-            digest.update(f"{file.relative_to(folder)} {file_digest(opened, 'sha256').hexdigest()}\n".encode())
+        digest.update(f"{file.relative_to(folder)}: {describe_file(file)}\n".encode())
     return {name: f"SHA-256 {digest.hexdigest()[:16]}"}
 
 

@@ -34,7 +34,7 @@ from fine_tuning import (
 )
 from intervals import f1
 from litbank import FOLDS, TAGS, Encoded, Entity, counts, counts_by_mention, decode, fold, pieces_to_learn, read_works
-from long_texts import read_articles, write_articles
+from long_texts import wikitext_files
 from minilm import packaged_minilm
 from recorded import Line, Runs
 from report import circumstances
@@ -146,8 +146,7 @@ class Tagging:
         arm = self.study.arms[name]
         output = self.work_dir / "conversions" / f"{self.study.name}-{arm.scheme}-{arm.steps}"
         if not output.is_dir():
-            articles = read_articles(self.data / "wikitext2" / "valid.txt", self.tokenizer.unk_token)
-            texts = write_articles(self.work_dir / "texts", articles)
+            texts = wikitext_files(self.data, self.tokenizer, self.work_dir / "texts")
             convert(
                 self.source,
                 arm.scheme,

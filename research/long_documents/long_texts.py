@@ -303,6 +303,11 @@ def write_articles(folder: Path, articles: list[list[str]]) -> Path:
     return folder
 
 
+def wikitext_files(data: Path, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
+    """The articles of WikiText-2's validation text in `data`, as [`write_articles`] writes them; the folder."""
+    return write_articles(folder, read_articles(data / "wikitext2" / "valid.txt", tokenizer.unk_token))
+
+
 def read_articles(file: str | Path, unknown: str = "[UNK]") -> list[list[str]]:
     """The paragraphs of each article of a WikiText file, without titles and headings, spaced as in ordinary text.
 

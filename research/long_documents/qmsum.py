@@ -32,7 +32,7 @@ import chunk_pooling
 import numpy as np
 import torch
 from long_documents import Encoder, chunks, file_name, truncated
-from long_texts import read_articles, write_articles
+from long_texts import wikitext_files
 from long_vectors import difference_cell, late_chunks, states_of
 from safetensors.torch import load_file, save_file
 from sklearn.feature_extraction.text import CountVectorizer
@@ -258,28 +258,24 @@ class Method:
     kept: Callable[[], Kept] | None = None
 
 
-def made(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
-    """Folder of one of [`CONVERSIONS`] or [`TRAINED`], of WikiText-2's validation text; made where it is not there."""
-    is_trained = name in TRAINED
-    limits = (TRAINED[name].steps, LENGTH) if is_trained else (STEPS, LONGEST)
-    output = work / "conversions" / "-".join([file_name(name), *map(str, limits)])
-    if output.is_dir():
-        return output
-    if is_trained:
-        Trials(source, data, work).write(name, output)
-        return output
+def converted(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
+    """Folder of one of [`CONVERSIONS`], of WikiText-2's validation text; made where it is not there."""
     scheme, flags = CONVERSIONS[name]
-    articles = read_articles(data / "wikitext2" / "valid.txt", tokenizer.unk_token)
-    settings = {"trained_length": CUT, "max_length": LONGEST, "max_steps": STEPS}
-    convert(
-        source,
-        scheme,
-        text=[write_articles(work / "texts", articles)],
-        output=output,
-        resume=True,
-        **settings,
-        **flags,
-    )
+    output = work / "conversions" / f"{file_name(name)}-{STEPS}-{LONGEST}"
+    if not output.is_dir():
+        texts = wikitext_files(data, tokenizer, work / "texts")
+        limits = {"trained_length": CUT, "max_length": LONGEST, "max_steps": STEPS}
+        convert(source, scheme, text=[texts], output=output, resume=True, **limits, **flags)
+    return output
+
+
+def made(name: str, source: str, data: Path, tokenizer: Any, work: Path) -> Path:
+    """Folder of one of [`CONVERSIONS`] or [`TRAINED`]; made where it is not there."""
+    if name in CONVERSIONS:
+        return converted(name, source, data, tokenizer, work)
+    output = work / "conversions" / f"{file_name(name)}-{LENGTH}"
+    if not output.is_dir():
+        Trials(source, data, work).write(name, output)
     return output
 
 

@@ -13,14 +13,14 @@ import itertools
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from long_documents import Encoder, chunks
-from long_texts import read_articles, write_articles
+from long_texts import wikitext_files
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
@@ -67,25 +67,11 @@ def of_both(states: States, aim: States) -> torch.Tensor:
     return normalised_error(states, aim) + of_texts(states, aim)
 
 
-@dataclass(frozen=True)
-class Training:
-    """How a model is trained.
-
-    Attributes:
-        error: of what it learns.
-        rate: the highest learning rate; of those that `main` tried, the one with the highest cosine.
-        steps: as many as without targets of texts.
-    """
-
-    error: Callable[[States, States], torch.Tensor]
-    rate: float
-    steps: int
-
-
-TRAINED = {
-    "longer table, trained": Training(normalised_error, 2.4e-3, 800),
-    "longer table, trained on texts": Training(of_texts, 2.4e-3, 800),
-    "longer table, trained on both": Training(of_both, 2.4e-3, 800),
+# Name -> error; steps and rate are those that `extend --method trained` has. The first is what that makes.
+TRAINED: dict[str, Callable[[States, States], torch.Tensor]] = {
+    "longer table, trained": normalised_error,
+    "longer table, trained on texts": of_texts,
+    "longer table, trained on both": of_both,
 }
 # What is tried, in how many steps, and on how many held-out texts.
 RATES, SEARCH_STEPS, HELD_OUT = (1.5e-4, 6e-4, 2.4e-3, 9.6e-3), 150, 24
@@ -95,10 +81,9 @@ class Trials:
     """A checkpoint, the text to train on, and the models that are trained from it."""
 
     def __init__(self, source: str, data: Path, work: Path):
-        self.source, self.original = source, AutoModel.from_pretrained(source)
-        self.tokenizer = AutoTokenizer.from_pretrained(source)
-        articles = read_articles(data / "wikitext2" / "valid.txt", self.tokenizer.unk_token)
-        documents = held_out_apart(read_documents([write_articles(work / "texts", articles)]))
+        self.original = AutoModel.from_pretrained(source)
+        self.tokenizer = AutoTokenizer.from_pretrained(source, model_max_length=LENGTH)
+        documents = held_out_apart(read_documents([wikitext_files(data, self.tokenizer, work / "texts")]))
         self.windows, self.held_out = (Windows(part, self.tokenizer) for part in documents)
 
     def start(self) -> PreTrainedModel:
@@ -107,10 +92,8 @@ class Trials:
 
     def trained(self, name: str, rate: float | None = None, steps: int | None = None) -> PreTrainedModel:
         """One of [`TRAINED`], perhaps at another rate and in another number of steps."""
-        how, student = TRAINED[name], self.start()
-        limits = {"max_steps": steps or how.steps, "learning_rate": rate or how.rate}
-        settings = Distillation(CUT, LENGTH, train="beyond", **limits)
-        distill(student, self.original, self.windows, self.held_out, settings, target=target, error=how.error)
+        student, settings = self.start(), Distillation(CUT, LENGTH, "beyond", max_steps=steps, learning_rate=rate)
+        distill(student, self.original, self.windows, self.held_out, settings, target=target, error=TRAINED[name])
         return student
 
     def write(self, name: str, output: Path) -> None:
@@ -118,13 +101,19 @@ class Trials:
         output.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(output) as place:
             student.save_pretrained(place)
-            AutoTokenizer.from_pretrained(self.source, model_max_length=LENGTH).save_pretrained(place)
+            self.tokenizer.save_pretrained(place)
+
+    @cached_property
+    def wanted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Held-out texts of 1,024 tokens, and the means of their chunks."""
+        ids = self.held_out.evenly_spaced(LENGTH, HELD_OUT)["input_ids"]
+        return ids, text_vectors(self.original, ids, CUT)
 
     def agreement(self, student: PreTrainedModel) -> float:
-        """Mean cosine of the vectors of held-out texts of 1,024 tokens with the means of their chunks."""
-        ids = self.held_out.evenly_spaced(LENGTH, HELD_OUT)["input_ids"]
+        """Mean cosine of the vectors of held-out texts with the means of their chunks."""
+        ids, aim = self.wanted
         vectors = torch.stack(Encoder(student.base_model).computed(ids.tolist()))
-        return float(cosine_similarity(vectors, text_vectors(self.original, ids, CUT), dim=-1).mean())
+        return float(cosine_similarity(vectors, aim, dim=-1).mean())
 
 
 def table(results: dict[str, Any]) -> str:
@@ -132,9 +121,9 @@ def table(results: dict[str, Any]) -> str:
     rates = sorted({*itertools.chain.from_iterable(one["cosine"] for one in results.values())}, key=float)
     rows = []
     for name, one in results.items():
-        best = max(one["cosine"], key=one["cosine"].get)
-        cells = {rate: f"{cosine:.3f}" for rate, cosine in one["cosine"].items()} | {
-            best: f"**{one['cosine'][best]:.3f}**"
+        best = max(one["cosine"].values())
+        cells = {
+            rate: f"**{value:.3f}**" if value == best else f"{value:.3f}" for rate, value in one["cosine"].items()
         }
         rows.append([name, *(cells.get(rate, "") for rate in rates)])
     return as_markdown(["trained", "not trained", *(f"rate {rate}" for rate in rates[1:])], rows)
@@ -152,15 +141,15 @@ def main() -> None:
     results = json.loads(options.output.read_text(encoding="utf-8")) if options.output.is_file() else {}
     with TemporaryDirectory() as folder:
         trials = Trials(packaged_minilm(), options.data, Path(folder))
+        untrained = round(trials.agreement(trials.start()), 4)
         for name in options.names:
             before = results.get(name, {})
             found = before["cosine"] if before.get("steps") == options.steps else {}
-            found["0"] = round(trials.agreement(trials.start()), 4)
+            found["0"] = untrained
             for rate in options.rates:
                 student = trials.trained(name, rate, options.steps)
                 found[f"{rate:g}"] = round(trials.agreement(student), 4)
-            results[name] = {"steps": options.steps, "cosine": found}
-            results[name]["circumstances"] = circumstances()
+            results[name] = {"steps": options.steps, "cosine": found, "circumstances": circumstances()}
             print(name, found, flush=True)
             write_whole({options.output: json.dumps(results, indent=1) + "\n"})
 

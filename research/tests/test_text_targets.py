@@ -1,12 +1,13 @@
 """text_targets.py: targets and errors against loops, what training may change, and the search from the command line."""
 
 import json
-import random
 import sys
+from functools import partial
 
 import pytest
 import text_targets
 import torch
+from long_prose import write_articles
 from minilm import packaged_minilm
 from torch.nn.functional import cosine_similarity
 from transformers import AutoModel, AutoTokenizer
@@ -15,7 +16,6 @@ from hf_posenc.conversion.distillation import has_bfloat16
 from hf_posenc.conversion.targets import original_states
 
 
-WORDS = "remote control battery design price market user interface speech data budget children school policy".split()
 EXACT = not has_bfloat16(torch.device("cpu"))
 
 
@@ -23,12 +23,7 @@ EXACT = not has_bfloat16(torch.device("cpu"))
 def trials(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "wikitext2").mkdir()
-    draw = random.Random(0)
-    articles = [
-        f"\n = Article {number} = \n\n" + "\n".join(" ".join(draw.choices(WORDS, k=150)) for _ in range(8))
-        for number in range(20)
-    ]
-    (folder / "wikitext2" / "valid.txt").write_text("\n".join(articles) + "\n")
+    write_articles(folder / "wikitext2", "valid.txt", number=40)
     return text_targets.Trials(packaged_minilm(), folder, folder / "work"), folder
 
 
@@ -92,7 +87,8 @@ def test_agreement_is_the_mean_cosine_of_held_out_texts(trials):
 
 def test_a_model_is_written_with_its_length(trials, tmp_path, monkeypatch):
     trials, _ = trials
-    monkeypatch.setitem(text_targets.TRAINED, "new", text_targets.Training(text_targets.of_both, 1e-3, 1))
+    monkeypatch.setitem(text_targets.TRAINED, "new", text_targets.of_both)
+    monkeypatch.setattr(text_targets, "Distillation", partial(text_targets.Distillation, max_tokens=512))
     trials.write("new", tmp_path / "new" / "table")
     model = AutoModel.from_pretrained(tmp_path / "new" / "table")
     assert model.config.max_position_embeddings == 1024
